@@ -261,6 +261,8 @@ PERMANENT: list[tuple[httpx.Response | Exception, type[GradingFailed], str]] = [
     (reply(422, {"detail": "code: missing", "field": "code"}), BadRequest, "code: missing"),
     (reply(404, {"detail": "Not Found"}), BadRequest, "404"),
     (reply(507, {"detail": "full"}), StorageFull, "507"),
+    (reply(409, {"detail": "the client has 16 jobs", "field": "body"}), StorageFull, "16 jobs"),
+    (reply(409, {"detail": "is being received", "field": "Idempotency-Key"}), BadRequest, "received"),
     (reply(418, {"detail": "teapot"}), GradingFailed, "418"),
     (httpx.Response(200, text="<html>a proxy</html>"), GradingFailed, "not the grading API"),
     (caused_by(ssl.SSLCertVerificationError("self-signed certificate")), TlsFailed, "self-signed"),

@@ -35,6 +35,7 @@ class Budget(Protocol):
     kept: Path
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(0)  # the process has its own limit
 def test_the_rest_api_conforms_to_its_openapi_document(verifier: Verifier, budget: Budget, tmp_path: Path) -> None:
     if importlib.util.find_spec("schemathesis") is None:

@@ -35,6 +35,7 @@ def run_target(target: str, *arguments: str, limit_s: float) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit_s)
 
 
+@pytest.mark.heavy  # each target starts a process that takes seconds to instrument what it imports
 @pytest.mark.timeout(0)  # the processes have their own limits
 @pytest.mark.parametrize("fuzz_target", TARGETS)
 def test_no_input_breaks_a_target(fuzz_target: str, budget: Budget, tmp_path: Path) -> None:

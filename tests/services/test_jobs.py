@@ -293,10 +293,10 @@ REFUSED: Iterable[tuple[str, bytes, dict[str, Any], int, str]] = [
     ("no submission", b"\n \n", {}, 422, "body: holds no submission"),
     ("an array", b"[" + line() + b"]", {}, 422, "body: line 1 is not a JSON object"),
     ("a long line", line() + b"{" + b" " * MAX_LINE + b"}\n", {}, 422, f"line 2 has more than {MAX_LINE} bytes"),
-    ("too many lines", lines(30), {"client_submissions": 25}, 507, "30 submissions and 0 of the client's"),
-    ("too many lines of all", lines(30), {"submissions": 25}, 507, "would have more than 25 submissions"),
-    ("too many bytes", lines(30), {"client_bytes": 2000}, 507, "would take more than 2000 bytes; delete one"),
-    ("too many bytes of all", lines(30), {"store_bytes": 2000}, 507, "all jobs together would take more than"),
+    ("too many lines", lines(30), {"client_submissions": 25}, 409, "30 submissions and 0 of the client's"),
+    ("too many lines of all", lines(30), {"submissions": 25}, 409, "would have more than 25 submissions"),
+    ("too many bytes", lines(30), {"client_bytes": 2000}, 409, "would take more than 2000 bytes; delete one"),
+    ("too many bytes of all", lines(30), {"store_bytes": 2000}, 409, "all jobs together would take more than"),
 ]
 
 
@@ -369,7 +369,7 @@ async def test_a_repeated_request_with_the_same_key_is_the_same_job(tmp_path: Pa
         await service.submit(lines(3))
         full = await service.submit(lines(3))
         assert (full.status_code, full.json()["detail"]) == (
-            507,
+            409,
             "the client has 2 jobs, the most that are kept; delete one",
         )
 

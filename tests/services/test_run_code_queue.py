@@ -1,4 +1,4 @@
-"""A full queue is never a reward: POST /run_code waits for a slot, and answers 504 when it gets none in time.
+"""A busy service is never a reward: POST /run_code waits for a slot, and answers 504 when it gets none in time.
 
 verl sends a request again after a 504, and counts any other refusal as a wrong program.
 """
@@ -6,10 +6,9 @@ verl sends a request again after a 504, and counts any other refusal as a wrong 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, cast
 
 import httpx
@@ -28,59 +27,29 @@ from nouscoder.verifier.api.run_code import CodeRunner, RunCodeRequest
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import NO_FILES, Dialogue, Exit, Program, RunResult, Session
+from nouscoder.verifier.sandbox.base import CompileStarved, Program
+from nouscoder.verifier.sandbox.fake import FakeSandbox, FakeSession
 
-NO_RUNNERS: Mapping[str, int] = MappingProxyType({})
 NUM_PROGRAMS = 40
 
 
-class GateSandbox:
+class GateSandbox(FakeSandbox):
     """Two slots. Every program waits for the event, then prints its input."""
 
-    name = "gate"
-    isolation: tuple[str, ...] = ()
-    runners = replacements = NO_RUNNERS
-    num_slots = 2
-
     def __init__(self) -> None:
+        super().__init__(num_slots=2)
         self.let_go = asyncio.Event()
-
-    async def start(self) -> None:
-        """Nothing to start."""
-
-    async def close(self) -> None:
-        """Nothing to close."""
+        self.num_starved = 0  # compilers that other work will keep from the CPU
 
     @asynccontextmanager
-    async def session(self, program: Program) -> AsyncIterator[Session]:
-        """One program."""
-        yield _GateSession(self)
-
-    def pair(
-        self, program: Program, partner: Program, checker: Program | None = None
-    ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
-        """Not used by these tests."""
-        raise NotImplementedError
-
-    def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
-        """Not used by these tests."""
-        raise NotImplementedError
-
-
-@dataclass
-class _GateSession:
-    sandbox: GateSandbox
-
-    async def run(
-        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
-    ) -> RunResult:
-        await self.sandbox.let_go.wait()
-        return RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, stdin, b"")
-
-    async def converse(
-        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
-    ) -> tuple[RunResult, RunResult]:
-        raise NotImplementedError
+    async def session(self, program: Program) -> AsyncIterator[FakeSession]:
+        """One program. Raises CompileStarved."""
+        if self.num_starved:
+            self.num_starved -= 1
+            raise CompileStarved("other work kept the compiler from the CPU")
+        async with super().session(program) as session:
+            await self.let_go.wait()
+            yield session
 
 
 class Refusals:
@@ -109,6 +78,7 @@ class Running:
 async def running(api_keys: ApiKeys | None = None) -> AsyncIterator[Running]:
     """REST with a grader of two slots and a queue of two."""
     sandbox, registry, drain_state, budget = GateSandbox(), CollectorRegistry(), DrainState(), MemoryBudget(10_000)
+    await sandbox.start()
     grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(max_queue=2))
     refusals = Refusals()
     runner = CodeRunner(grader, Quotas(), cast(AuditLog, refusals))
@@ -202,6 +172,19 @@ async def test_sandbox_fusions_own_client_repeats_the_refused_run() -> None:
         assert answer.run_result is not None
         assert answer.run_result.stdout == "9"
         await asyncio.gather(*waiting)
+
+
+async def test_a_compiler_without_cpu_is_504_and_sandbox_fusions_own_client_repeats_the_run() -> None:
+    async with running() as service:
+        service.sandbox.let_go.set()
+        service.sandbox.num_starved = 2
+        starved = await service.http.post("/run_code", json=body())
+        assert (starved.status_code, starved.json()["detail"]) == (504, "other work kept the compiler from the CPU")
+        request = FusionRequest(code="print(input())", language="python", stdin="9")
+        answer = await asyncio.to_thread(sandbox_fusion.run_code, request, service.url)
+        assert answer.run_result is not None
+        assert (answer.run_result.stdout, service.sandbox.num_starved) == ("9", 0)
+        assert (service.grader.unfinished, service.refusals) == (0, ["CompileStarved"] * 2)
 
 
 def test_the_wait_ends_before_verl_gives_up() -> None:

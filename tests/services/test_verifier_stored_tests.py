@@ -213,7 +213,7 @@ def test_put_then_grade_stream_and_batch_over_rest(http: TestClient) -> None:
             "tests.interactor.language",
         ),
         (b'{"type": "call", "entry_point": "a b", "cases": [{"args": [], "expected": 1}]}', 422, "tests.entry_point"),
-        (b'{"type": "stdin", "cases": [{"input": "' + b"x" * 1500 + b'", "output": ""}]}', 507, "tests"),
+        (b'{"type": "stdin", "cases": [{"input": "' + b"x" * 1500 + b'", "output": ""}]}', 409, "tests"),
     ],
 )
 def test_a_refusal_has_a_reason(http: TestClient, body: bytes, status: int, field: str) -> None:
@@ -233,9 +233,9 @@ async def test_the_client_stores_tests_and_grades_by_their_digest(tmp_path: Path
         digest = await client.put_tests(tests)
         assert digest == digest_of(TESTS)
         assert (await client.grade(code="cat", tests={"digest": digest}))["verdict"] == "accepted"
-        with pytest.raises(GradingFailed, match=r"HTTP 507: these tests have .* a client may store") as full:
+        with pytest.raises(GradingFailed, match=r"HTTP 409: these tests have .* a client may store") as full:
             await client.put_tests(others)
-        assert full.value.status == 507
+        assert full.value.status == 409
 
         def in_a_thread() -> tuple[str, str]:
             with Client(url) as blocking:

@@ -4,7 +4,7 @@
 |---|---|---|
 | AuthenticationFailed | no valid API key (401), or the service refuses the site (403) | no |
 | BadRequest | the request cannot be graded; `field` names the part at fault | no |
-| StorageFull | the client has stored its maximum number of bytes of tests (507) | no |
+| StorageFull | the client, or all clients, have as many stored tests or jobs as they may (409) | no |
 | TlsFailed | TLS: an untrusted certificate, or a missing one | no |
 | UnknownHost | the host name does not exist | no |
 | Unreachable | the service does not answer | for Patience.unreachable_s |
@@ -29,6 +29,7 @@ from nouscoder.errors import NousCoderError
 _RUN_CODE_BUSY = 504  # what POST /run_code answers when it found no slot; its usual clients repeat only that
 _BAD_REQUEST = frozenset({400, 404, 405, 408, 409, 413, 414, 415, 422, 431})
 _DEADLINE_FIELD = "X-Deadline-S"
+_KEY_FIELD = "Idempotency-Key"  # of a 409: another request of the same key is in progress
 
 
 class GradingFailed(NousCoderError):
@@ -55,7 +56,7 @@ class BadRequest(GradingFailed):
 
 
 class StorageFull(GradingFailed):
-    """No more tests can be stored."""
+    """No more tests or jobs can be stored, until the client deletes some or they expire."""
 
 
 class TlsFailed(GradingFailed):
@@ -96,10 +97,10 @@ def failure_of(response: httpx.Response) -> GradingFailed:
     about = (f"HTTP {status}: {detail}", status, response.headers.get("x-request-id", ""))
     if status in (401, 403):
         return AuthenticationFailed(*about)
+    if status == 507 or (status == 409 and field != _KEY_FIELD):
+        return StorageFull(*about)
     if status in _BAD_REQUEST:
         return BadRequest(*about, field=str(field))
-    if status == 507:
-        return StorageFull(*about)
     if status in (429, 502, 503) or (status == _RUN_CODE_BUSY and field != _DEADLINE_FIELD):
         return Overloaded(*about)
     if status == 504:

@@ -72,7 +72,7 @@ _ANSWERS: dict[type, Callable[[Any], Response]] = {
     BodyFault: lambda error: fault(error.status, f"body: {error}", "body"),
     ClientDisconnect: lambda _: fault(499, "body: the client disconnected", "body"),
     QueueFull: lambda error: fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}),
-    StorageFull: lambda error: fault(507, str(error), "tests"),
+    StorageFull: lambda error: fault(409, str(error), "tests"),
     BlobsUnavailable: lambda error: fault(503, f"the test store: {error}", **{"Retry-After": "5"}),
     Draining: lambda _: fault(503, "the service is draining", **{"Retry-After": "1"}),
     NotGraded: lambda error: fault(503, str(error), **{"Retry-After": "1"}),
@@ -80,6 +80,6 @@ _ANSWERS: dict[type, Callable[[Any], Response]] = {
     Absent: lambda error: fault(501, str(error)),
     UnknownJob: lambda error: fault(404, str(error), "job_id"),
     JobConflict: lambda error: fault(409, str(error), "Idempotency-Key"),
-    JobsFull: lambda error: fault(507, str(error), "body"),
+    JobsFull: lambda error: fault(409, str(error), "body"),
     StorageError: lambda error: fault(507, str(error), "body"),
 }

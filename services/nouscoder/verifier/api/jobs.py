@@ -29,9 +29,13 @@ _UNKNOWN: dict[int | str, dict[str, Any]] = {
 }
 _SENT: dict[int | str, dict[str, Any]] = {
     202: {"model": JobAnswer, "description": "The job was received."},
-    409: {"model": Fault, "description": "A job with this Idempotency-Key is being received."},
+    409: {
+        "model": Fault,
+        "description": "The client, or all clients together, have as many jobs as they may. With the field"
+        " `Idempotency-Key`: a job with this key is being received.",
+    },
     415: {"model": Fault, "description": "The body is neither JSON lines nor parquet."},
-    507: {"model": Fault, "description": "The client, or all clients together, have as many jobs as they may."},
+    507: {"model": Fault, "description": "The folder of jobs cannot be written."},
 }
 
 

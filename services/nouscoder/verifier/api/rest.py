@@ -158,7 +158,7 @@ def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_
 def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState, max_body_bytes: int) -> None:
     extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="Tests")}}}}}
     full: dict[int | str, dict[str, Any]] = {
-        507: {
+        409: {
             "model": Fault,
             "description": "The client, or all clients together, have stored the maximum number of bytes of tests.",
         }

@@ -4,8 +4,9 @@ Differences from SandboxFusion: the program cannot change the files that were se
 `compile_timeout` is ignored because the service has its own compile limit, and a program that prints more than 8 MiB is
 stopped.
 
-A run waits for a slot. When it gets none in time, the answer is 504: verl and SandboxFusion's client send the request
-again after a 504, while verl counts every other refusal as a wrong program. So a full queue is never a reward.
+A run waits for a slot. When it gets none in time, or other work kept its compiler from the CPU, the answer is 504: verl
+and SandboxFusion's client send the request again after a 504, while verl counts every other refusal as a wrong program.
+So a busy service is never a reward.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from nouscoder.verifier.api.streaming import QUEUE_PATIENCE_S, while_full
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.observe.audit import AuditLog
-from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, RunResult, SandboxError
+from nouscoder.verifier.sandbox.base import CompileFailed, CompileStarved, Exit, Program, RunResult, SandboxError
 from nouscoder.verifier.toolchains.languages import installed
 
 _CPU_PER_WALL = 8.0  # SandboxFusion limits only wall time, and threads may use several cores
@@ -149,7 +150,10 @@ class CodeRunner:
         self._audit = audit
 
     async def run(self, request: RunCodeRequest) -> RunCodeAnswer:
-        """Run one program. Raises InvalidSubmission, and QueueFull when there is no slot or quota in time."""
+        """Run one program.
+
+        Raises InvalidSubmission, QueueFull when there is no slot or quota in time, and CompileStarved.
+        """
         begun_s = time.monotonic()
         answer: RunCodeAnswer | None = None
         refused = ""
@@ -190,6 +194,8 @@ class CodeRunner:
             result, compile_s = await self._grader.run_once(program, stdin, files, slot_patience_s)
         except CompileFailed as failure:
             return _not_compiled(program, failure)
+        except CompileStarved:
+            raise
         except SandboxError as error:
             return RunCodeAnswer(status=RunStatus.SANDBOX_ERROR, message=str(error))
         except ValueError as error:

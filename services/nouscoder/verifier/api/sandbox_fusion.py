@@ -15,11 +15,12 @@ from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.api.submit import NO_DATA_SETS, NO_JUPYTER, EvalResult, evaluated, parse_submit
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.sandbox.base import CompileStarved
 
 _JSON = "application/json"
 _REF = "#/components/schemas/{model}"
 _RUN_FAULTS = {status: fault for status, fault in FAULTS.items() if status not in (429, 503, 504)} | {
-    504: {"model": Fault, "description": "No slot was free in time, or the X-Deadline-S has passed: retry."}
+    504: {"model": Fault, "description": "No slot or no CPU in time, or the X-Deadline-S has passed: retry."}
 }
 
 
@@ -35,7 +36,8 @@ def add_run_code(app: FastAPI, runner: CodeRunner, enter: Callable[[], None], ma
             enter()
             run_request = parse_run_code(await read_body(request, max_body_bytes))
             answer = await while_connected(request.receive, runner.run(run_request))
-        except (QueueFull, Draining) as error:  # the callers of this path repeat only a 504 (run_code.py)
+        except (QueueFull, Draining, CompileStarved) as error:
+            # The callers of this path repeat only a 504 (run_code.py).
             return fault(504, str(error) or "the service is draining", **{"Retry-After": "1"})
         return Response(answer.model_dump_json(), media_type=_JSON)
 
