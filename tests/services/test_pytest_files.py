@@ -6,17 +6,22 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+import grpc
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import AssertTests, Submission
 from nouscoder.domain.verdict import Verdict
+from nouscoder.rpc.verdict_convert import verdict_from
+from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
+from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.schema import parse_submission, parse_tests
+from nouscoder.verifier.api.servicer import Servicer
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import SandboxConfig, open_sandbox
+from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable, open_sandbox
 from nouscoder.verifier.toolchains.libraries import library_folders
 
 FILE = '''
@@ -245,6 +250,57 @@ def test_what_is_no_test_is_refused(fields: dict[str, object], field: str) -> No
     with pytest.raises(InvalidSubmission) as refused:
         parse_tests(json.dumps({"type": "pytest", "file": ADD, **fields}).encode())
     assert refused.value.field == field
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_typed_file_of_tests_over_grpc_is_one_for_pytest(service: Service) -> None:
+    """Without `module` the same cases are statements, which need no pytest."""
+    server = grpc.aio.server()
+    servicer = Servicer(service.grader, (), MemoryBudget(1 << 30))
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+
+    async def graded(code: str, module: str, cases: Sequence[str], setup: str = ADD) -> Verdict:
+        asserts = verdict_pb2.AssertTests(cases=cases, setup=setup, module=module)
+        submission = verdict_pb2.Submission(code=code, tests=verdict_pb2.Tests(asserts=asserts), language="python")
+        answer = await stub.Grade(verifier_pb2.GradeRequest(submission=submission), timeout=120)
+        return verdict_from(answer.verdict)
+
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: verifier_pb2_grpc.VerifierServiceAsyncStub = verifier_pb2_grpc.VerifierServiceStub(channel)
+            assert (await graded(CODE, "solution", ["test_add"])).kind.value == "accepted"
+            wrong = await graded(CODE.replace("a + b", "a - b"), "solution", ["test_add"])
+            assert wrong.kind.value == "wrong_answer"
+            assert wrong.first_failure is not None
+            assert "assert -1 == 3" in wrong.first_failure.stderr
+            assert (
+                await graded("def add(a, b): return a + b", "", ["assert add(1, 2) == 3"], "")
+            ).kind.value == "accepted"
+            with pytest.raises(grpc.aio.AioRpcError, match=r"tests\.module"):
+                await graded(CODE, "a.b", ["test_add"])
+    finally:
+        await server.stop(0)
+
+
+@pytest.mark.soak
+async def test_each_test_function_has_a_verdict_in_gvisor() -> None:
+    try:
+        sandbox = open_sandbox(SandboxConfig(backend="runsc", slots=1, site_packages=library_folders(["pytest"])))
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        in_gvisor = Service(Grader(sandbox, VerifierMetrics(CollectorRegistry())))
+        assert outcomes(await in_gvisor.grade(CODE, FILE)) == ["accepted"] * len(NAMES)
+        broken = CODE.replace("a + b", "4").replace("append(item)", "insert(0, item / 0)")
+        wrong, crash = "wrong_answer", "runtime_error"
+        assert outcomes(await in_gvisor.grade(broken, FILE)) == [wrong, "accepted", crash, crash, "accepted", wrong]
+        for name in ("patches pytest in the call", "plants files", "exits in the call"):
+            assert (await in_gvisor.grade(ATTACKS[name])).kind.value != "accepted", name
+    finally:
+        await sandbox.close()
 
 
 async def test_a_service_whose_candidates_have_no_pytest_refuses_the_request() -> None:

@@ -186,6 +186,10 @@ async def test_a_run_that_others_may_have_kept_from_the_cpu_is_repeated() -> Non
     assert await repeated_beside(0, starved) == (Exit.TIME_LIMIT, 1), "nothing else took the CPU"
     assert await repeated_beside(1, took(11.5, 11.5, Exit.TIME_LIMIT)) == (Exit.TIME_LIMIT, 1)
     assert await repeated_beside(1, took(10.2, 10.0, Exit.TIME_LIMIT)) == (Exit.TIME_LIMIT, 1), "by its CPU limit"
+    assert await repeated_beside(1, took(3.0, 12.0, Exit.TIME_LIMIT)) == (Exit.TIME_LIMIT, 1), "in several threads"
+    kept = took(9.0, 6.0, Exit.TIME_LIMIT)
+    assert await repeated_beside(1, kept) == (Exit.EXITED, 2), "gVisor's clock had counted what others used"
+    assert await repeated_beside(0, kept) == (Exit.TIME_LIMIT, 1)
     assert await repeated_beside(1, starved, Repetitions(MAX_REPETITIONS_S)) == (Exit.TIME_LIMIT, 1)
 
 

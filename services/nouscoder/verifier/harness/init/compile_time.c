@@ -1,10 +1,12 @@
-/* The time of a compiler: its wall time, times the share of a CPU that it can have.
+/* The time that counts, where CPU clocks do not tell it: wall or CPU time, times the share of a CPU that a program can
+ * have.
  *
  * INVARIANT: the work of a program is never taken for that of others, because the share is measured while all of its
- * processes are stopped.
+ * processes are stopped or dead.
  *
  * CPU clocks cannot tell a compiler that waits from one that is kept from the CPU, and those of gVisor go on while the
- * host runs something else. So after each step init uses a CPU for a moment, and sees how often it loses it.
+ * host runs something else. So init uses a CPU for a moment, and sees how often it loses it: after each step of a
+ * compiler, and in gVisor after a run that has reached a time limit.
  */
 #include "init.h"
 
@@ -53,6 +55,12 @@ bool is_used_up(const struct compile_time *t) { return t->used_s > 0.999 * t->li
 /* The limit of a compiler's CPU time [s]. In gVisor it only bounds one that `compile_time` does not. */
 double compile_cpu_s(const struct session *s) {
     return s->program.compile_time_s * (s->settings->gvisor ? MOST_TIMES : 1);
+}
+
+/* After the end of a run: in gVisor, count the CPU time of one that reached a time limit by the share that it could have.
+ * The gateway repeats a run that reached its limit with little CPU time (time_limits.py). */
+void count_by_share(const struct session *s, struct run *run) {
+    if (s->settings->gvisor && run->ended == TIME_LIMIT) run->cpu_s *= share_of_cpu();
 }
 
 /* Answer that there is no program, and end the session. */

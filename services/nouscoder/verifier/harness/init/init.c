@@ -166,6 +166,7 @@ static void set_up(struct session *s) {
 
 static void send_outcome(struct session *s, struct run *run, bool in_time, bool talks) {
     finish(s, run, in_time);
+    count_by_share(s, run);
     if (run->turns) leave_conversation(s, run);
     take_result_file(run);
     send_result(s, run);

@@ -255,6 +255,7 @@ struct compile_time compile_time_from(const struct program *p, double begun_s);
 bool may_go_on(struct compile_time *t);
 bool is_used_up(const struct compile_time *t);
 double compile_cpu_s(const struct session *s);
+void count_by_share(const struct session *s, struct run *run);
 _Noreturn void refuse(struct session *s, enum kind kind, const char *why, size_t num_bytes);
 
 /* command.c */
