@@ -220,3 +220,30 @@ async def test_a_start_waits_while_no_slot_opens_and_then_says_why(
     monkeypatch.setattr(sandbox, "_start_opening", open_none)
     with pytest.raises(SandboxUnavailable, match="the gvisor sandbox cannot start"):
         await sandbox.start()
+
+
+async def test_slots_without_a_runner_are_logged_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_home(tmp_path)
+    (tmp_path / "key").write_text("a key of the pool, long enough")
+    pool = PoolConfig(key_file=str(tmp_path / "key"), start_s=60, accept_unproven_kernel=True)
+    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=50, pool=pool), Pods())
+    tries, enough = 0, asyncio.Event()
+
+    async def no_runner(slot: Slot) -> None:
+        nonlocal tries
+        tries += 1
+        if tries > 200:
+            enough.set()
+        raise SandboxUnavailable("no runner is ready")
+
+    monkeypatch.setattr(Slot, "ensure_usable", no_runner)
+    monkeypatch.setattr(gvisor, "_RETRY_S", 0.001)
+    starting = asyncio.create_task(sandbox.start())
+    async with asyncio.timeout(60):
+        await enough.wait()
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    told = [record for record in caplog.records if record.message == "slots have no runner yet"]
+    assert [vars(record)["slots"] for record in told] == [50]

@@ -23,6 +23,7 @@ from nouscoder.verifier.sandbox import pods as pods_module
 from nouscoder.verifier.sandbox.gateway_lease import LEASE_S, GatewayLease
 from nouscoder.verifier.sandbox.pods import ManagedPods
 from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
+from nouscoder.verifier.sandbox.runner_pod import RunnerPod, read_pod, read_pods
 
 PATH = "/api/v1/namespaces/default/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
@@ -40,6 +41,8 @@ class Api:
         self.requests: list[str] = []
         self.events: queue.Queue[bytes | None] = queue.Queue()
         self.status = 200
+        self.refusal = ""
+        self.page = b""  # is answered to a creation
         self.made: list[dict[str, Any]] = []
         self.leases: dict[str, dict[str, Any]] = {}
         self.num_leases_made = 0
@@ -49,7 +52,7 @@ class Api:
             protocol_version = "HTTP/1.1"
 
             def answer(self, record: dict[str, Any], status: int | None = None) -> None:
-                body = json.dumps(record).encode()
+                body = api.page or json.dumps(record).encode()
                 self.send_response(status or api.status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
@@ -93,7 +96,8 @@ class Api:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 api.made.append(body)
                 api.requests.append("create")
-                self.answer(body | {"metadata": body["metadata"] | {"name": f"made-{len(api.made)}"}, "status": {}})
+                made = body | {"metadata": body["metadata"] | {"name": f"made-{len(api.made)}"}, "status": {}}
+                self.answer({"message": api.refusal} if api.refusal else made)
 
             def do_DELETE(self) -> None:
                 if self.lease():
@@ -194,7 +198,7 @@ async def watched(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     made = Watched(api, tmp_path)
     await made.source.start(made.changed.set)
     yield made
-    api.status = 200
+    api.status, api.page = 200, b""
     await made.source.close()
     assert api.requests[-1] == "delete "
 
@@ -306,3 +310,33 @@ async def test_a_refusing_api_is_reported_and_read_again_when_it_answers(watched
     watched.ignores_faults = True
     found = await watched.until(lambda found: [one.name for one in found] == ["e"])
     assert found == [Found("e", ("10.0.0.5", 7070))]
+
+
+async def test_the_reason_of_a_refused_pod_is_reported(watched: Watched, api: Api) -> None:
+    """The policies of a cluster answer with it."""
+    await watched.until(lambda found: len(found) == 2)
+    await watched.source.create()
+    api.status, api.refusal = 403, "the policy wants another image"
+    with pytest.raises(RunnersUnreachable, match="the policy wants another image"):
+        await watched.source.create()
+
+
+def test_a_pod_has_no_address_before_it_is_ready() -> None:
+    starting = pod("a") | {"status": {"phase": "Pending", "podIP": "10.0.0.1"}}
+    assert read_pod(starting) == RunnerPod("a")
+    assert read_pod(pod("a", "10.0.0.1")) == RunnerPod("a", "10.0.0.1")
+    assert read_pod(pod("a", phase="Failed", deletionTimestamp="now")) == RunnerPod("a", "", True, True)
+
+
+@pytest.mark.parametrize("text", [b"<html>", b"[]", b"{}", b'{"items": [1], "metadata": {}}', b'{"items": 1}'])
+def test_an_answer_that_is_no_list_of_pods_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"pod|Expecting"):
+        read_pods(text)
+
+
+async def test_a_page_of_a_proxy_in_place_of_a_pod_is_reported(watched: Watched, api: Api) -> None:
+    await watched.until(lambda found: len(found) == 2)
+    await watched.source.create()
+    api.page = b"<html>sign in</html>"
+    with pytest.raises(RunnersUnreachable, match="cannot be read"):
+        await watched.source.create()

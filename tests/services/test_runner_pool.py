@@ -284,3 +284,51 @@ async def test_a_runner_on_another_kernel_is_never_lent_and_is_replaced_after_a_
         assert pool.replaced == {Replaced.KERNEL: 3}
     finally:
         await pool.close()
+
+
+async def test_a_runner_is_lent_while_others_of_a_large_pool_are_still_to_be_made(
+    pods: Pods, canaries: Canaries
+) -> None:
+    made, blocked = pods.create, asyncio.Event()
+
+    async def create() -> str | None:
+        if pods.num_made == 50:
+            await blocked.wait()
+        return await made()
+
+    pods.create = create  # type: ignore[method-assign]
+    pool = RunnerPool(pods, canaries, size=100)
+    await pool.start()
+    try:
+        assert (await pool.lend(60)).name in pods.there
+        assert pods.num_made <= 50
+        blocked.set()
+        async with asyncio.timeout(60):
+            while sum(pool.states.values()) < 100:
+                await asyncio.sleep(0.01)
+    finally:
+        await pool.close()
+    assert pods.num_made == 100
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+async def test_a_source_that_makes_no_runner_is_not_asked_at_once_again(
+    pods: Pods, canaries: Canaries, refuses: bool
+) -> None:
+    asked: list[int] = []
+
+    async def create() -> str | None:
+        asked.append(1)
+        if refuses:
+            raise RunnersUnreachable("no")
+        return None
+
+    pods.create = create  # type: ignore[method-assign]
+    pool = RunnerPool(pods, canaries, size=100)
+    await pool.start()
+    async with asyncio.timeout(60):
+        while not asked:
+            await asyncio.sleep(0)
+    assert not pool._changed.is_set(), "it waits for a change, or for its interval"
+    await pool.close()
+    assert asked == [1]

@@ -35,6 +35,7 @@ from nouscoder.verifier.toolchains import languages
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+_WARN_EVERY_S = 30.0
 _KEY_CHECK_S = 5.0
 _SIZE_CHECK_S = 1.0
 _CANARY_LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20, output_bytes=1 << 16, processes=8)
@@ -61,6 +62,7 @@ class GvisorSandbox(LocalSandbox):
         self._parked: list[Slot] = []  # without a runner, because there is no work for them
         self._following: list[asyncio.Task[None]] = []
         self._on_slots: Callable[[], None] = lambda: None
+        self._warned_s = -_WARN_EVERY_S
         self._demand_changed = asyncio.Event()
         super().__init__(config)
 
@@ -230,12 +232,20 @@ class GvisorSandbox(LocalSandbox):
             try:
                 await slot.ensure_usable()
             except Exception as error:  # an unexpected one too, which would lose the slot
-                about = {"slot": slot.index, "detail": str(error)}
-                log.warning("a slot has no runner yet", extra=about, exc_info=not isinstance(error, SandboxError))
+                self._warn_of_empty_slots(error)
                 await asyncio.sleep(_RETRY_S)
             else:
                 self._release(slot)
                 return
+
+    def _warn_of_empty_slots(self, error: Exception) -> None:
+        """One line for all slots, at most every `_WARN_EVERY_S`. Each unexpected error has a line with its trace."""
+        is_expected = isinstance(error, SandboxError)
+        if is_expected and time.monotonic() < self._warned_s + _WARN_EVERY_S:
+            return
+        self._warned_s = time.monotonic()
+        about = {"slots": len(self._opening), "detail": str(error)}
+        log.warning("slots have no runner yet", extra=about, exc_info=not is_expected)
 
     async def _follow_key(self) -> None:
         """Replace the runners with an earlier key, each between two submissions."""

@@ -26,6 +26,7 @@ from urllib3.exceptions import HTTPError
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.gateway_lease import POOL_LABEL, RENEW_EVERY_S, GatewayLease
 from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
+from nouscoder.verifier.sandbox.runner_pod import RunnerPod, read_pod, read_pods
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +57,9 @@ class ManagedPods:
         self._api = api or _open_api()
         self._lease = GatewayLease(client.CoordinationV1Api(self._api.api_client), self._namespace, self._name)
         self._renewing: asyncio.Task[None] | None = None
-        self._watch = watch.Watch()  # type: ignore[no-untyped-call]
+        self._watch = watch.Watch("object")  # type: ignore[no-untyped-call] # JSON, no models
         self._watching: asyncio.Task[None] | None = None
-        self._pods: dict[str, Any] = {}
+        self._pods: dict[str, RunnerPod] = {}
         self._removed: set[str] = set()  # names that the API may still report
         self._problem = ""
         self._closed = False
@@ -81,12 +82,12 @@ class ManagedPods:
     async def _keep_watching(self, on_change: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
 
-        def report(event: Any) -> None:
-            self._apply(event["type"], event["object"])
+        def report(kind: str, pod: RunnerPod) -> None:
+            self._apply(kind, pod)
             on_change()
 
         def later(event: Any) -> None:
-            loop.call_soon_threadsafe(report, event)
+            loop.call_soon_threadsafe(report, event["type"], read_pod(event["object"]))
 
         while not self._closed:
             try:
@@ -102,13 +103,14 @@ class ManagedPods:
 
     async def _resync(self) -> str:
         """List all pods. Returns the version from which to watch. Raises RunnersUnreachable."""
-        answer = await self._call(lambda: self._api.list_namespaced_pod(**self._at(), label_selector=self._usable))
-        pods = {pod.metadata.name: pod for pod in answer.items}
+        pods, version = await self._call(
+            lambda: read_pods(self._api.list_namespaced_pod(**self._raw(), label_selector=self._usable).data)
+        )
         self._removed &= pods.keys()
         self._pods = {name: pod for name, pod in pods.items() if name not in self._removed}
         self._problem = ""
         self._answered.set()
-        return str(answer.metadata.resource_version)
+        return str(version)
 
     def _follow(self, version: str, report: Callable[[Any], object]) -> None:
         """Report every change after `version`, for `_RESYNC_S` seconds or until the API has forgotten the version."""
@@ -134,13 +136,12 @@ class ManagedPods:
             await asyncio.wait({watching}, timeout=0.05)
         watching.cancel()
 
-    def _apply(self, kind: str, pod: Any) -> None:
-        name = pod.metadata.name
+    def _apply(self, kind: str, pod: RunnerPod) -> None:
         if kind == "DELETED":
-            self._pods.pop(name, None)
-            self._removed.discard(name)
-        elif name not in self._removed:
-            self._pods[name] = pod
+            self._pods.pop(pod.name, None)
+            self._removed.discard(pod.name)
+        elif pod.name not in self._removed:
+            self._pods[pod.name] = pod
 
     async def list(self) -> Sequence[Found]:
         """See `Source`. Pods that have ended are removed."""
@@ -149,10 +150,10 @@ class ManagedPods:
             raise RunnersUnreachable(self._problem)
         found = []
         for pod in list(self._pods.values()):
-            if pod.metadata.deletion_timestamp is not None:
+            if pod.is_leaving:
                 continue
-            one = Found(pod.metadata.name, (pod.status.pod_ip, self._port) if _is_ready(pod) else None)
-            if pod.status.phase in ("Failed", "Succeeded"):
+            one = Found(pod.name, (pod.ip, self._port) if pod.ip else None)
+            if pod.has_ended:
                 await self.remove(one)
             else:
                 found.append(one)
@@ -165,9 +166,11 @@ class ManagedPods:
         metadata["namespace"] = self._namespace
         metadata.setdefault("labels", {})[POOL_LABEL] = self._name
         metadata["ownerReferences"] = [await self._call(self._lease.owner)]
-        made = await self._call(lambda: self._api.create_namespaced_pod(**self._at(), body=body))
-        self._pods.setdefault(made.metadata.name, made)
-        return str(made.metadata.name)
+        made = await self._call(
+            lambda: read_pod(json.loads(self._api.create_namespaced_pod(**self._raw(), body=body).data))
+        )
+        self._pods.setdefault(made.name, made)
+        return str(made.name)
 
     async def remove(self, runner: Found) -> None:
         """See `Source`. The pod is killed without a grace period."""
@@ -175,7 +178,7 @@ class ManagedPods:
         self._removed.add(runner.name)
         try:
             await self._call(
-                lambda: self._api.delete_namespaced_pod(name=runner.name, **self._at(), grace_period_seconds=0),
+                lambda: self._api.delete_namespaced_pod(name=runner.name, **self._raw(), grace_period_seconds=0).data,
                 may_be_gone=True,
             )
         except RunnersUnreachable:
@@ -188,7 +191,7 @@ class ManagedPods:
         """See `Source`. The newest three quarantined pods are kept."""
         patch = {"metadata": {"labels": {_QUARANTINE_LABEL: "true"}}}
         await self._call(
-            lambda: self._api.patch_namespaced_pod(name=runner.name, **self._at(), body=patch), may_be_gone=True
+            lambda: self._api.patch_namespaced_pod(name=runner.name, **self._raw(), body=patch).data, may_be_gone=True
         )
         selector = f"{self._label},{_QUARANTINE_LABEL}"
         pods = await self._call(lambda: self._api.list_namespaced_pod(**self._at(), label_selector=selector))
@@ -213,6 +216,10 @@ class ManagedPods:
     def _at(self) -> dict[str, Any]:
         return {"namespace": self._namespace, "_request_timeout": _TIMEOUTS_S}
 
+    def _raw(self) -> dict[str, Any]:
+        """As `_at`; the answer has its text in `data`, which must be read so that the connection is used again."""
+        return self._at() | {"_preload_content": False}
+
     async def _call(self, call: Callable[[], Any], *, may_be_gone: bool = False) -> Any:
         """The answer; None for an object that is gone, where that may be. Raises RunnersUnreachable."""
         try:
@@ -223,11 +230,8 @@ class ManagedPods:
             raise RunnersUnreachable(f"the Kubernetes API refuses the request: {_reason(error)}") from error
         except (HTTPError, OSError) as error:
             raise RunnersUnreachable(f"the Kubernetes API does not answer: {error}"[:300]) from error
-
-
-def _is_ready(pod: Any) -> bool:
-    conditions = pod.status.conditions or ()
-    return bool(pod.status.pod_ip) and any(c.type == "Ready" and c.status == "True" for c in conditions)
+        except ValueError as error:  # a proxy's page, for example
+            raise RunnersUnreachable(f"the answer of the Kubernetes API cannot be read: {error}"[:300]) from error
 
 
 def _reason(error: ApiException) -> str:

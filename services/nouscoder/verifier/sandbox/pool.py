@@ -32,6 +32,8 @@ from nouscoder.verifier.sandbox.runner_state import RunnerState as RunnerState
 log = logging.getLogger(__name__)
 
 _CHECK_INTERVAL_S = 1.0
+_PAUSE_S = 0.02  # between two looks: one looks at every runner, and a thousand change often
+_MADE_A_LOOK = 20  # so that the first are lent while others are still to be made
 _STUCK_AFTER_S = 240.0  # long enough to pull images
 _RECHECK_AFTER_S = 120.0  # below the time after which an idle runner ends itself (`runner/agent.py`)
 _MAX_SILENT_PROOFS = 3
@@ -173,6 +175,7 @@ class RunnerPool:
                 if runner.state is RunnerState.UNPROVEN and runner.name not in self._proofs:
                     task = asyncio.create_task(self._prove(runner), name=f"canary of {runner.name}")
                     self._proofs[runner.name] = task
+            await asyncio.sleep(_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_INTERVAL_S):
                     await self._changed.wait()
@@ -200,11 +203,15 @@ class RunnerPool:
                 await self._replace(runner, Replaced.STUCK)
         for runner in self._dismissible()[: max(0, self._surplus)]:
             await self._dismiss(runner)
-        for _ in range(-self._surplus):
+        missing = -self._surplus
+        for _ in range(min(_MADE_A_LOOK, missing)):
+            begun_s = asyncio.get_running_loop().time()
             name = await self.source.create()
             if name is None:
                 return
-            self._runners[name] = Runner(name, None, RunnerState.STARTING, now)
+            self._runners[name] = Runner(name, None, RunnerState.STARTING, begun_s)
+        if missing > _MADE_A_LOOK:
+            self._changed.set()
 
     def _dismissible(self) -> list[Runner]:
         """The runners that no slot has, the least useful first."""
