@@ -65,9 +65,9 @@ class Release:
         """`helm WORDS` in the namespace."""
         return output_of("helm", *words, "-n", self.namespace, limit_s=limit_s)
 
-    def kubectl(self, *words: str, limit_s: float = 60) -> str:
+    def kubectl(self, *words: str, limit_s: float = 60, given: str | None = None) -> str:
         """`kubectl WORDS` in the namespace."""
-        return output_of("kubectl", "-n", self.namespace, *words, limit_s=limit_s)
+        return output_of("kubectl", "-n", self.namespace, *words, limit_s=limit_s, given=given)
 
     def install(self, *words: str) -> None:
         """`helm install` with the images that the environment names."""

@@ -1,8 +1,11 @@
-"""Deletes each kind of pod during a run, with and without a grace period: the run completes and the ledger balances."""
+"""Deletes pods during a run, with and without a grace period: the run completes and the ledger balances."""
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import time
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ SMALL = (
     f"config.run.total_batches={BATCHES}",
     *SMALL_RUN,
 )
+ROLLOUTS_A_BATCH = 64
 FORCED = ("--grace-period=0", "--force")
 
 
@@ -29,22 +33,56 @@ def test_every_kind_of_pod_can_be_deleted_during_a_run(release: Any) -> None:
             release.kubectl("delete", "pod", pod.name, "-n", pod.namespace, "--wait=false", *how, limit_s=120)
             release.until(lambda pod=pod: pod.uid not in _uids(release), f"{component} is gone", 120)
             release.until(lambda: release.all_ready(set(COMPONENTS)), f"ready again without {pod.name}", 300)
-            _balances(release)
+            status = release.until(release.status, "the broker answers", 120)
+            assert status["balanced"], status
             print(f"{component} deleted {'by force' if how else 'gently'} at batch {at}, now at {release.step()}")
-    summary = json.loads(release.until(lambda: release.run_file("summary.json"), "the run ends", 1200, every_s=5))
-    print(summary)
+    summary, steps = _at_its_end(release)
     assert summary["balanced"]
-    ledger = summary["ledger"]
-    assert ledger["trained"] == BATCHES * 64
-    steps = [json.loads(line)["step"] for line in release.run_file("metrics.jsonl").splitlines()]
-    assert steps == sorted(set(steps)), "no step twice"
-    assert len(steps) == 2 * BATCHES
+    assert summary["ledger"]["trained"] == BATCHES * ROLLOUTS_A_BATCH
+    assert steps == list(range(1, 2 * BATCHES + 1)), "each step was made once"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5400)
+def test_random_deletions_for_ten_minutes(release: Any) -> None:
+    """Deletes pods at random moments for NOUSCODER_DELETION_SECONDS (600), drawn from NOUSCODER_SEED (0).
+
+    It does not wait until the one before is ready again, so several kinds are missing at once.
+    """
+    draw = random.Random(int(os.environ.get("NOUSCODER_SEED", "0")))
+    batches = 2 * BATCHES
+    values = (f"config.run.total_batches={batches}", *SMALL_RUN)
+    release.install(*(word for value in values for word in ("--set-json", value)))
+    release.until(lambda: release.step() >= 1, "the run has begun", 600)
+    num_deleted, due = 0, time.monotonic()
+    end = due + float(os.environ.get("NOUSCODER_DELETION_SECONDS", "600"))
+    while due < end:
+        component, how = draw.choice(COMPONENTS), draw.choice((FORCED, ()))
+        found = release.until(lambda one=component: _pod_of(release, one), f"a pod of {component}", 300)
+        release.kubectl("delete", "pod", *found, "--wait=false", "--ignore-not-found", *how, limit_s=120)
+        num_deleted += 1
+        due += draw.uniform(10, 50)
+        release.until(lambda at=due: time.monotonic() >= at, "the next deletion", 120, every_s=0.5)
+    status = release.until(release.status, "the broker answers", 300)
+    print(f"{num_deleted} pods deleted; {status}")
+    summary, steps = _at_its_end(release)
+    assert summary["balanced"]
+    assert summary["ledger"]["trained"] == batches * ROLLOUTS_A_BATCH
+    assert steps == list(range(1, 2 * batches + 1)), "each step was made once"
+
+
+def _pod_of(release: Any, component: str) -> list[str]:
+    """The name of a pod of the component and the option of its namespace; [] while there is none."""
+    found = [pod for pod in release.pods() if pod.component == component and not pod.ended]
+    return [found[0].name, "-n", found[0].namespace] if found else []
+
+
+def _at_its_end(release: Any) -> tuple[dict[str, Any], list[int]]:
+    """The summary of the ended run, and the steps that it made, in order."""
+    summary = json.loads(release.until(lambda: release.run_file("summary.json"), "the run ends", 1800, every_s=5))
+    print(summary)
+    return summary, [json.loads(line)["step"] for line in release.run_file("metrics.jsonl").splitlines()]
 
 
 def _uids(release: Any) -> set[str]:
     return {pod.uid for pod in release.pods()}
-
-
-def _balances(release: Any) -> None:
-    status = release.until(release.status, "the broker answers", 120)
-    assert status["balanced"], status
