@@ -23,8 +23,8 @@ demo-objectives: .venv/demo.ready
 test: .venv/dev.ready
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations=15
 
-# Takes minutes: the demo, killed and resumed exactly; a Redis that forgets; a large batch; the grading service at
-# twice its capacity.
+# Takes a quarter of an hour: the demo, killed and resumed exactly; a run with external services; a Redis that forgets; a
+# large batch; the grading service at twice its capacity; the fuzzers of libFuzzer and of the REST API.
 test-heavy: .venv/dev.ready
 	$(BIN)/pytest -s -m "heavy and not soak" --durations=30
 
@@ -39,7 +39,7 @@ test-soak: .venv/dev.ready
 # The whole attack corpus on this host, as a service without root, through gVisor, and on the pods of KUBECONFIG.
 test-corpus: .venv/dev.ready
 	deploy/build-runsc
-	$(BIN)/pytest -m "" tests/attacks/test_attack_corpus.py -k test_attack
+	$(BIN)/pytest -m "" tests/attacks/test_attack_corpus.py::test_attack
 
 # Runs with feedback against runs with one turn, and with an interpreter against without, three seeds each. It prints
 # every pass@1 with its standard error (docs/environments.md).
@@ -78,7 +78,7 @@ test-scaling: .venv/dev.ready
 
 # Fuzzes for SECONDS, divided among all fuzzers, and keeps the corpus in .fuzz/: make fuzz SECONDS=3600
 fuzz: .venv/dev.ready
-	NOUSCODER_FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -s tests/fuzz -k "fuzz_target or rest_api or no_fuzz"
+	NOUSCODER_FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -s -m "" tests/fuzz -k "fuzz_target or rest_api or no_fuzz"
 
 check: .venv/dev.ready
 	$(BIN)/ruff check .

@@ -281,6 +281,7 @@ def is_meant(attack: Attack, sandbox: Sandbox) -> bool:
     return meant and (two_users or home is None or not home.is_relative_to(Path("~root").expanduser()))
 
 
+@pytest.mark.timeout(900)  # a compiler that others keep from the CPU has up to 540 s (docs/grading.md)
 async def test_attack(arena: Arena, attack: Attack) -> None:
     if not is_meant(attack, arena.sandbox):
         where = f"{attack.language} on {platform.machine()} with {arena.sandbox.name}"

@@ -94,6 +94,7 @@ def settled_status(run: Any) -> dict[str, Any]:
     raise AssertionError(f"rollouts are still being scored while the verifier stands still: {last}")
 
 
+@pytest.mark.heavy
 def test_ctrl_c_stops_the_demo_and_it_resumes_and_completes(loop_run: MakeRun) -> None:
     run = loop_run("learner.keep_checkpoints=3")
     run.start()

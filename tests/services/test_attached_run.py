@@ -221,6 +221,7 @@ def assert_complete(run: Site) -> None:
         assert json.loads((run.folder / f"evaluation_{when}.json").read_text())["policy_version"] == version
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(900)  # about a minute alone; several times that on a busy machine
 def test_a_run_with_external_services_completes_and_survives_a_kill_of_train(site: Callable[..., Site]) -> None:
     run = site()
