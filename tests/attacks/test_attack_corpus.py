@@ -24,7 +24,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 from tests.attack_corpus import Attack
-from tests.host_mounts import host_mounts
+from tests.host_state import HostState
 
 from nouscoder.domain.submission import InteractiveTests, JudgeProgram, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -80,34 +80,6 @@ def family(others: Set[int]) -> dict[int, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class HostState:
-    """State of the host that no submission may change."""
-
-    mounts: tuple[str, ...]
-    cgroups: frozenset[str]
-    objects: tuple[int, ...]  # System V shared memory, semaphores, message queues
-    strange_files: frozenset[str]  # files of users that only sandboxes use
-    num_descriptors: int
-
-    @staticmethod
-    def now() -> HostState:
-        """The current state."""
-        own = f"nouscoder-{os.getpid()}"
-        cgroups = {folder for folder, _, _ in os.walk("/sys/fs/cgroup") if own in folder}
-        objects = tuple(len(Path(f"/proc/sysvipc/{kind}").read_text().split("\n")) for kind in ("shm", "sem", "msg"))
-        strange = set()
-        for folder in ("/", "/tmp", "/dev/shm", "/var/tmp", "/run"):
-            for entry in os.scandir(folder) if os.path.isdir(folder) else ():
-                try:
-                    if entry.stat(follow_symlinks=False).st_uid >= 1_000_000_000:
-                        strange.add(entry.path)
-                except FileNotFoundError:
-                    continue
-        mounts = tuple(host_mounts())
-        return HostState(mounts, frozenset(cgroups), objects, frozenset(strange), len(os.listdir("/proc/self/fd")))
-
-
 LOOK_IN_POD = """
 import json, os
 def tree(folder): return sorted(os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
@@ -133,13 +105,24 @@ class HostView:
 
 
 @dataclass(frozen=True, slots=True)
+class PodContents:
+    """State of a runner pod that no submission may change."""
+
+    parts: tuple[Any, ...]  # mounts, files, number of descriptors of its first process
+
+    def left_since(self, before: PodContents) -> list[str]:
+        """The parts that are not as before."""
+        return [str(part) for part, old in zip(self.parts, before.parts, strict=True) if part != old]
+
+
+@dataclass(frozen=True, slots=True)
 class PodView:
     """Reads the state inside the runner pod in use, because this host runs no candidate."""
 
     sandbox: GvisorSandbox
     namespace: str
 
-    async def look(self) -> tuple[int, Any]:
+    async def look(self) -> tuple[int, PodContents]:
         """The number of processes, and the state."""
         (name,) = self.sandbox.pool.names
         command = ("kubectl", "exec", "-n", self.namespace, name, "--", "python3", "-I", "-S", "-c", LOOK_IN_POD)
@@ -147,7 +130,7 @@ class PodView:
         async with asyncio.timeout(60):
             output, _ = await process.communicate()
         names, *rest = json.loads(output)
-        return len(names), rest
+        return len(names), PodContents(tuple(rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +154,11 @@ class Arena:
         end = asyncio.get_running_loop().time() + SETTLE_S
         while True:
             num_processes, state = await self.view.look()
-            if num_processes <= self.num_processes and state == self.state:
+            left = state.left_since(self.state)
+            if num_processes <= self.num_processes and not left:
                 return
-            assert asyncio.get_running_loop().time() < end, f"left: {num_processes} of {self.num_processes}, {state}"
+            about = f"{num_processes} processes, {self.num_processes} when idle; left: {left}"
+            assert asyncio.get_running_loop().time() < end, about
             await asyncio.sleep(0.02)
 
 

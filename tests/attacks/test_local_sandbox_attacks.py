@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.host_mounts import host_mounts
+from tests.host_state import HostState
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
@@ -212,7 +212,7 @@ def _descendants(pids: list[int]) -> list[int]:
 
 
 async def test_close_leaves_no_process_mount_or_descriptor() -> None:
-    before = (host_mounts(), len(os.listdir("/proc/self/fd")))
+    before = HostState.now()
     sandbox = open_sandbox(SandboxConfig(slots=2))
     assert isinstance(sandbox, LocalSandbox)
     try:
@@ -231,7 +231,7 @@ async def test_close_leaves_no_process_mount_or_descriptor() -> None:
         while any(_alive(pid) for pid in family):
             await asyncio.sleep(0.02)
     await asyncio.sleep(0)
-    assert (host_mounts(), len(os.listdir("/proc/self/fd"))) == before
+    assert HostState.now().left_since(before) == []
 
 
 def _is_candidate(pid: int) -> bool:
