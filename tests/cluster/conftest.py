@@ -38,6 +38,19 @@ def output_of(*command: str, limit_s: float = 60, given: str | None = None) -> s
     return done.stdout
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a failure at once: the summary is lost when CI's time is over."""
+    if report.failed:
+        print(f"\nFAILED {report.when} {report.nodeid}\n{report.longreprtext[-12000:]}", flush=True)
+
+
+def state_of_nodes() -> str:
+    """The conditions of the nodes, and this machine's free disk and memory."""
+    conditions = '{range .items[*].status.conditions[*]}{.type}={.status} {.message}{"\\n"}{end}'
+    nodes = output_of("kubectl", "get", "nodes", "-o", f"jsonpath={conditions}")
+    return "\n".join([nodes, output_of("df", "-h", "/"), output_of("free", "-m")])
+
+
 @dataclass(frozen=True, slots=True)
 class PodState:
     """The state of a pod that the tests need."""
@@ -182,12 +195,13 @@ class Release:
     def picture(self) -> str:
         """The state of the pods, for failure messages."""
         said = [
-            self.kubectl("get", "pods", "-o", "wide"),
+            self.kubectl("get", "pods,pvc", "-o", "wide"),
             self.kubectl("get", "pods,leases", "-n", self.runners, "-o", "wide"),
+            state_of_nodes(),
             self.kubectl("get", "events", "--sort-by=.lastTimestamp")[-3000:],
             self.kubectl("get", "events", "-n", self.runners, "--sort-by=.lastTimestamp")[-3000:],
         ]
-        for component in ("verifier", "broker", "generation", "learner"):
+        for component in ("redis", "broker", "verifier", "generation", "learner"):
             words = ("logs", "-l", f"app.kubernetes.io/component={component}", "--all-containers", "--tail=12")
             said.append(f"--- {component}\n{self.kubectl(*words)}")
         return "\n".join(said)
