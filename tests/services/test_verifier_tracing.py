@@ -28,7 +28,9 @@ from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-CASES = [{"input": f"{number}\n", "output": f"{2 * number}\n"} for number in (11, 222, 3333)]
+# Twelve digits: the spans also hold random hexadecimal ids, and in one run of 850 these hold "3333" or "6666".
+SECRET_INPUT = 333314159265
+CASES = [{"input": f"{number}\n", "output": f"{2 * number}\n"} for number in (11, 222, SECRET_INPUT)]
 BODY = {"code": "secret_name = int(input())\nprint(2 * secret_name)", "tests": {"type": "stdin", "cases": CASES}}
 
 
@@ -85,7 +87,8 @@ class Receiver:
         self._thread.join(5)
 
     def named(self, name: str) -> list[Span]:
-        return [span for span in self.spans if span.name == name]
+        """In the order in which they began: the span of an answered request may end after the next request began."""
+        return sorted((span for span in self.spans if span.name == name), key=lambda span: span.begun_ns)
 
 
 @pytest.fixture
@@ -141,10 +144,11 @@ def service(tmp_path: Path, receiver: Receiver) -> Iterator[Service]:
 def test_spans_of_both_apis_form_one_trace_each_and_hold_no_code(service: Service, receiver: Receiver) -> None:
     url = f"http://{service.address('http')}"
     headers = {"traceparent": f"00-{TRACE}-{SPAN}-01", "X-Request-Id": "mine"}
-    assert httpx.post(f"{url}/v1/grade", json=BODY, headers=headers).json()["verdict"] == "accepted"
-    assert httpx.post(f"{url}/v1/grade", json=BODY).json()["cached"]
-    assert httpx.post(f"{url}/v1/grade", json={**BODY, "code": "print("}).json()["verdict"] == "compile_error"
-    assert httpx.get(f"{url}/healthz").status_code == 200
+    assert httpx.post(f"{url}/v1/grade", json=BODY, headers=headers, timeout=60).json()["verdict"] == "accepted"
+    assert httpx.post(f"{url}/v1/grade", json=BODY, timeout=60).json()["cached"]
+    broken_body = {**BODY, "code": "print("}
+    assert httpx.post(f"{url}/v1/grade", json=broken_body, timeout=60).json()["verdict"] == "compile_error"
+    assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
     submission = Submission(StdinTests((StdinCase("4", "5"),)), code="print(4)")
     with grpc.insecure_channel(service.address("grpc")) as channel:
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
@@ -183,8 +187,8 @@ def test_spans_of_both_apis_form_one_trace_each_and_hold_no_code(service: Servic
     (grade,) = [span for span in receiver.named("grade") if span.trace_id == "9" * 32]
     assert (grade.parent_id, grade.attributes["verdict"]) == (call.span_id, "wrong_answer")
 
-    for secret in (b"secret_name", b"3333", b"6666"):
-        assert secret not in receiver.raw
+    for secret in ("secret_name", str(SECRET_INPUT), str(2 * SECRET_INPUT)):
+        assert secret.encode() not in receiver.raw
 
 
 def test_latency_histograms_name_the_traces_of_their_requests(service: Service) -> None:
@@ -195,7 +199,7 @@ def test_latency_histograms_name_the_traces_of_their_requests(service: Service) 
     headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
     assert httpx.post(f"{url}/v1/grade", json=BODY, headers=headers, timeout=60).json()["verdict"] == "accepted"
     for page in (f"{url}/metrics", f"http://{service.address('metrics')}/metrics"):
-        scraped = httpx.get(page, headers={"Accept": "application/openmetrics-text;version=1.0.0"})
+        scraped = httpx.get(page, headers={"Accept": "application/openmetrics-text;version=1.0.0"}, timeout=60)
         assert scraped.headers["content-type"].startswith("application/openmetrics-text")
         found: dict[str, set[str]] = {}
         for family in text_string_to_metric_families(scraped.text):  # type: ignore[no-untyped-call]
@@ -206,7 +210,7 @@ def test_latency_histograms_name_the_traces_of_their_requests(service: Service) 
         # A request that its caller does not sample leaves no trace, and so no exemplar.
         histograms = ("submission_duration_seconds", "test_duration_seconds")
         assert found == {f"nouscoder_verifier_{name}": {TRACE} for name in histograms}
-        plain = httpx.get(page)
+        plain = httpx.get(page, timeout=60)
         assert plain.headers["content-type"].startswith("text/plain")
         assert TRACE not in plain.text
 
