@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -128,8 +127,6 @@ class VerifierProcess:
 
 
 def _is_harmless(line: str) -> bool:
-    if re.match(r"I\d{4} .* fork_posix", line):  # an informational message of gRPC
-        return True
     try:
         record: dict[str, Any] = json.loads(line)
     except ValueError:
