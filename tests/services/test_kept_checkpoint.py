@@ -98,8 +98,9 @@ async def test_the_version_that_is_asked_for_is_kept_when_its_checkpoint_is_prun
     assert [*numbered(folder / "checkpoints")] == [8]
 
 
+@pytest.mark.parametrize("version", [3, 4])  # of 4 in the run: the last one's checkpoint is that of the run's end
 async def test_a_checkpoint_that_is_being_written_delays_the_one_that_is_kept(
-    learner: Learner, monkeypatch: pytest.MonkeyPatch
+    learner: Learner, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     finish, trained = PendingCheckpoint.finish, threading.Event()
 
@@ -112,7 +113,7 @@ async def test_a_checkpoint_that_is_being_written_delays_the_one_that_is_kept(
 
     def train_and_tell(batch: Any, *arguments: Any) -> Any:
         answer = real(batch, *arguments)
-        if batch.batch_id == 2:
+        if learner.core.progress.policy_version == version:
             trained.set()
         return answer
 
@@ -120,7 +121,7 @@ async def test_a_checkpoint_that_is_being_written_delays_the_one_that_is_kept(
     asked = asyncio.ensure_future(learner.worker.keep_checkpoint(2))
     await learner.run()
     kept = await asked
-    assert kept.policy_version > 2
+    assert version <= kept.policy_version <= 4
     assert verified_checkpoint(await kept.path()).progress.policy_version == kept.policy_version
 
 
@@ -149,6 +150,21 @@ async def test_a_checkpoint_that_could_not_be_kept_is_said_and_training_goes_on(
     await running
     assert learner.core.progress.policy_version == 4
     assert learner.kept == []
+
+
+async def test_a_last_checkpoint_that_could_not_be_kept_ends_the_run_well(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Path:
+        raise StorageError("the disk is full: it was not written")
+
+    monkeypatch.setattr(checkpoints, "keep_checkpoint", full)
+    running = asyncio.ensure_future(learner.run())
+    with pytest.raises(NotKept, match=r"the checkpoint of version 4 was not kept: .*the disk is full"):
+        async with kept_checkpoint(learner.config, 4):
+            pass
+    await running
+    assert [*numbered(learner.config.run.folder / "checkpoints")] == [8]
 
 
 async def test_a_caller_that_goes_away_leaves_nothing(learner: Learner) -> None:

@@ -4,8 +4,8 @@ An evaluation asks for the checkpoint of the policy that it will measure (`keep`
 next batch is trained, the state of a version is gone.
 
 INVARIANT: at most one checkpoint is being written. It holds the state after a whole number of batches, and the broker
-knows the policy version before the checkpoint's version, so that a resumed learner can publish the next one. A
-checkpoint that is asked for by `keep` is written after the first batch that fits, if none is being written then.
+knows the policy version before the checkpoint's version, so that a resumed learner can publish the next one. `keep`
+gets the first checkpoint that begins with its version or a later one, also if that is the one at the end of the run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from nouscoder.atomic_files import StorageError
 from nouscoder.config import LearnerSection
 from nouscoder.learner.checkpoint import Checkpoint, PendingCheckpoint
 from nouscoder.learner.core import HalfTrained, LearnerCore, LearnerError
@@ -32,18 +33,28 @@ _MAX_FAILURES_IN_A_ROW = 5
 
 
 @dataclass(frozen=True, slots=True)
+class _Stored:
+    """A complete checkpoint. `kept` is the folder of the kept one or why there is none; None when nobody asked."""
+
+    path: Path
+    kept: Path | StorageError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KeptCheckpoint:
     """A checkpoint that is kept for an evaluation: its state is copied, and it is being written."""
 
     policy_version: int
-    written: asyncio.Task[Path | Exception]
+    written: asyncio.Task[_Stored | Exception]
 
     async def path(self) -> Path:
         """Its folder, when it is complete. Raises NousCoderError."""
         outcome = await asyncio.shield(self.written)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        kept = outcome if isinstance(outcome, Exception) else outcome.kept
+        if isinstance(kept, Exception):
+            raise kept
+        assert kept is not None
+        return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,7 @@ class Checkpoints:
         self._training = training
         self._publication = publication
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._task: asyncio.Task[Path | Exception] | None = None
+        self._task: asyncio.Task[_Stored | Exception] | None = None
         self._batches_since = 0
         self._since = time.monotonic()
         self._failures = 0
@@ -96,11 +107,8 @@ class Checkpoints:
             outcome = self._task.result()
             if isinstance(outcome, Exception) and self._failures >= _MAX_FAILURES_IN_A_ROW:
                 raise outcome
-        wishes = [wish for wish in self._wishes if wish.from_version <= self._core.progress.policy_version]
-        if (is_due or wishes) and (self._task is None or self._task.done()):
-            copied, self._task = self._begin(self._store_and_keep if wishes else self._store)
-            await asyncio.wait({copied})
-            self._tell(wishes, copied, self._task)
+        if (is_due or self._granted()) and (self._task is None or self._task.done()):
+            await self._begin()
 
     async def keep(self, from_version: int) -> KeptCheckpoint:
         """Wait for a batch that makes policy version `from_version` or a later one, and keep a checkpoint after it.
@@ -130,13 +138,12 @@ class Checkpoints:
                 await asyncio.wait({self._task})
             await self._publication.settle()
             if self._task is None or self._task.done():
-                _, self._task = self._begin(self._store)
-                outcome = await asyncio.shield(self._task)
+                outcome = await asyncio.shield(await self._begin())
                 if not isinstance(outcome, _TooEarly):
                     break
         if isinstance(outcome, Exception):
             raise outcome
-        return outcome
+        return outcome.path
 
     async def close(self) -> None:
         """Wait for the checkpoint that is being written."""
@@ -145,37 +152,54 @@ class Checkpoints:
             await asyncio.wait({self._task})
         await asyncio.to_thread(self._writing.shutdown, wait=True)
 
-    def _begin(
-        self, store: Callable[[PendingCheckpoint | Checkpoint], Path]
-    ) -> tuple[asyncio.Future[PendingCheckpoint | Checkpoint], asyncio.Task[Path | Exception]]:
-        """Queue the copy after the current work of the training thread, and `store` after the copy."""
-        known_version = self._publication.known_version
+    def _granted(self) -> list[_Wish]:
+        """The wishes that a checkpoint of the present state fulfils."""
+        version = self._core.progress.policy_version
+        return [wish for wish in self._wishes if wish.from_version <= version and not wish.begun.done()]
+
+    async def _begin(self) -> asyncio.Task[_Stored | Exception]:
+        """Begin a checkpoint after the current work of the training thread. Returns once the state is copied."""
+        wishes, known_version = self._granted(), self._publication.known_version
         copied = asyncio.get_running_loop().run_in_executor(self._training, self._copy, known_version)
-        return copied, asyncio.create_task(self._write(copied, store))
+        written = asyncio.create_task(self._write(copied, self._store_and_keep if wishes else self._store))
+        self._task = written
+        await asyncio.wait({copied})
+        self._tell(wishes, copied, written)
+        return written
 
     def _tell(
         self,
         wishes: list[_Wish],
         copied: asyncio.Future[PendingCheckpoint | Checkpoint],
-        written: asyncio.Task[Path | Exception],
+        written: asyncio.Task[_Stored | Exception],
     ) -> None:
         """Tell those who wait for a kept checkpoint that its state is copied, or why not."""
+        error = copied.exception()
+        if isinstance(error, _TooEarly | HalfTrained):
+            return  # they wait for the next checkpoint
         for wish in wishes:
             if wish.begun.done():  # its caller went away
                 continue
-            if error := copied.exception():
+            if error:
                 wish.begun.set_exception(error)
             else:
                 wish.begun.set_result(KeptCheckpoint(copied.result().progress.policy_version, written))
 
-    def _store(self, pending: PendingCheckpoint | Checkpoint) -> Path:
-        """The folder of the checkpoint when it is complete."""
-        return pending.path if isinstance(pending, Checkpoint) else self._core.finish_checkpoint(pending).path
+    def _store(self, pending: PendingCheckpoint | Checkpoint) -> _Stored:
+        """Complete the checkpoint."""
+        return _Stored(self._finished(pending).path)
 
-    def _store_and_keep(self, pending: PendingCheckpoint | Checkpoint) -> Path:
-        """The same of one that is kept. Nothing prunes between, because one thread writes and prunes."""
-        stored = pending if isinstance(pending, Checkpoint) else self._core.finish_checkpoint(pending)
-        return keep_checkpoint(self._kept, stored)
+    def _store_and_keep(self, pending: PendingCheckpoint | Checkpoint) -> _Stored:
+        """Complete it, and keep it. Nothing prunes in between, because one thread writes and prunes."""
+        stored = self._finished(pending)
+        try:
+            return _Stored(stored.path, keep_checkpoint(self._kept, stored))
+        except StorageError as error:
+            log.warning("a checkpoint was not kept", extra={"fault": str(error)})
+            return _Stored(stored.path, error)
+
+    def _finished(self, pending: PendingCheckpoint | Checkpoint) -> Checkpoint:
+        return pending if isinstance(pending, Checkpoint) else self._core.finish_checkpoint(pending)
 
     def _copy(self, known_version: int) -> PendingCheckpoint | Checkpoint:
         progress, newest = self._core.progress, self._core.newest_checkpoint
@@ -188,13 +212,13 @@ class Checkpoints:
     async def _write(
         self,
         copied: asyncio.Future[PendingCheckpoint | Checkpoint],
-        store: Callable[[PendingCheckpoint | Checkpoint], Path],
-    ) -> Path | Exception:
-        """The path of the checkpoint, or the error."""
+        store: Callable[[PendingCheckpoint | Checkpoint], _Stored],
+    ) -> _Stored | Exception:
+        """The checkpoint, or the error."""
         started, num_batches = time.monotonic(), self._batches_since
         try:
             pending = await copied
-            path = await asyncio.get_running_loop().run_in_executor(self._writing, store, pending)
+            stored = await asyncio.get_running_loop().run_in_executor(self._writing, store, pending)
         except (_TooEarly, HalfTrained) as error:
             return error
         except Exception as error:
@@ -203,12 +227,12 @@ class Checkpoints:
             log.warning("a checkpoint failed", extra={"fault": str(error), "failures_in_a_row": self._failures})
             return error
         if isinstance(pending, Checkpoint):  # it was there already
-            return path
+            return stored
         self._failures = 0
         self._since = started
         self._batches_since -= num_batches
         self._metrics.checkpointed(CheckpointOutcome.WRITTEN, time.monotonic() - started)
-        return path
+        return stored
 
 
 def _too_late(version: int) -> LearnerError:
