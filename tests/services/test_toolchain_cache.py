@@ -11,7 +11,15 @@ import pytest
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import CompileFailed, Exit, Program, SandboxConfig, open_sandbox
-from nouscoder.verifier.toolchains.languages import Language, find_installed, forget_installed, installed, registry
+from nouscoder.verifier.toolchains.languages import (
+    Language,
+    find_installed,
+    forget_installed,
+    installed,
+    offer,
+    registry,
+    withdraw,
+)
 from nouscoder.verifier.toolchains.toolchain_cache import ToolchainCacheFailed, folder_of, prepare
 
 LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20)
@@ -60,6 +68,15 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     with pytest.raises(ToolchainCacheFailed, match="/proc/none/nouscoder/toolchains cannot be written"):
         prepare(language(tmp_path / "tool", "true"))
+
+
+def test_a_sandbox_that_was_closed_leaves_no_languages_behind(cache: Path) -> None:
+    sandbox = object()
+    offer(sandbox, None)
+    withdraw(sandbox)
+    before = installed()
+    forget_installed()
+    assert installed() is not before
 
 
 GO = 'package main\nimport ("fmt"; "os"; "sort"; "bufio")\nfunc main() { r := bufio.NewReader(os.Stdin); var n int;'

@@ -144,8 +144,11 @@ def withdraw(sandbox: object) -> None:
 
 def _combine() -> None:
     global _offered
+    if not _offers:
+        _offered = None
+        return
     there = [tools for tools in _offers.values() if tools is not None]
-    here = _installed_here() if not there or None in _offers.values() else {}
+    here = _installed_here() if None in _offers.values() else {}
     remote = {name: one for tools in there for name, one in _known().items() if tools >= set(one.detect)}
     _offered = MappingProxyType({**here, **remote})
 
