@@ -19,11 +19,13 @@ def check(result: LoadResult) -> None:
 
 
 def check_short(result: LoadResult) -> None:
-    """Check a run of seconds. Clients who wait before they send again leave a part of their shares for so short a time,
-    and longer on a busy machine, so here equal shares are not within 10 %."""
-    assert [complaint for complaint in complaints(result) if not complaint.startswith("the shares")] == [], as_text(
-        result
-    )
+    """Check a run of seconds, but neither equal shares nor constant memory.
+
+    Clients who wait before they send again leave a part of their shares for so short a time, and longer on a busy
+    machine. A few samples of memory show which candidates ran then, not whether the service grows.
+    """
+    of_long_runs = ("the shares", "memory grew")
+    assert [one for one in complaints(result) if not one.startswith(of_long_runs)] == [], as_text(result)
 
 
 def check_answers(result: LoadResult) -> None:
