@@ -22,10 +22,11 @@ SECRETS = "/api/v1/namespaces/here/secrets/"
 
 
 class Cluster:
-    """Answers discovery, RuntimeClasses and Secrets."""
+    """Answers discovery, RuntimeClasses, PriorityClasses and Secrets."""
 
     def __init__(self, address: str, folder: Path) -> None:
         self.runtime_classes: list[str] = []
+        self.priority_classes: dict[str, bool] = {}  # whether it is the global default, by name
         self.secrets: dict[str, dict[str, str]] = {}
         self.asked: list[str] = []
         self._kubeconfig = folder / "kubeconfig"
@@ -54,6 +55,11 @@ class Cluster:
         if path == "/apis/node.k8s.io/v1/runtimeclasses":
             items = [{"metadata": {"name": name}, "handler": "runsc"} for name in self.runtime_classes]
             return 200, {"kind": "RuntimeClassList", "apiVersion": "node.k8s.io/v1", "metadata": {}, "items": items}
+        if path == "/apis/scheduling.k8s.io/v1/priorityclasses":
+            classes = self.priority_classes.items()
+            listed = [{"metadata": {"name": name}, "globalDefault": is_default} for name, is_default in classes]
+            kind = {"kind": "PriorityClassList", "apiVersion": "scheduling.k8s.io/v1", "metadata": {}}
+            return 200, {**kind, "items": listed}
         if path.startswith(SECRETS):
             data = self.secrets.get(path.removeprefix(SECRETS))
             if data is None:
@@ -75,16 +81,21 @@ def _resources(group: str, name: str, kind: str, namespaced: bool) -> dict[str, 
 
 
 NODE = {"groupVersion": "node.k8s.io/v1", "version": "v1"}
+SCHEDULING = {"groupVersion": "scheduling.k8s.io/v1", "version": "v1"}
 DISCOVERY: dict[str, Any] = {
     "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {
         "kind": "APIGroupList",
         "apiVersion": "v1",
-        "groups": [{"name": "node.k8s.io", "versions": [NODE], "preferredVersion": NODE}],
+        "groups": [
+            {"name": "node.k8s.io", "versions": [NODE], "preferredVersion": NODE},
+            {"name": "scheduling.k8s.io", "versions": [SCHEDULING], "preferredVersion": SCHEDULING},
+        ],
     },
     "/api/v1": _resources("v1", "secrets", "Secret", True),
     "/apis/node.k8s.io/v1": _resources("node.k8s.io/v1", "runtimeclasses", "RuntimeClass", False),
+    "/apis/scheduling.k8s.io/v1": _resources("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", False),
 }
 
 
@@ -188,6 +199,22 @@ def test_an_installer_without_rights_to_cluster_wide_objects_needs_none(cluster:
     said = notes(cluster, {"verifier": {"sandbox": sandbox}})
     assert "admissionPolicy is never: whoever has the verifier's token can make any pod there" in said
     assert "You provide that namespace" in said
+
+
+def test_the_policy_admits_the_priority_that_kubernetes_gives_to_runners_without_one(cluster: Cluster) -> None:
+    cluster.runtime_classes = ["gvisor"]
+    cluster.priority_classes = {"high": False, "usual": True}
+
+    def admitted(**pool: str) -> str:
+        documents = cluster.render({"verifier": {"sandbox": {"pool": pool}}})
+        (policy,) = [one for one in documents if one["kind"] == "ValidatingAdmissionPolicy"]
+        (rule,) = [one["expression"] for one in policy["spec"]["validations"] if "PriorityClass" in one["message"]]
+        return str(rule).rpartition(" in ")[2]
+
+    assert admitted() == '["","usual"]'
+    assert admitted(priorityClassName="low") == '["low"]'
+    cluster.priority_classes = {}
+    assert admitted() == '[""]'
 
 
 def test_the_runners_do_not_share_the_namespace_of_the_release(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.chart.conftest import pod_specs
 from tests.runsc_runners import CHART_CAPABILITIES
 
 if TYPE_CHECKING:
@@ -139,6 +140,32 @@ def test_the_gateway_may_handle_pods_and_leases_in_the_namespace_of_the_runners_
         assert {one["metadata"]["namespace"] for one in roles} == {RUNNERS}
         (subject,) = roles[1]["subjects"]
         assert (subject["name"], subject["namespace"]) == ("nouscoder-verifier", "here")
+
+
+def test_the_policy_fixes_every_variable_and_the_probe_of_the_pod_that_the_chart_makes(chart: ChartRig) -> None:
+    seen = 0
+    for values in (*chart.variants.values(), {"verifier": {"sandbox": {"pool": {"existingSecret": "ours"}}}}):
+        documents = chart.documents(values)
+        for policy in (one for one in documents if one["kind"] == "ValidatingAdmissionPolicy"):
+            (pod,) = (pod for name, pod in pod_specs(documents).items() if "nouscoder-sandbox" in name)
+            (container,) = pod["spec"]["containers"]
+            rules = {one["message"]: one["expression"] for one in policy["spec"]["validations"]}
+            environment = rules[
+                "a runner has the environment of the chart, which reads no other Secret than the pool's key"
+            ]
+            assert json.dumps([one["name"] for one in container["env"]], separators=(",", ":")) in environment
+            for one in container["env"]:
+                source = one.get("valueFrom", {}).get("secretKeyRef")
+                given = f"'{source['name']}'" if source else f"orValue(\"\") == '{one['value']}' && !has(e.valueFrom)"
+                assert given in environment.partition(f"(e.name == '{one['name']}'")[2].partition("||")[0]
+            probe = rules["a runner has the readiness probe of the chart and no other probe"]
+            assert {name for name in container if name.endswith("Probe")} == {"readinessProbe"}
+            assert set(container["readinessProbe"]) == {"tcpSocket", "periodSeconds", "timeoutSeconds"}
+            for key in ("periodSeconds", "timeoutSeconds"):
+                assert f"{key}.orValue(0) == {container['readinessProbe'][key]} " in probe
+            assert f"port.orValue(\"\") == '{container['readinessProbe']['tcpSocket']['port']}'" in probe
+            seen += 1
+    assert seen > 15
 
 
 def test_the_namespace_of_the_runners_holds_their_key_and_nothing_else(chart: ChartRig) -> None:

@@ -58,6 +58,19 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/* The PriorityClasses that a runner may have, as JSON: that of the values; without one, none or the cluster's global
+     default, which the API server sets. Without a cluster (helm template) that name is unknown. */}}
+{{- define "nouscoder.sandbox.priorityClasses" -}}
+{{- $own := .Values.verifier.sandbox.pool.priorityClassName -}}
+{{- $allowed := list $own -}}
+{{- if not $own -}}
+{{- range (lookup "scheduling.k8s.io/v1" "PriorityClass" "" "").items | default list -}}
+{{- if .globalDefault -}}{{- $allowed = append $allowed .metadata.name -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $allowed | toJson -}}
+{{- end -}}
+
 {{/* The privileges of a runner, which the standard `baseline` admits. They act only inside gVisor: the harness makes a
      user namespace of two users there, and in it the namespaces of each submission. On the node the sandbox has none
      of them. */}}
