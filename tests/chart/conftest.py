@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import helm_python as helm
+import kubernetes_validate.utils
 import pytest
 import yaml
 
@@ -156,6 +158,15 @@ def pod_specs(documents: list[Document]) -> dict[str, Document]:
         elif "runner-pod.json" in one.get("data", {}):
             found[f"{name}/runner-pod.json"] = yaml.safe_load(one["data"]["runner-pod.json"])
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def schemas_read_once() -> Iterator[None]:
+    """kubernetes-validate reads a version's schema, several megabytes, for each resource: nine tenths of its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        read = functools.lru_cache(maxsize=64)(kubernetes_validate.utils.schema_contents)
+        patch.setattr(kubernetes_validate.utils, "schema_contents", read)
+        yield
 
 
 @pytest.fixture(scope="session")
