@@ -9,7 +9,7 @@ PYTHON_312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images attestations clean real-input
+.PHONY: check-arm64 demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images attestations clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -118,11 +118,15 @@ lock: .venv/dev.ready
 	$(subst 3.11,3.12,$(COMPILE)) --group test-nemo-gym -o requirements/test-nemo-gym.txt
 	for group in sandbox build; do $(COMPILE) -c requirements/dev.txt --group $$group -o requirements/$$group.txt || exit; done
 
-# Builds the images of the five kinds of pods with the image builder of this machine: make images ACCELERATOR=cpu
+# Builds the images of the five kinds of pods with the image builder of this machine, for GPUs if it has one:
+# make images ACCELERATOR=cuda PLATFORM=linux/arm64 (see deploy/images/build)
 # NAMES=vllm builds generation with the engine vLLM, which is not among the five.
-ACCELERATOR ?= cuda
 images:
-	deploy/images/build --accelerator $(ACCELERATOR) $(NAMES)
+	deploy/images/build $(if $(ACCELERATOR),--accelerator $(ACCELERATOR)) $(if $(PLATFORM),--platform $(PLATFORM)) $(NAMES)
+
+# Whether every package of the images' lock files has a wheel for arm64. Asks the package index, downloads nothing.
+check-arm64: .venv/dev.ready
+	$(BIN)/python deploy/check-arm64
 
 # Writes a signed bill of materials and provenance of images: make attestations KEY=key.pem OUT=folder SOURCE=URL
 # BUILDER=URI ARCHIVES="nouscoder-verifier=verifier.tar ..." (OCI archives of images that deploy/images/build has built)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,71 @@ def test_the_configured_program_builds_each_image(tree: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == NAMES
 
 
+@pytest.mark.parametrize(
+    ("tool", "names", "chosen", "said"),
+    [
+        ("nvidia-smi", ["learner"], "cuda", "build: accelerator cuda, because this machine has an NVIDIA device\n"),
+        ("", ["learner"], "cpu", "build: accelerator cpu, because this machine has no NVIDIA device"),
+        ("", ["vllm", "learner"], "cuda", "build: accelerator cuda, because vllm is for GPUs\n"),
+    ],
+)
+def test_the_accelerator_is_by_default_that_of_this_machine(
+    tree: Path, tool: str, names: list[str], chosen: str, said: str
+) -> None:
+    """One line says what was chosen, and why."""
+    if not tool and chosen == "cpu" and Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has an NVIDIA device, so the default without one cannot be seen here")
+    log = tree.parent / "calls"
+    tools = program(tree.parent / "gpu" / (tool or "other"), "exit 0").parent
+    builder = program(tree.parent / "builder", f'echo "$@" >>{log}')
+    done = run(tree, *names, builder=builder, path=str(tools))
+    assert done.returncode == 0, done.stderr
+    assert said in done.stderr
+    assert f"ACCELERATOR={chosen}" in log.read_text()
+    explicit = run(tree, "--accelerator", "cuda", "learner", builder=builder, path=str(tools))
+    assert "build: accelerator" not in explicit.stderr
+
+
+def test_the_platform_reaches_the_builder_and_is_an_input_of_the_image(tree: Path) -> None:
+    log = tree.parent / "calls"
+    docker = f"""
+case "$*" in
+  *inspect*-f*) echo 1500000000 ;;
+  *inspect*) exit 0 ;;
+  *) echo "$@" >>{log} ;;
+esac"""
+    tools = str(program(tree.parent / "docker-only" / "docker", docker).parent)
+    for words in ((), ("--platform", "linux/arm64"), ("--platform", "linux/arm64"), ("--platform", "linux/amd64")):
+        assert run(tree, *words, "broker", path=tools).returncode == 0
+    built = [line.partition("--platform ")[2].split() for line in log.read_text().splitlines()]
+    assert [words[:1] for words in built] == [[], ["linux/arm64"], ["linux/amd64"]]
+
+
+def test_a_package_without_a_wheel_for_arm64_is_named(tmp_path: Path) -> None:
+    """uv tells which wheels fit; the lock must have the hash of one of them."""
+    lock = (PROJECT / "requirements" / "build.txt").read_text()
+    (known, *_) = [line.partition("sha256:")[2][:64] for line in lock.splitlines() if "sha256:" in line]
+    wheels = {"good": ("good-1-py3-none-any.whl", known), "bad": ("bad-1-cp311-manylinux_aarch64.whl", "0" * 64)}
+    text = "".join(
+        f'[[packages]]\nname = "{name}"\nwheels = [{{ url = "{file}", hashes = {{ sha256 = "{digest}" }} }}]\n'
+        for name, (file, digest) in wheels.items()
+    )
+    (tmp_path / "pylock").write_text(text)
+    uv = program(tmp_path / "uv", f'cp {tmp_path / "pylock"} "${{@: -1}}"')
+    command = [sys.executable, str(PROJECT / "deploy" / "check-arm64"), "build"]
+    done = subprocess.run(
+        command, env=os.environ | {"UV": str(uv)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "check-arm64: build: bad has no wheel whose hash is in the lock\n"
+    assert done.stdout.split() == ["build", "2", "packages:", "1", "of", "pure", "Python,", "1", "for", "aarch64"]
+    program(uv, "echo 'no usable wheels' >&2; exit 1")
+    done = subprocess.run(
+        command, env=os.environ | {"UV": str(uv)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "check-arm64: build: no usable wheels\n")
+
+
 def test_the_sandbox_image_with_libraries_has_a_tag_of_its_own(tree: Path) -> None:
     """The packages and the set reach the build, and of no other image."""
     log = tree.parent / "calls"
@@ -106,6 +172,8 @@ esac"""
     [
         (["nothing"], "no image nothing; there are verifier broker generation learner sandbox vllm"),
         (["--accelerator", "tpu"], "--accelerator is cuda or cpu, not tpu"),
+        (["--platform", "linux/riscv64"], "--platform is linux/amd64 or linux/arm64, not linux/riscv64"),
+        (["--platform", "linux/arm64", "vllm"], "the lock of the image vllm is for linux/amd64"),
         (["--libraries", "all"], "--libraries is judge, not all"),
         (
             [],
