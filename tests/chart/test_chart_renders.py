@@ -128,6 +128,22 @@ def test_generation_serves_an_api_in_openais_form_where_it_is_wanted(chart: Char
     assert not configuration(chart, {}, tmp_path).generation.openai.http
 
 
+def test_operating_md_lists_every_image_for_a_cluster_without_internet(
+    pods: dict[str, dict[str, dict[str, Any]]],
+) -> None:
+    text = (ROOT / "docs" / "operating.md").read_text("utf8")
+    listed = text.partition("| Image | Values that name it |")[2].partition("\n\n")[0]
+    images = {
+        container["image"].rpartition("/")[2].partition(":")[0]
+        for named in pods.values()
+        for pod in named.values()
+        for container in [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+    }
+    assert {"nouscoder-vllm", "redis", "redis_exporter"} < images
+    for image in images:
+        assert image in listed, image
+
+
 def test_the_index_of_problems_has_a_volume(chart: ChartRig, tmp_path: Path) -> None:
     """The broker mounts /problems read-only, and /tmp is too small for the tests of many problems."""
     pod = chart.one("Deployment", "nouscoder-broker", {"broker": {"indexSize": "9Gi"}})["spec"]["template"]["spec"]
