@@ -130,8 +130,7 @@ def test_extra_parts_of_a_pod(chart: ChartRig, name: str) -> None:
     sidecar = {"name": "exporter", "image": "registry/exporter:1"}
     sources = [{"secretRef": {"name": "store"}}, {"prefix": "A_", "configMapRef": {"name": "b", "optional": True}}]
     extra: dict[str, Any] = {"extraVolumes": [volume], "extraVolumeMounts": [mount], "sidecars": [sidecar]}
-    if name != "redis":
-        extra |= {"extraEnvFrom": sources, "extraEnv": {"NCCL_DEBUG": "WARN"}}
+    extra |= {"extraEnvFrom": sources, "extraEnv": {"NCCL_DEBUG": "WARN"}}
     pods = checked(chart, {name: extra})
     for place, pod in pods.items():
         own = place == PODS[name]
@@ -140,9 +139,8 @@ def test_extra_parts_of_a_pod(chart: ChartRig, name: str) -> None:
         for container in containers(pod):
             if container["name"] != "exporter":
                 assert (mount in container["volumeMounts"]) is own
-                if name != "redis":
-                    assert (container.get("envFrom") == sources) is own
-                    assert ({"name": "NCCL_DEBUG", "value": "WARN"} in container.get("env", [])) is own
+                assert (container.get("envFrom") == sources) is own
+                assert ({"name": "NCCL_DEBUG", "value": "WARN"} in container.get("env", [])) is own
 
 
 def test_each_component_may_have_its_own_account(chart: ChartRig) -> None:
@@ -199,13 +197,20 @@ def test_a_component_overrides_single_fields_of_the_security_contexts(chart: Cha
 
 def test_probes_give_the_configured_seconds(chart: ChartRig) -> None:
     probes = {"startupSeconds": 7201, "readinessSeconds": 30, "livenessSeconds": 300}
-    services = ("broker", "verifier", "generation", "learner")
-    pods = checked(chart, for_each({"probes": probes}, services))
-    for name in services:
+    pods = checked(chart, for_each({"probes": probes}))
+    for name in PODS:
         (container,) = [one for one in pods[PODS[name]]["spec"]["containers"] if one["name"] == name]
         for kind, seconds in probes.items():
             probe = container[f"{kind.removesuffix('Seconds')}Probe"]
             assert 0 <= probe["periodSeconds"] * probe["failureThreshold"] - seconds < probe["periodSeconds"]
+
+
+def test_the_exporter_of_redis_gets_the_environment_of_its_component(chart: ChartRig) -> None:
+    sources = [{"secretRef": {"name": "store"}}]
+    values = {"redis": {"exporter": {"enabled": True}, "extraEnv": {"TZ": "UTC"}, "extraEnvFrom": sources}}
+    for container in containers(checked(chart, values)[PODS["redis"]]):
+        assert {"name": "TZ", "value": "UTC"} in container["env"]
+        assert container["envFrom"] == sources
 
 
 def test_an_ingress_leads_to_the_rest_api(chart: ChartRig) -> None:

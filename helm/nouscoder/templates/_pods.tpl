@@ -103,10 +103,22 @@ env:
 {{- end }}
   - name: HOME
     value: /tmp
-{{- range $name, $value := .values.extraEnv }}
-  - name: {{ $name }}
-    value: {{ $value | quote }}
+{{- with include "nouscoder.extraEnv" .values.extraEnv | trim }}
+{{ . | indent 2 }}
 {{- end }}
+{{- include "nouscoder.envFrom" . }}
+{{- end -}}
+
+{{/* The variables of the values, as a list. */}}
+{{- define "nouscoder.extraEnv" -}}
+{{- range $name, $value := . }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* The sources of variables of the values: dict values */}}
+{{- define "nouscoder.envFrom" -}}
 {{- with .values.extraEnvFrom }}
 envFrom:
   {{- toYaml . | nindent 2 }}
