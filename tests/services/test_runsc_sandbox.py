@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.sandbox import Program, SandboxConfig, SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.runsc import HOW_TO_GET, RunscSandbox, find_runsc
 from nouscoder.verifier.toolchains.languages import registry
 
-LIMITS = Limits(wall_time_s=20.0, cpu_time_s=10.0, memory_bytes=256 << 20)
+LIMITS = Limits(wall_time_s=20.0, cpu_time_s=10.0, memory_bytes=256 << 20, output_bytes=1 << 20)
 DOUBLE = Program(registry()["python"], "print(int(input()) * 2)", LIMITS)
 SLEEP = Program(registry()["python"], "import time; time.sleep(60)", LIMITS)
 
@@ -57,6 +57,51 @@ async def test_a_sandbox_that_dies_is_a_sandbox_error_and_is_replaced(sandbox: R
         with pytest.raises(SandboxError):
             await waiting
     assert await doubled(sandbox) != pid
+
+
+IN_FILES = """
+import time
+def fill(mebibytes):
+    for number in range(mebibytes):
+        with open(f"/tmp/{number}", "wb") as file:
+            file.write(b"x" * (1 << 20))
+    return [bytearray(b"x" * (1 << 20)) for _ in range(180)]
+"""
+IN_NOBODYS_PAGES = """
+import mmap, os, time
+def fill(mebibytes):
+    r, w = os.pipe()
+    if os.fork() == 0:  # holds a mapping that another process, now dead, has filled
+        held = mmap.mmap(-1, mebibytes << 20)
+        if os.fork() == 0:
+            for at in range(0, mebibytes << 20, 4096):
+                held[at] = 1
+            os._exit(0)
+        os.wait()
+        os.write(w, b"x")
+        time.sleep(60)
+    os.read(r, 1)
+    return [bytearray(b"x" * (1 << 20)) for _ in range(180)]
+"""
+
+
+@pytest.mark.parametrize("fills", [IN_FILES, IN_NOBODYS_PAGES])
+async def test_what_no_process_counts_is_memory_of_the_run(sandbox: RunscSandbox, fills: str) -> None:
+    """The last run of a session is one that starts while the sandbox has just freed what the run before held."""
+    bomb = Program(registry()["python"], f"{fills}\nkept = fill(int(input()))\ntime.sleep(60)", LIMITS)
+    async with sandbox.session(bomb) as session:
+        for _ in range(3):
+            result = await session.run(b"200")
+            assert (result.exit, result.memory_bytes > LIMITS.memory_bytes) == (Exit.MEMORY_LIMIT, True), result
+
+
+@pytest.mark.parametrize("fills", [IN_FILES, IN_NOBODYS_PAGES])
+async def test_a_run_below_its_limit_may_use_files_and_shared_mappings(sandbox: RunscSandbox, fills: str) -> None:
+    honest = f"{fills}\nkept = fill(int(input()))\ntime.sleep(0.2)\nprint(len(kept))"  # measured a few times
+    async with sandbox.session(Program(registry()["python"], honest, LIMITS)) as session:
+        for _ in range(3):
+            result = await session.run(b"40\n" + b"x" * (16 << 20))
+            assert (result.exit, result.stdout) == (Exit.EXITED, b"180\n"), result
 
 
 TALKS = """

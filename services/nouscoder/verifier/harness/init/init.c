@@ -154,6 +154,7 @@ static void set_up(struct session *s) {
     control(s, PR_SET_DUMPABLE, 0, NULL);
     s->last_pid = open_last_pid(s);
     s->proc_fd = show_processes(s);
+    open_meminfo(s);
     /* The files of the runs are in a tmpfs that the candidate's /tmp then hides. Only this descriptor reaches it. */
     if (mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=700"))
         fail(s, "mount tmpfs on /tmp: %s", strerror(errno));

@@ -91,6 +91,7 @@ struct run {
     pid_t pid;
     double started_s, cpu_before_s, children_before_s;
     uint64_t peak_bytes;
+    uint64_t before_bytes; /* what the whole gVisor sandbox held just before the run; see memory.c */
     /* set when the run has ended */
     enum ended ended;
     int exit_code, signal;
@@ -109,6 +110,7 @@ struct session {
     int orders, report;     /* pipes from and to the zygote */
     bool owns_stream;       /* the previous submission has ended */
     int files_dir, proc_fd; /* candidates can reach neither */
+    int meminfo_fd;         /* /proc/meminfo of gVisor, which tells of this sandbox only; -1 in other kernels */
     int last_pid;           /* the file that sets the next process id; -1 when the kernel has none */
     int socket_calls;       /* says when a program makes a socket; -1 when the kernel does not */
     bool has_own_network;   /* this process has left the network namespace of the zygote */
@@ -206,6 +208,8 @@ uint64_t own_file_bytes(void); /* the pages of files that forks of the zygote ho
 void drop_interpreter(void);   /* no Python can run afterwards */
 
 /* memory.c */
+void open_meminfo(struct session *s);
+void note_memory_before(struct session *s, struct run *run);
 void measure_memory(struct session *s, struct run *run);
 
 /* folder.c */

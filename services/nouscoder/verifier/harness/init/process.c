@@ -140,6 +140,7 @@ static int set_descriptors(const struct run *run, int report, int go) {
 
 /* Fork a confined process. Its id is 2 in each run, so that no run can count the processes of an earlier one. Returns 0 in it; it can then run candidate code. */
 pid_t spawn(struct session *s, struct run *run, const char *folder, int report, int go) {
+    note_memory_before(s, run);
     run->children_before_s = children_cpu_s();
     run->started_s = now_s();
     if (s->last_pid >= 0 && pwrite(s->last_pid, "1", 1, 0) != 1) fail(s, "ns_last_pid: %s", strerror(errno));

@@ -145,6 +145,7 @@ bool start_talk(struct session *s, struct run *run, const int to[2]) {
     run->pid = child.pid;
     run->started_s = child.started_s;
     run->children_before_s = child.children_before_s;
+    run->before_bytes = child.before_bytes;
     run->relay = (struct relay){.sink = to[1], .out = from[0]};
     return false;
 }
