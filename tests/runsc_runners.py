@@ -97,6 +97,10 @@ class RunscRunners:
         """See `Source`."""
         await self.remove(runner)
 
+    async def lacked_memory(self, runner: Found) -> bool:
+        """See `Source`."""
+        return False
+
     async def close(self) -> None:
         """See `Source`."""
         for name in list(self._running):

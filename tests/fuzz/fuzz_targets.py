@@ -366,6 +366,10 @@ class _Said:
         """The reason."""
         return reason
 
+    async def lacked_memory(self) -> bool:
+        """Not known."""
+        return False
+
 
 _LIMITS = Limits(wall_time_s=60, output_bytes=4096)
 _PROGRAMS = (

@@ -19,6 +19,7 @@ from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.runner.secure import own_certificate
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox.base import OutOfMemory
 from nouscoder.verifier.sandbox.canary import new_canary
 from nouscoder.verifier.sandbox.compile_cache import CompileCache
 from nouscoder.verifier.sandbox.link import Ending
@@ -61,6 +62,8 @@ class HostileLaunch:
         self._said = frames.encode(Kind.HELLO, hello) + frames.encode(Kind.READY) + said
         self._tools = tools or {}
         self.received = b""
+        self.is_out_of_memory = False
+        self.hangs_up = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> HostileLink:
@@ -72,12 +75,15 @@ class HostileLaunch:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(self._said)
         with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 16):
+            while data := await reader.read(0 if self.hangs_up else 1 << 16):
                 self.received += data
         writer.close()
 
     def explain(self, reason: str) -> str:
         return reason
+
+    async def lacked_memory(self) -> bool:
+        return self.is_out_of_memory
 
 
 async def session_with(launch: HostileLaunch, program: Program = PROGRAM) -> tuple[Slot, SlotSession]:
@@ -122,6 +128,25 @@ async def test_a_bad_answer_to_a_run_is_a_sandbox_error_and_ends_the_slot(said: 
     with pytest.raises(SandboxError):
         await session.run(b"")
     assert not slot.end_session()
+
+
+@pytest.mark.parametrize("is_out_of_memory", [True, False])
+async def test_a_runner_that_was_killed_for_lack_of_memory_is_told_from_one_that_was_lost(
+    is_out_of_memory: bool,
+) -> None:
+    slot, session = await session_with(launch := HostileLaunch(COMPILED + BAD_RESULTS["an unknown kind"]))
+    launch.is_out_of_memory = is_out_of_memory
+    with pytest.raises(SandboxError) as caught:
+        await session.run(b"")
+    assert isinstance(caught.value, OutOfMemory) is is_out_of_memory
+    assert not slot.end_session()
+
+
+async def test_the_same_while_the_program_compiles() -> None:
+    launch = HostileLaunch(b"")
+    launch.is_out_of_memory, launch.hangs_up = True, True
+    with pytest.raises(OutOfMemory):
+        await session_with(launch)
 
 
 async def test_a_frame_as_large_as_files_is_refused_unread_unless_the_program_fetches_some() -> None:

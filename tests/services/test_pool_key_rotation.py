@@ -77,6 +77,9 @@ class Agents:
     async def quarantine(self, runner: Found) -> None:
         await self.remove(runner)
 
+    async def lacked_memory(self, runner: Found) -> bool:
+        return False
+
     async def close(self) -> None:
         for name in list(self.processes):
             await self.remove(Found(name, None))

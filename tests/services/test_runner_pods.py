@@ -158,6 +158,13 @@ def pod(name: str, ip: str = "", phase: str = "Running", **metadata: str) -> dic
     }
 
 
+def ended(name: str, reason: str) -> dict[str, Any]:
+    """A pod whose container was killed."""
+    record = pod(name, phase="Failed")
+    record["status"]["containerStatuses"] = [{"state": {"terminated": {"exitCode": 137, "reason": reason}}}]
+    return record
+
+
 class Watched:
     """The source under test, and a way to wait for what it lists."""
 
@@ -214,6 +221,28 @@ async def test_changes_are_read_from_one_watch_and_not_from_lists(watched: Watch
     for _ in range(100):
         await watched.source.list()
     assert api.requests == ["list", "watch from 7"]
+
+
+@pytest.mark.parametrize("kind", ["MODIFIED", "DELETED"])
+async def test_a_pod_that_was_killed_for_lack_of_memory_is_known_after_its_removal(
+    watched: Watched, api: Api, kind: str
+) -> None:
+    """Its connection may end before the news comes. A pod that ended for another reason did not lack memory."""
+    await watched.until(lambda found: len(found) == 2)
+    asked = [asyncio.create_task(watched.source.lacked_memory(Found(name, None))) for name in ("a", "b")]
+    await asyncio.sleep(0)
+    assert not any(one.done() for one in asked)
+    api.send(kind, ended("a", "OOMKilled"))
+    api.send(kind, ended("b", "Error"))
+    await watched.until(lambda found: not found)
+    assert await asyncio.gather(*asked) == [True, False]
+    assert await watched.source.lacked_memory(Found("a", None))
+
+
+async def test_a_pod_that_goes_on_did_not_lack_memory(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    await watched.until(lambda found: len(found) == 2)
+    monkeypatch.setattr(pods_module, "_NEWS_LIMIT_S", 0.01)
+    assert not await watched.source.lacked_memory(Found("a", None))
 
 
 async def test_a_removed_pod_is_not_listed_again_though_the_api_still_reports_it(watched: Watched, api: Api) -> None:
@@ -326,6 +355,8 @@ def test_a_pod_has_no_address_before_it_is_ready() -> None:
     assert read_pod(starting) == RunnerPod("a")
     assert read_pod(pod("a", "10.0.0.1")) == RunnerPod("a", "10.0.0.1")
     assert read_pod(pod("a", phase="Failed", deletionTimestamp="now")) == RunnerPod("a", "", True, True)
+    assert read_pod(ended("a", "OOMKilled")) == RunnerPod("a", "", True, lacked_memory=True)
+    assert read_pod(ended("a", "Error")) == RunnerPod("a", "", True)
 
 
 @pytest.mark.parametrize("text", [b"<html>", b"[]", b"{}", b'{"items": [1], "metadata": {}}', b'{"items": 1}'])

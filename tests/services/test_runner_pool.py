@@ -52,6 +52,9 @@ class Pods:
         self.there.pop(runner.name, None)
         self.quarantined.append(runner.name)
 
+    async def lacked_memory(self, runner: Found) -> bool:
+        return False
+
     async def close(self) -> None:
         self.there.clear()
 

@@ -22,6 +22,7 @@ from nouscoder.verifier.sandbox.base import (
     CompileStarved,
     Dialogue,
     Exit,
+    OutOfMemory,
     Program,
     RunResult,
     SandboxError,
@@ -309,6 +310,41 @@ async def test_two_infrastructure_failures_give_internal_error(error: Exception,
     assert sample(grader, "internal_errors_total", cause=cause) == 2
     assert sample(grader, "submissions_total", verdict="internal_error") == 1
     assert grader.unfinished == 0
+
+
+LOST, KILLED = SandboxError("gone"), OutOfMemory("killed for lack of memory")
+ENDS = {
+    "killed twice": ([KILLED, KILLED], VerdictKind.MEMORY_LIMIT_EXCEEDED),
+    "killed once": ([KILLED], VerdictKind.ACCEPTED),
+    "lost twice": ([LOST, LOST], VerdictKind.INTERNAL_ERROR),
+    "lost once in between": ([KILLED, LOST, KILLED], VerdictKind.MEMORY_LIMIT_EXCEEDED),
+    "lost before": ([LOST, KILLED, KILLED], VerdictKind.MEMORY_LIMIT_EXCEEDED),
+    "lost before and killed once": ([LOST, KILLED], VerdictKind.ACCEPTED),
+    "killed once and lost twice": ([KILLED, LOST, LOST], VerdictKind.INTERNAL_ERROR),
+}
+
+
+@pytest.mark.parametrize(("ends", "kind"), ENDS.values(), ids=ENDS.keys())
+async def test_a_program_under_which_two_sandboxes_are_killed_for_lack_of_memory_exceeds_its_limit(
+    ends: list[SandboxError], kind: VerdictKind
+) -> None:
+    """One such end may be due to the machine. A lost sandbox without that reason is never the program's fault."""
+    left = list(ends)
+
+    async def behaviour(stdin: bytes) -> RunResult:
+        if stdin == b"a" and left:
+            raise left.pop(0)
+        return await echo(stdin)
+
+    sandbox = ScriptedSandbox(behaviour)
+    grader = grader_of(sandbox)
+    submission = stdin_submission(("a", "a"), ("bb", "bb"), stop_on_first_failure=False)
+    verdict = await grader.grade(submission)
+    assert (verdict.kind, left, sandbox.open) == (kind, [], 0), verdict
+    assert len(sandbox.programs) == len(ends) + (kind is VerdictKind.ACCEPTED)
+    assert verdict.graded == (2 if kind is VerdictKind.ACCEPTED else 1)
+    blamed = kind is VerdictKind.MEMORY_LIMIT_EXCEEDED
+    assert sample(grader, "internal_errors_total", cause="sandbox") == len(ends) - blamed
 
 
 async def test_a_silent_sandbox_is_abandoned() -> None:

@@ -8,7 +8,8 @@ waits (test_workers.py). At most `max_queue` submissions wait. A slot is free ag
 caller is cancelled or the sandbox has failed.
 
 After an infrastructure failure grading is tried once more in another sandbox; a second failure gives internal_error.
-Nothing that a candidate does gives internal_error.
+Nothing that a candidate does gives internal_error. So a program under which two sandboxes were killed for lack of
+memory has exceeded its limit: its process tree can grow faster than it is measured.
 """
 
 from __future__ import annotations
@@ -45,12 +46,16 @@ from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
     Elastic,
+    OutOfMemory,
     PartnerCompileFailed,
     Program,
     RunResult,
     Sandbox,
     SandboxError,
 )
+
+_KILLED_BY_PROGRAM = 2  # one may be due to the machine
+_KILLED = f"{_KILLED_BY_PROGRAM} sandboxes in which it ran were killed for lack of memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +193,16 @@ class Grader:
     async def _attempts(
         self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
     ) -> Verdict:
-        """Run the remaining tests. Each infrastructure failure costs one attempt and one sandbox."""
+        """Run the remaining tests. Each infrastructure failure costs one attempt and one sandbox.
+
+        A sandbox that was killed for lack of memory costs no attempt, because the program may be the reason. It is
+        blamed when that happens again.
+        """
         work = self._work(submission, program, progress.judge, on_outcome)
         max_workers = self.num_slots if has_parallel_tests(submission) else 1
         message = ""
-        for _ in range(self._policy.attempts):
+        num_failed = num_killed = 0
+        while num_failed < self._policy.attempts:
             await self._has_slots.wait()  # as in the queue, for as long as the caller waits
             try:
                 async with asyncio.timeout(self._policy.attempt_patience_s(program)):
@@ -205,9 +215,15 @@ class Grader:
                 raise InvalidSubmission("tests", f"the judge does not compile: {failure.detail[-2000:]}") from None
             except CompileFailed as failure:
                 return progress.ended(VerdictKind.COMPILE_ERROR, failure.detail[-2000:])
+            except OutOfMemory as error:
+                num_killed += 1
+                if num_killed == _KILLED_BY_PROGRAM:
+                    return progress.ended(VerdictKind.MEMORY_LIMIT_EXCEEDED, _KILLED)
+                count_error(self._metrics, error)
             except Exception as error:
+                num_failed += 1
                 message = count_error(self._metrics, error)
-                max_workers = 1
+            max_workers = 1
         return progress.ended(VerdictKind.INTERNAL_ERROR, message)
 
     def _work(

@@ -96,6 +96,10 @@ class SandboxError(NousCoderError):
     """The sandbox failed, not the candidate. The grader retries in another slot, then answers internal_error."""
 
 
+class OutOfMemory(SandboxError):
+    """What the sandbox runs on was killed for lack of memory. The grader blames the program at the second time."""
+
+
 class SandboxUnavailable(SandboxError, Unusable):
     """The host cannot provide the configured isolation. The message says what is missing and how to get it."""
 

@@ -62,5 +62,9 @@ class HeadlessRunners:
         """See `Source`. This gateway never uses the runner again."""
         self._quarantined.add(runner.name)
 
+    async def lacked_memory(self, runner: Found) -> bool:
+        """See `Source`. DNS does not tell."""
+        return False
+
     async def close(self) -> None:
         """See `Source`. Does nothing, because the Deployment owns the runners."""

@@ -27,6 +27,10 @@ class Launch(Protocol):
         """One sentence that says why no slot starts, what is missing and how to get it."""
         ...
 
+    async def lacked_memory(self) -> bool:
+        """Whether what the last harness ran on has ended for lack of memory. Waits some seconds for the news."""
+        ...
+
 
 class HostLaunch:
     """Starts the interpreter on this host. The harness then makes namespaces of the host's kernel."""
@@ -42,6 +46,10 @@ class HostLaunch:
         settings = self._settings if peer is None else self._settings._replace(peer=peer)
         command = [*python_command(self._python, HARNESS / ENTRY_NAME), settings.to_json()]
         return await ProcessLink.start(command, peer=peer)
+
+    async def lacked_memory(self) -> bool:
+        """See `Launch`. The group of the slot knows (sandbox/cgroup.py)."""
+        return False
 
     def explain(self, reason: str) -> str:
         """See `Launch.explain`."""

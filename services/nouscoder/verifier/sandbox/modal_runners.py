@@ -184,6 +184,10 @@ class ModalRunners:
         log.error("the container of a quarantined runner is ended", extra={"runner": runner.name})
         await self.remove(runner)
 
+    async def lacked_memory(self, runner: Found) -> bool:
+        """See `Source`. Modal gives a container that it has killed the same exit code, whatever the reason."""
+        return False
+
     async def _end(self, name: str) -> None:
         """End a container. When Modal does not confirm it, the sweep does it again."""
         made = self._made.get(name)

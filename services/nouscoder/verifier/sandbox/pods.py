@@ -9,12 +9,13 @@ removed here is never listed again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ _RESYNC_S = 60
 _RETRY_S = 1.0
 _STOP_LIMIT_S = 5.0
 _MAX_QUARANTINED = 3
+_NEWS_LIMIT_S = 5.0  # of the end of a pod, after that of its connection
+_MAX_OUT_OF_MEMORY = 1000  # names that are remembered
 
 Answer = TypeVar("Answer")
 
@@ -61,6 +64,8 @@ class ManagedPods:
         self._watching: asyncio.Task[None] | None = None
         self._pods: dict[str, RunnerPod] = {}
         self._removed: set[str] = set()  # names that the API may still report
+        self._out_of_memory: dict[str, None] = {}  # names of the last pods that were killed for it, oldest first
+        self._news = asyncio.Event()  # of any pod
         self._problem = ""
         self._closed = False
         self._answered = asyncio.Event()  # the first list has succeeded or failed
@@ -106,6 +111,7 @@ class ManagedPods:
         pods, version = await self._call(
             lambda: read_pods(self._api.list_namespaced_pod(**self._raw(), label_selector=self._usable).data)
         )
+        self._note_ends(pods.values())
         self._removed &= pods.keys()
         self._pods = {name: pod for name, pod in pods.items() if name not in self._removed}
         self._problem = ""
@@ -136,12 +142,29 @@ class ManagedPods:
             await asyncio.wait({watching}, timeout=0.05)
         watching.cancel()
 
+    def _note_ends(self, pods: Iterable[RunnerPod]) -> None:
+        """Remember which pods lacked memory: they are removed at once, and asked for later."""
+        self._out_of_memory |= {pod.name: None for pod in pods if pod.lacked_memory}
+        for name in list(self._out_of_memory)[:-_MAX_OUT_OF_MEMORY]:
+            del self._out_of_memory[name]
+        self._news.set()
+
+    async def lacked_memory(self, runner: Found) -> bool:
+        """See `Source`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_NEWS_LIMIT_S):
+                while (pod := self._pods.get(runner.name)) is not None and not pod.has_ended:
+                    self._news.clear()
+                    await self._news.wait()
+        return runner.name in self._out_of_memory
+
     def _apply(self, kind: str, pod: RunnerPod) -> None:
         if kind == "DELETED":
             self._pods.pop(pod.name, None)
             self._removed.discard(pod.name)
         elif pod.name not in self._removed:
             self._pods[pod.name] = pod
+        self._note_ends([pod])
 
     async def list(self) -> Sequence[Found]:
         """See `Source`. Pods that have ended are removed."""

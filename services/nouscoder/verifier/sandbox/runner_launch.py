@@ -52,6 +52,10 @@ class RunnerLaunch:
         """See `Launch`."""
         return f"the {self._access.backend} sandbox cannot start: {reason}; {self._access.advice}"
 
+    async def lacked_memory(self) -> bool:
+        """See `Launch`. Only the launch of a slot knows: what a partner or a canary needs is not the candidate's."""
+        return False
+
     async def _connect(
         self, runner: Runner, want: str, closed: Callable[[Ending], Awaitable[None]] | None = None
     ) -> SocketLink:
@@ -91,10 +95,15 @@ class PooledLaunch(RunnerLaunch):
     def __init__(self, pool: RunnerPool, access: RunnerAccess, config: SandboxConfig) -> None:
         super().__init__(access, config)
         self._pool = pool
+        self._last: Runner | None = None  # also after it was given back
+
+    async def lacked_memory(self) -> bool:
+        """See `Launch`."""
+        return self._last is not None and await self._pool.source.lacked_memory(self._last.found)
 
     async def open(self) -> Link:
         """See `Launch`. Raises SandboxError."""
-        runner = await self._pool.lend(self._config.start_limit_s, current_choice().avoided)
+        self._last = runner = await self._pool.lend(self._config.start_limit_s, current_choice().avoided)
         try:
             link = await self._connect(runner, greeting.SLOT, self._give_back)
         except BaseException:

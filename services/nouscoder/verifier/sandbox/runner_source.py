@@ -56,6 +56,13 @@ class Source(Protocol):
         """Take a runner out of use, but keep it for inspection."""
         ...
 
+    async def lacked_memory(self, runner: Found) -> bool:
+        """Whether a runner was killed because it reached its memory limit. False where the source cannot tell.
+
+        Waits some seconds for the news, because a connection may end earlier.
+        """
+        ...
+
     async def close(self) -> None:
         """End the runners that this source has made."""
         ...

@@ -137,6 +137,10 @@ class RunscLaunch:
         """See `Launch.explain`."""
         return f"the runsc sandbox cannot start: {reason} (program: {self._runsc}; `nouscoder doctor` shows details)"
 
+    async def lacked_memory(self) -> bool:
+        """See `Launch`. Nothing but the host's memory bounds this sandbox."""
+        return False
+
     async def _delete(self) -> None:
         if self._folder is None:
             return

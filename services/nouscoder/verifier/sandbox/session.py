@@ -17,6 +17,7 @@ from nouscoder.verifier.sandbox.base import (
     CompileFailed,
     CompileStarved,
     Exit,
+    OutOfMemory,
     Program,
     RunResult,
     SandboxError,
@@ -72,7 +73,7 @@ class SlotSession:
         self._slot.begin(frames.session_bound(self._program.limits.output_bytes, has_files=has_files))
 
     async def compile(self) -> None:
-        """Send the program. Raises CompileFailed, CompileStarved, SandboxError."""
+        """Send the program. Raises CompileFailed, CompileStarved, OutOfMemory, SandboxError."""
         limits, language = self._program.limits, self._program.language
         program_limits = frames.ProgramLimits(
             compile_time_s=self._compile_time_s,
@@ -103,7 +104,11 @@ class SlotSession:
         except SlotEnded:  # during the previous session or while idle: nothing of this session has run
             await self._slot.ensure_usable()
             self.begin()
-            kind, detail = await self._begin(payload)
+            try:
+                kind, detail = await self._begin(payload)
+            except SandboxError as error:
+                await self._blame_memory(error)
+                raise
         if kind is Kind.COMPILE_FAILED:
             raise CompileFailed(detail.decode("utf-8", "replace"))
         if kind is Kind.COMPILE_STARVED:
@@ -158,9 +163,10 @@ class SlotSession:
                 await self._prepare_run(args, files, len(stdin))
                 await self._slot.send(Kind.RUN, stdin)
                 kind, payload = await self._receive(self._program.limits.wall_time_s)
-            except SandboxError:
+            except SandboxError as error:
                 if await self._is_killed():
                     return _OUT_OF_MEMORY
+                await self._blame_memory(error)
                 raise
             if kind is not Kind.RESULT:
                 await self._slot.stop()
@@ -198,10 +204,11 @@ class SlotSession:
             await partner._reopen_if_killed()
             try:
                 return await self._talk(partner, args, files)
-            except SandboxError:
+            except SandboxError as error:
                 if await self._is_killed():
                     await partner._abandon()
                     return _OUT_OF_MEMORY, _OUT_OF_MEMORY
+                await self._blame_memory(error)
                 raise
 
     async def start_dialogue(self) -> SlotDialogue:
@@ -233,6 +240,11 @@ class SlotSession:
             return False
         await self._abandon()
         return True
+
+    async def _blame_memory(self, error: SandboxError) -> None:
+        """Raises OutOfMemory instead of `error` when the slot ended together with what it runs on, for its memory."""
+        if await self._slot.launch.lacked_memory():
+            raise OutOfMemory(f"what slot {self._slot.index} ran on was killed for lack of memory") from error
 
     async def _abandon(self) -> None:
         await self._slot.stop()
