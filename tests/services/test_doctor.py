@@ -62,6 +62,37 @@ def test_a_refused_namespace_is_named_with_the_reason(monkeypatch: pytest.Monkey
     assert finding.fix
 
 
+class _Unwritable:
+    """The groups of a host that lets nobody make one, or only these."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def __call__(self) -> _Unwritable:
+        return self
+
+
+@pytest.mark.parametrize(("names", "writable"), [((), "none"), (("cpuacct", "pids"), "cpuacct pids")])
+def test_without_groups_that_bound_memory_it_says_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], writable: str
+) -> None:
+    """The answers do not say it: their `backend` is the plain name."""
+    monkeypatch.setattr(host, "Groups", _Unwritable(*names))
+    finding = host._cgroups()
+    assert (finding.ok, finding.needed) == (False, False)
+    assert f"writable: {writable}; memory is sampled" in finding.detail
+    for lost in ("shared memory", "buffers of sockets", "CPU time of abandoned children"):
+        assert lost in finding.detail
+    assert "Delegate=yes" in finding.fix
+
+
+def test_with_groups_it_says_that_the_kernel_bounds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "Groups", _Unwritable("memory", "pids"))
+    finding = host._cgroups()
+    assert (finding.ok, finding.fix) == (True, "")
+    assert "memory pids bounded by the kernel" in finding.detail
+
+
 def test_a_sandbox_that_does_not_start_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(config: object) -> None:
         raise SandboxUnavailable("the local sandbox cannot start: no clone")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,9 +16,10 @@ from tests.services.test_runner_pool import Pods
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader, OnOutcome, QueueFull
-from nouscoder.verifier.grading.second_runner import ACCUSE_EVERY_S, SecondRunnerGrader
+from nouscoder.verifier.grading.second_runner import ACCUSE_EVERY_S, SecondRunnerGrader, with_second_runner
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable, gvisor
+from nouscoder.verifier.sandbox.fake import FakeSandbox
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.launch import HARNESS, interpreter, python_command
 from nouscoder.verifier.sandbox.link import Ending, ProcessLink
@@ -35,6 +37,7 @@ class Opinions:
     """A grader that gives these verdicts, each from the first runner that it need not avoid; and its runners."""
 
     backend, num_slots, unfinished = "gvisor", 1, 0
+    name = "gvisor"
 
     def __init__(self, kinds: list[VerdictKind | Exception], runners: int = 3) -> None:
         self._kinds = kinds
@@ -85,6 +88,30 @@ async def test_the_answer_is_what_two_runners_say(
     assert (await grader.grade(SUBMISSION)).kind is answer
     assert (ends, opinions.accused) == ([ended] if ended else [], accused)
     assert len(set(opinions.asked)) == len(opinions.asked), "each time another runner"
+
+
+@pytest.mark.parametrize("name", ["gvisor", "modal"])
+async def test_every_backend_with_runners_is_repeated_also_behind_another(name: str) -> None:
+    """`Opinions` stands for the backend as well, because only its runners are asked for."""
+    runners, ends = Opinions([YES, NO, NO]), list[SecondRun]()
+    runners.name = name
+    local: list[Any] = [FakeSandbox()]
+    backends: list[Any] = [*local, runners]
+    grader = with_second_runner(runners, backends, 1.0, ends.append)
+    assert (await grader.grade(SUBMISSION)).kind is NO
+    assert (ends, runners.accused) == ([SecondRun.OVERRULED], ["pod-0"])
+    assert with_second_runner(runners, local, 1.0, ends.append) is runners
+
+
+async def test_runners_of_two_backends_overrule_each_other() -> None:
+    one, other = Opinions([YES, NO, NO], runners=2), Opinions([], runners=0)
+    other.has_other = lambda avoided: True  # type: ignore[method-assign]
+    one._names += ["modal-0"]
+    backends: list[Any] = [one, other]
+    grader = with_second_runner(one, backends, 1.0, lambda _: None)
+    assert (await grader.grade(SUBMISSION)).kind is NO
+    assert one.asked == ["pod-0", "pod-1", "modal-0"]
+    assert one.accused == other.accused == ["pod-0"]
 
 
 async def test_one_runner_a_minute_is_accused_because_programs_can_print_what_they_like() -> None:

@@ -86,7 +86,7 @@ class SandboxSection(Section):
     modal: ModalSection = ModalSection()
     spill_over: SpillOverSection = SpillOverSection()
     second_runner_share: float = Field(
-        0.01, ge=0, le=1, description="backend gvisor: share of the submissions that a second runner repeats"
+        0.01, ge=0, le=1, description="backends gvisor, modal: share of the submissions that a second runner repeats"
     )
 
     @model_validator(mode="after")

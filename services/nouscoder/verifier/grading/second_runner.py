@@ -110,9 +110,25 @@ class SecondRunnerGrader(GraderDecorator):
 def with_second_runner(
     grader: Grading, backends: Sequence[Sandbox], share: float, count: Callable[[SecondRun], None]
 ) -> Grading:
-    """The grader, with a second runner if a backend has runner pods."""
-    pods = next((one for one in backends if one.name == "gvisor" and isinstance(one, Runners)), None)
-    return grader if pods is None else SecondRunnerGrader(grader, pods, share, count)
+    """The grader, with a second runner if a backend has runners: pods or containers."""
+    pools = [one for one in backends if isinstance(one, Runners)]
+    return SecondRunnerGrader(grader, _Pools(pools), share, count) if pools else grader
+
+
+class _Pools:
+    """The runners of all backends that have some. Implements `Runners`; no two have the same name."""
+
+    def __init__(self, pools: Sequence[Runners]) -> None:
+        self._pools = pools
+
+    def has_other(self, avoided: frozenset[str]) -> bool:
+        """See `Runners`."""
+        return any(pool.has_other(avoided) for pool in self._pools)
+
+    async def accuse(self, name: str) -> None:
+        """See `Runners`. The pools that do not have it do nothing."""
+        for pool in self._pools:
+            await pool.accuse(name)
 
 
 def _agree(one: Verdict, other: Verdict) -> bool:
