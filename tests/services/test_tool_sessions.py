@@ -342,7 +342,9 @@ async def served(sandbox: Sandbox) -> AsyncIterator[tuple[str, Rig]]:
 
 
 async def serve(tools: ToolSessions | None, grader: Grader, stack: AsyncExitStack) -> str:
-    server = grpc.aio.server(interceptors=[GrpcGate(ApiKeys()), StatusCodes(STATUS_CODES, [FULL_NAME])])
+    server = grpc.aio.server(
+        interceptors=[GrpcGate(ApiKeys(), MemoryBudget(1 << 30)), StatusCodes(STATUS_CODES, [FULL_NAME])]
+    )
     servicer = Servicer(grader, (), MemoryBudget(1 << 30), tools)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

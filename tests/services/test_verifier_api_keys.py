@@ -70,7 +70,9 @@ async def running(api_keys: ApiKeys) -> AsyncIterator[Running]:
     grader = QuotaGrader(Grader(sandbox, VerifierMetrics(registry)), Quotas())
     async with AsyncExitStack() as stack:
         address = await start_http(make_app(grader, registry, DrainState(), 10_000, api_keys), "127.0.0.1:0", stack)
-        server = grpc.aio.server(interceptors=[GrpcGate(api_keys), StatusCodes(STATUS_CODES, [FULL_NAME])])
+        server = grpc.aio.server(
+            interceptors=[GrpcGate(api_keys, MemoryBudget(1 << 30)), StatusCodes(STATUS_CODES, [FULL_NAME])]
+        )
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, (), MemoryBudget(1 << 30)), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -1,6 +1,6 @@
-"""What a request may cost the gateway: memory of all bodies, messages of callers without a token, foreign sites.
+"""What a request may cost the gateway: memory of bodies and answers, gRPC messages, foreign sites.
 
-Tests the invariants of memory_budget.py and gatekeeper.py.
+Tests the invariants of memory_budget.py, count_memory.py, grpc_gate.py, grpc_answers.py and gatekeeper.py.
 """
 
 from __future__ import annotations
@@ -8,32 +8,49 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import grpc
 import httpx
 import pytest
+from google.protobuf.message import Message
 from prometheus_client import CollectorRegistry
 
+from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.http_server import delivery
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.same_site import foreign_part
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.server import start_grpc
 from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
+from nouscoder.verifier import service as service_module
+from nouscoder.verifier.access import memory_budget
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.api.rest import DrainState, make_app
-from nouscoder.verifier.api.run_code import RunCodeRequest
-from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
-from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.api.run_code import (
+    CodeRunner,
+    CommandResult,
+    CommandStatus,
+    RunCodeAnswer,
+    RunCodeRequest,
+    RunStatus,
+)
+from nouscoder.verifier.api.servicer import FULL_NAME, Servicer
+from nouscoder.verifier.grading.grader import Grader, OnOutcome
+from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox
+from nouscoder.verifier.service import grpc_served
 
 BUDGET_BYTES = 20_000
 KEY = f"ann:{hashlib.sha256(b's3cret').hexdigest()}"
@@ -48,25 +65,26 @@ class Running:
 
 
 @asynccontextmanager
-async def running(api_keys: ApiKeys | None = None, hosts: tuple[str, ...] = ()) -> AsyncIterator[Running]:
+async def running(
+    api_keys: ApiKeys | None = None,
+    hosts: tuple[str, ...] = (),
+    budget_bytes: int = BUDGET_BYTES,
+    grader: Grading | None = None,
+    runner: CodeRunner | None = None,
+) -> AsyncIterator[Running]:
     """REST and gRPC on free ports, with programs that echo their input."""
-    sandbox, registry, budget = FakeSandbox(), CollectorRegistry(), MemoryBudget(BUDGET_BYTES)
+    sandbox, registry, budget = FakeSandbox(), CollectorRegistry(), MemoryBudget(budget_bytes)
     await sandbox.start()
     keys = api_keys or ApiKeys()
-    grader = Grader(sandbox, VerifierMetrics(registry))
+    grader = grader or Grader(sandbox, VerifierMetrics(registry))
+    section = VerifierSection(grpc="127.0.0.1:0", max_queue=1, drain_s=0)
     async with AsyncExitStack() as stack:
-        app = make_app(grader, registry, DrainState(), 15_000, keys, budget=budget, hosts=hosts)
+        app = make_app(grader, registry, DrainState(), 15_000, keys, runner, budget=budget, hosts=hosts)
         address = await start_http(app, "127.0.0.1:0", stack)
-        server = grpc.aio.server(
-            interceptors=[GrpcGate(keys), StatusCodes(STATUS_CODES, [FULL_NAME])],
-            options=[("grpc.max_receive_message_length", 64 << 20)],
-        )
-        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, (), budget), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        stack.push_async_callback(server.stop, None)
+        servicer = Servicer(grader, (), budget)
+        calls = await start_grpc(grpc_served(section, servicer, registry, GrpcGate(keys, budget)), stack)
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{address}", timeout=60))
-        yield Running(http, address, f"127.0.0.1:{port}", budget)
+        yield Running(http, address, calls, budget)
 
 
 def body(num_bytes: int = 100) -> bytes:
@@ -138,7 +156,7 @@ async def test_a_call_without_a_token_ends_before_its_message_is_read() -> None:
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-# Sends compressed zeros without a token, eight calls at once, and prints how each ended.
+# Sends compressed zeros, eight calls at once, and prints how each ended.
 COMPRESSED = """
 import asyncio, sys, grpc
 async def main(address, service):
@@ -150,17 +168,203 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_compressed_messages_without_a_token_are_never_expanded() -> None:
-    """480 MiB of zeros arrive as half a MiB. The most memory of this process is counted anew from here."""
-    async with running(ApiKeys(environment=KEY)) as service:
-        Path("/proc/self/clear_refs").write_text("5")
-        before = status_bytes("VmRSS")
+@pytest.mark.parametrize("keys", [KEY, None], ids=["tokens", "open"])
+async def test_compressed_messages_are_never_expanded(keys: str | None) -> None:
+    """480 MiB of zeros arrive as half a MiB. Without its token a call is refused for one reason or the other."""
+    async with running(ApiKeys(environment=keys)) as service:
+        before = most_memory_from_now()
         client = await asyncio.create_subprocess_exec(
             sys.executable, "-c", COMPRESSED, service.grpc, FULL_NAME, stdout=asyncio.subprocess.PIPE
         )
         said, _ = await client.communicate()
-        assert said.decode().split() == ["UNAUTHENTICATED"] * 8
+        codes = said.decode().split()
+        assert len(codes) == 8
+        assert set(codes) <= {"UNIMPLEMENTED", *(["UNAUTHENTICATED"] if keys else [])}
         assert status_bytes("VmHWM") < before + (48 << 20)
+
+
+async def test_a_message_is_counted_before_it_is_parsed() -> None:
+    """The bytes are no message, so INVALID_ARGUMENT would show that they were parsed."""
+    async with running() as service, grpc.aio.insecure_channel(service.grpc) as channel:
+        for method, code in (("Grade", "unary_unary"), ("GradeStream", "unary_stream")):
+            start = getattr(channel, code)(f"/{FULL_NAME}/{method}", bytes, bytes)
+            assert await start(b"\xff" * 30_000, timeout=60).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await start(b"\xff" * 10_000, timeout=60).code() is grpc.StatusCode.INVALID_ARGUMENT
+        await held(service, 0)
+
+
+async def test_more_calls_at_once_than_may_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "_MORE_CALLS", 1)
+    async with running() as service, grpc.aio.insecure_channel(service.grpc) as channel:
+        start = channel.stream_stream(f"/{FULL_NAME}/GradeBatch", bytes, bytes)
+        open_calls = [start(timeout=60), start(timeout=60)]
+        for call in open_calls:
+            await call.initial_metadata()
+        assert await start(timeout=60).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in open_calls:
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.OK
+
+
+class Saying:
+    """A grader whose verdict says a long text."""
+
+    backend = "none"
+    num_slots = 1
+    unfinished = 0
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+
+    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
+        return Verdict(VerdictKind.ACCEPTED, 1, 1, 1, 0.0, self.backend, detail="x" * self._num_bytes)
+
+
+class Printing:
+    """In place of CodeRunner: every program prints so many NUL characters on stdout and on stderr."""
+
+    def __init__(self, num_chars: int) -> None:
+        self.num_runs = 0
+        self._num_chars = num_chars
+
+    async def run(self, request: RunCodeRequest) -> RunCodeAnswer:
+        self.num_runs += 1
+        stdout, stderr = (bytes(self._num_chars).decode() for _ in range(2))
+        ran = CommandResult(status=CommandStatus.FINISHED, return_code=0, stdout=stdout, stderr=stderr)
+        return RunCodeAnswer(status=RunStatus.SUCCESS, run_result=ran)
+
+
+RUN = b'{"code": "1", "language": "python"}'
+
+
+def connection_that_reads_nothing(address: str, path: str, sent: bytes) -> socket.socket:
+    """A connection that has sent a request. Its own buffer takes little of the answer."""
+    host, _, port = address.rpartition(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(60)
+    client.connect((host, int(port)))
+    client.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
+    return client
+
+
+async def test_answers_that_nobody_reads_take_no_more_than_the_budget() -> None:
+    """84 MiB of JSON for each of five clients; 14 MiB while it is text."""
+    runner = Printing(7 << 20)
+    budget_bytes = 32 << 20
+    async with running(budget_bytes=budget_bytes, runner=cast(CodeRunner, runner)) as service:
+        before = most_memory_from_now()
+        clients = [connection_that_reads_nothing(service.address, "/run_code", RUN) for _ in range(5)]
+        async with asyncio.timeout(60):
+            while runner.num_runs < 5 or service.budget.held_bytes < 28 << 20:
+                await asyncio.sleep(0.01)
+        refused = await service.http.post("/run_code", content=RUN)
+        assert (refused.status_code, refused.headers["retry-after"]) == (504, "1")
+        assert "memory" in refused.json()["detail"]
+        assert (await service.http.get("/healthz")).status_code == 200
+        assert 28 << 20 < service.budget.held_bytes <= budget_bytes
+        assert status_bytes("VmHWM") < before + budget_bytes + (40 << 20)
+        for client in clients:
+            client.close()
+        await held(service, 0)
+        answer = await service.http.post("/run_code", content=RUN)
+        assert answer.json()["run_result"]["stdout"] == "\0" * (7 << 20)
+
+
+@pytest.mark.parametrize("path", ["/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code"])
+async def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(delivery, "ANSWER_PATIENCE_S", 0.5)
+    num_bytes = 24 << 20
+    runner = cast(CodeRunner, Printing(num_bytes // 2))
+    async with running(budget_bytes=1 << 28, grader=Saying(num_bytes), runner=runner) as service:
+        sent = RUN if path == "/run_code" else body()
+        client = connection_that_reads_nothing(service.address, path, sent)
+        async with asyncio.timeout(60):
+            while service.budget.held_bytes < num_bytes:
+                await asyncio.sleep(0.001)
+        await held(service, 0)
+        assert len(await asyncio.to_thread(read_to_the_end, client)) < num_bytes
+        answer = await service.http.post(path, content=sent)
+        assert len(answer.content) > num_bytes
+        await held(service, 0)
+
+
+def read_to_the_end(client: socket.socket) -> bytes:
+    """All that the connection still gives."""
+    said = b""
+    with client:
+        try:
+            while more := client.recv(1 << 16):
+                said += more
+        except ConnectionError:
+            pass
+    return said
+
+
+async def test_an_answer_waits_for_room_and_is_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(budget_bytes=1 << 20, grader=Saying(100_000)) as service:
+        service.budget.take(1_000_000)
+        waiting = asyncio.ensure_future(service.http.post("/v1/grade", content=body()))
+        await asyncio.sleep(0)
+        while service.budget.held_bytes == 1_000_000:  # its body is not here yet
+            await asyncio.sleep(0.001)
+        service.budget.held_bytes -= 1_000_000
+        assert (await waiting).json()["verdict"] == "accepted"
+        await held(service, 0)
+        service.budget.take(1_000_000)
+        monkeypatch.setattr(memory_budget, "ROOM_PATIENCE_S", 0.0)
+        for path in ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch"):
+            refused = await service.http.post(path, content=body())
+            assert "as much memory as they may" in refused.text
+            if path == "/v1/grade":
+                assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+                assert refused.headers["x-request-id"]
+            if path == "/v1/grade/stream":
+                assert refused.text.startswith("event: fault\n")
+        stub_code = await grade_call(service)
+        assert stub_code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await held(service, 1_000_000)
+
+
+async def grade_call(service: Running) -> grpc.StatusCode:
+    """How a gRPC call ends."""
+    source = submission_to(Submission(StdinTests((StdinCase("a", "a"),)), code="1"))
+    async with grpc.aio.insecure_channel(service.grpc) as channel:
+        call = verifier_pb2_grpc.VerifierServiceStub(channel).Grade(verifier_pb2.GradeRequest(submission=source))
+        return await call.code()
+
+
+@pytest.mark.parametrize("method", ["Grade", "GradeStream", "GradeBatch"])
+async def test_a_grpc_answer_that_nobody_reads_is_counted_and_leaves_room_to_others(method: str) -> None:
+    """A client of streams reads a message only when it is asked for."""
+    source = submission_to(Submission(StdinTests((StdinCase("a", "a"),)), code="1"))
+    request: Message = verifier_pb2.GradeRequest(submission=source)
+    if method == "GradeBatch":
+        request = verifier_pb2.GradeBatchRequest(request_id="1", submission=source)
+    num_bytes = 24 << 20
+    async with running(budget_bytes=5 * num_bytes, grader=Saying(num_bytes)) as service:
+        async with grpc.aio.insecure_channel(service.grpc, options=[("grpc.max_receive_message_length", -1)]) as one:
+            calls = [one.stream_stream(f"/{FULL_NAME}/{method}", bytes, bytes)() for _ in range(2)]
+            for call in calls:
+                await call.write(request.SerializeToString())
+                await call.done_writing()
+            async with asyncio.timeout(60):
+                while service.budget.held_bytes < num_bytes:
+                    await asyncio.sleep(0.001)
+            ended = [asyncio.ensure_future(call.code()) for call in calls]
+            (refused,), (unread,) = await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+            assert refused.result() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert num_bytes < service.budget.held_bytes < num_bytes + 10_000
+            assert (await service.http.post("/v1/grade", content=body())).json()["verdict"] == "accepted"
+            assert len(cast(bytes, await calls[ended.index(unread)].read())) > num_bytes
+            assert await unread is grpc.StatusCode.OK
+        await held(service, 0)
+
+
+def most_memory_from_now() -> int:
+    """The memory of this process now. VmHWM counts anew from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status_bytes("VmRSS")
 
 
 def status_bytes(name: str) -> int:
@@ -215,9 +419,3 @@ async def test_no_redirect_repeats_the_host_of_the_request() -> None:
     async with running() as service:
         answer = await service.http.get("/healthz/", headers={"Host": "evil.example.com"})
         assert (answer.status_code, answer.headers.get("location")) in ((403, None), (404, None))
-
-
-def test_the_output_of_run_code_is_bounded_by_the_size_of_its_answer() -> None:
-    """A NUL character has six bytes in JSON."""
-    limits = RunCodeRequest(code="print(1)", language="python").program().limits
-    assert 6 * limits.output_bytes <= 64 * 1024**2

@@ -119,7 +119,9 @@ async def service() -> AsyncIterator[Running]:
     drain_state = DrainState()
     async with AsyncExitStack() as stack:
         url = "http://" + await start_http(make_app(grader, registry, drain_state, MAX_BODY), "127.0.0.1:0", stack)
-        server = grpc.aio.server(interceptors=[GrpcGate(ApiKeys()), StatusCodes(STATUS_CODES, [FULL_NAME])])
+        server = grpc.aio.server(
+            interceptors=[GrpcGate(ApiKeys(), MemoryBudget(1 << 30)), StatusCodes(STATUS_CODES, [FULL_NAME])]
+        )
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(
             Servicer(grader, ("layer",), MemoryBudget(1 << 30)), server
         )

@@ -194,7 +194,9 @@ class VerifierSection(Section):
     )
     max_body_bytes: int = Field(64 * 1024**2, ge=1024, description="largest request, over REST and gRPC")
     max_bodies_bytes: int = Field(
-        256 * 1024**2, ge=1024, description="bytes that all requests in progress may hold together; more are refused"
+        256 * 1024**2,
+        ge=1024,
+        description="bytes of bodies and answers that all requests may hold together; more are refused",
     )
     drain_s: float = Field(
         10.0, ge=0, description="seconds after SIGTERM for submissions in progress to get their verdict"

@@ -1,7 +1,7 @@
 """Serves an ASGI application in the service's own event loop, without installing signal handlers.
 
 INVARIANT: a connection that has not sent the complete head of a request is closed after HEAD_PATIENCE_S, or once it has
-sent MAX_HEAD_BYTES and one packet.
+sent MAX_HEAD_BYTES and one packet. One that does not take its answer is ended too (delivery.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
+from nouscoder.http_server.delivery import Delivery
 from nouscoder.rpc.address import AddressError, socket_host, split_address
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ MAX_HEAD_BYTES = 65536
 
 
 class _Protocol(_UvicornProtocol):
-    """Closes idle connections whose request head arrives too slowly or grows too long."""
+    """Closes connections whose request head arrives too slowly or grows too long, or that do not take their answer."""
 
     closed: Callable[[], None] | None = None
     _patience: asyncio.TimerHandle | None = None
@@ -39,6 +40,8 @@ class _Protocol(_UvicornProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._delivery = Delivery(self.app, transport, self.flow)
+        self.app = self._delivery
         self._wait()
 
     def data_received(self, data: bytes) -> None:
@@ -69,8 +72,17 @@ class _Protocol(_UvicornProtocol):
         if not self.cycle.response_complete:  # the next, pipelined request
             self._wait_no_more()
 
+    def pause_writing(self) -> None:
+        self._delivery.writing_paused()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._delivery.writing_resumed()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
+        self._delivery.ended()
         super().connection_lost(exc)
         if self.closed is not None:
             self.closed()

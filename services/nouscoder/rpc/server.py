@@ -41,6 +41,8 @@ _OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 20000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
+# A set of bits, whose first one is "not compressed".
+UNCOMPRESSED_ONLY = ("grpc.compression_enabled_algorithms_bitset", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Served:
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     status_codes: StatusTable = field(default_factory=dict)
     max_message_bytes: int = MAX_MESSAGE_BYTES  # of an incoming message
+    max_calls: int | None = None  # at once; more are RESOURCE_EXHAUSTED
+    takes_compressed: bool = True  # whether compressed messages are read; else they are UNIMPLEMENTED
     health: Health = field(default_factory=Health)
     certificates: Sequence[str] = ()
     shares_address: bool = False  # with other processes; another one serves the metrics and says where all listen
@@ -79,9 +83,12 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
     host, port = split_address(served.address)
     reuse = ("grpc.so_reuseport", int(served.shares_address))
     options = [*_OPTIONS, reuse, ("grpc.max_receive_message_length", served.max_message_bytes)]
+    if not served.takes_compressed:
+        options.append(UNCOMPRESSED_ONLY)
     # The last interceptor is the innermost, so the others see the status code of an error.
     errors = StatusCodes(served.status_codes, served.full_names)
-    server = grpc.aio.server(options=options, interceptors=[*served.interceptors, errors])
+    interceptors = [*served.interceptors, errors]
+    server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=served.max_calls)
     served.register(server)
     served.health.add_to(server)
     reflection.enable_server_reflection([*served.full_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
-from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
+from nouscoder.http_server.api_keys import open_api_keys
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.tls import http_context
 from nouscoder.rpc.health import Health
@@ -55,6 +55,8 @@ from nouscoder.verifier.settings import cache_folder, grading_policy, not_served
 from nouscoder.verifier.tools.sessions import ToolSessions
 
 log = logging.getLogger(__name__)
+
+_MORE_CALLS = 1024  # gRPC calls at once, besides the submissions that may wait: streams, tool sessions, health
 
 
 async def serve(
@@ -99,7 +101,8 @@ async def serve(
             share.serve_metrics(registry, stack)
             await share.start(app, section, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)
-        served = _served(section, Servicer(grader, _isolation(sandbox), budget, tools), registry, api_keys)
+        gate = GrpcGate(api_keys, budget)
+        served = grpc_served(section, Servicer(grader, _isolation(sandbox), budget, tools), registry, gate)
         served = replace(served, shares_address=share is not None)
         await start_grpc(replace(served, interceptors=[*interceptors, *served.interceptors]), stack)
         stack.callback(drain_state.start)
@@ -183,7 +186,8 @@ async def _start_http(section: VerifierSection, app: FastAPI, drain_state: Drain
         log.info("listening", extra={"health": address})
 
 
-def _served(section: VerifierSection, servicer: Servicer, registry: CollectorRegistry, api_keys: ApiKeys) -> Served:
+def grpc_served(section: VerifierSection, servicer: Servicer, registry: CollectorRegistry, gate: GrpcGate) -> Served:
+    """How the gRPC API is served."""
     return Served(
         address=section.grpc,
         metrics_address=section.metrics,
@@ -192,9 +196,11 @@ def _served(section: VerifierSection, servicer: Servicer, registry: CollectorReg
         registry=registry,
         drain_s=section.drain_s,
         credentials=grpc_credentials(section.tls),
-        interceptors=[GrpcGate(api_keys)],
+        interceptors=[gate],
         status_codes=STATUS_CODES,
         max_message_bytes=section.max_body_bytes,
+        max_calls=section.max_queue + _MORE_CALLS,
+        takes_compressed=False,  # a message may expand a thousandfold before anything here can count it
         health=Health(section.grpc_health),
         certificates=(section.tls.certificate,),
     )

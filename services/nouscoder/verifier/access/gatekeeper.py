@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import math
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.same_site import foreign_part
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
+from nouscoder.verifier.access.fault_records import fault_record, last_record
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -118,18 +118,15 @@ class _Answer:
         """Send a complete error answer."""
         headers = [(b"content-type", b"application/json"), *more]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": _record(detail, field)})
+        await self.send({"type": "http.response.body", "body": fault_record(detail, field)})
 
     async def cut(self, detail: str) -> None:
         """End the answer: 504 if it has not begun, else a last record of the stream with the reason."""
         if self._begun is None:
             await self.fault(504, detail, "X-Deadline-S")
         elif not self._ended:
-            record = _record(detail, "X-Deadline-S")
-            event = b"event: fault\ndata: " + record + b"\n\n"
-            await self.send(
-                {"type": "http.response.body", "body": event if "event-stream" in self._begun else record + b"\n"}
-            )
+            record = fault_record(detail, "X-Deadline-S")
+            await self.send({"type": "http.response.body", "body": last_record(self._begun, record)})
 
 
 def _secret(authorization: str) -> str | None:
@@ -146,10 +143,6 @@ def _secret(authorization: str) -> str | None:
         return base64.b64decode(given.strip(), validate=True).decode("utf8").partition(":")[2]
     except ValueError:
         return None
-
-
-def _record(detail: str, field: str | None) -> bytes:
-    return json.dumps({"detail": detail, "field": field}).encode()
 
 
 def _deadline_s(header: str | None) -> float | None:

@@ -1,11 +1,13 @@
-"""gRPC interceptor that handles request id, API key and malformed messages of every call.
+"""gRPC interceptor that handles request id, API key, memory and malformed messages of every call.
 
-Health and reflection need no key.
+INVARIANT: the one message of a call is counted in the memory budget before it is parsed, and until the call has ended.
+The servicer counts the messages of a stream. Health and reflection need no key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -15,17 +17,20 @@ from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.status_codes import rebuilt
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
+from nouscoder.verifier.access.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
 
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")
 if TYPE_CHECKING:
     _Handler = grpc.RpcMethodHandler[Any, Any]
+    _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GrpcGate(grpc.aio.ServerInterceptor):
     """Sets the caller of each call. Answers UNAUTHENTICATED if keys are configured and the call has no valid one."""
 
-    def __init__(self, api_keys: ApiKeys) -> None:
+    def __init__(self, api_keys: ApiKeys, budget: MemoryBudget) -> None:
         self._api_keys = api_keys
+        self._budget = budget
 
     async def intercept_service(
         self,
@@ -43,7 +48,7 @@ class GrpcGate(grpc.aio.ServerInterceptor):
             # A handler of streams, whatever the method: only those start before the request has been read.
             return grpc.stream_stream_rpc_method_handler(_refuse)
         set_caller(caller)
-        return _tolerant(handler)
+        return _tolerant(handler) if handler.request_streaming else _counted(handler, self._budget)
 
     def _caller(self, metadata: dict[str, Any]) -> Caller | None:
         proposed = metadata.get("x-request-id")
@@ -60,10 +65,14 @@ async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Non
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid API key is required: authorization: Bearer TOKEN")
 
 
-class _Unreadable:
-    """Replaces a request that cannot be parsed. The servicer gets InvalidMessage when it reads its field."""
+class _Refused:
+    """Replaces a request that was not parsed. The servicer gets the error when it reads the field."""
 
     request_id = ""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        """Without `error`: the bytes are not a message."""
+        self._error = error
 
     def ByteSize(self) -> int:  # noqa: N802 - like a message
         """Nothing is kept of it."""
@@ -71,24 +80,52 @@ class _Unreadable:
 
     @property
     def submission(self) -> NoReturn:
-        """Raises InvalidMessage."""
-        raise InvalidMessage("submission: the request is not a message of this service, or a text is not UTF-8")
+        """Raises the error."""
+        raise self._error or _unreadable("submission")
 
     @property
     def code(self) -> NoReturn:
-        """Raises InvalidMessage."""
-        raise InvalidMessage("code: the request is not a message of this service, or a text is not UTF-8")
+        """Raises the error."""
+        raise self._error or _unreadable("code")
+
+
+def _unreadable(field: str) -> InvalidMessage:
+    return InvalidMessage(f"{field}: the request is not a message of this service, or a text is not UTF-8")
+
+
+def _parse(handler: _Handler, data: bytes) -> object:
+    read: Any = handler.request_deserializer
+    try:
+        return read(data)
+    except DecodeError:
+        return _Refused()
 
 
 def _tolerant(handler: _Handler) -> _Handler:
     """`handler` with a deserializer that accepts malformed bytes."""
-    read: Any = handler.request_deserializer
+    act: Any = handler.stream_unary or handler.stream_stream
+    return rebuilt(handler, act, lambda data: _parse(handler, data))
 
-    def deserialize(data: bytes) -> object:
+
+def _counted(handler: _Handler, budget: MemoryBudget) -> _Handler:
+    """`handler`, whose calls have one message, with that message in the budget."""
+    act: Any = handler.unary_unary or handler.unary_stream
+
+    def admitted(data: bytes, context: _Context) -> object:
+        reservation = Reservation(budget)
+        reservation.close_after(context)
         try:
-            return read(data)
-        except DecodeError:
-            return _Unreadable()
+            reservation.add(len(data))
+        except MemoryBudgetExceeded as error:
+            return _Refused(error)
+        return _parse(handler, data)
 
-    act: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    return rebuilt(handler, act, deserialize)
+    async def answer(data: bytes, context: _Context) -> Any:
+        return await act(admitted(data, context), context)
+
+    async def answers(data: bytes, context: _Context) -> AsyncIterator[Any]:
+        async with aclosing(act(admitted(data, context), context)) as stream:
+            async for one in stream:
+                yield one
+
+    return rebuilt(handler, answers if handler.response_streaming else answer, bytes)

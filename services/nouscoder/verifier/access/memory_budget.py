@@ -1,24 +1,25 @@
-"""The memory that all requests in progress may hold together.
+"""The memory that all requests in progress may hold together: bodies, and answers that clients have not taken yet.
 
-INVARIANT: the requests in progress hold at most `budget_bytes` together, by their size on the wire. A request that
-would exceed it is refused and can be repeated; its bytes are free again when it ends.
+INVARIANT: the requests in progress hold at most `budget_bytes` together, besides answers of at most SMALL_ANSWER_BYTES,
+which cost little more than their connection and are never refused. A body that would exceed the budget is refused at
+once and can be repeated. An answer waits for room first: for ROOM_PATIENCE_S at most, and all that wait together have
+at most an eighth of the budget. The bytes of a request are free again when it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+import asyncio
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from nouscoder.verifier.grading.grader import QueueFull
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-
+SMALL_ANSWER_BYTES = 16 * 1024
+ROOM_PATIENCE_S = 2.0
+_LOOK_S = 0.05
+_WAITING_SHARE = 8
 _RETRY_AFTER_S = 1
-_SCOPE_KEY = "nouscoder.reservation"
 
 
 class MemoryBudgetExceeded(QueueFull):
@@ -34,6 +35,7 @@ class Reservation:
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
+        self._answer_bytes = 0
         self.num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
@@ -43,22 +45,78 @@ class Reservation:
 
     def release(self, num_bytes: int) -> None:
         """Count bytes that the request no longer holds."""
-        self._budget.held_bytes -= num_bytes
+        self._budget.give(num_bytes)
         self.num_bytes -= num_bytes
+
+    async def add_answer(self, num_bytes: int) -> None:
+        """Count an answer, or a part of a stream, until the request ends. Raises MemoryBudgetExceeded.
+
+        The request holds one part at a time, so only what is more than the largest part before is counted.
+        """
+        more = num_bytes - self._answer_bytes
+        if more <= 0:
+            return
+        if num_bytes <= SMALL_ANSWER_BYTES:
+            self._budget.take(more, always=True)
+        else:
+            await self._budget.take_for_answer(more)
+        self._answer_bytes = num_bytes
+        self.num_bytes += more
+
+    def close(self) -> None:
+        """Count that the request has ended."""
+        self.release(self.num_bytes)
+
+    def close_after(self, context: Any) -> None:
+        """Close when the gRPC call of this context has ended. (The stubs' type of a callback admits no function.)"""
+        context.add_done_callback(lambda _: self.close())
 
 
 class MemoryBudget:
     """Shared by REST and gRPC."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, whole: MemoryBudget | None = None) -> None:
+        """With `whole` this is a part of it: what is taken from the part is taken from the whole too."""
         self._budget_bytes = budget_bytes
+        self._whole = whole
+        self._waiting_bytes = 0
         self.held_bytes = 0
 
-    def take(self, num_bytes: int) -> None:
-        """Raises MemoryBudgetExceeded when fewer bytes are left."""
-        if self.held_bytes + num_bytes > self._budget_bytes:
+    def part(self, share: float) -> MemoryBudget:
+        """The budget for some of what requests hold, which gets no more than this share of the whole."""
+        return MemoryBudget(int(share * self._budget_bytes), self)
+
+    def take(self, num_bytes: int, *, always: bool = False) -> None:
+        """Raises MemoryBudgetExceeded when fewer bytes are left, unless `always`."""
+        if not always and self.held_bytes + num_bytes > self._budget_bytes:
             raise MemoryBudgetExceeded
+        if self._whole is not None:
+            self._whole.take(num_bytes, always=always)
         self.held_bytes += num_bytes
+
+    def give(self, num_bytes: int) -> None:
+        """Give back what was taken."""
+        self.held_bytes -= num_bytes
+        if self._whole is not None:
+            self._whole.give(num_bytes)
+
+    async def take_for_answer(self, num_bytes: int) -> None:
+        """Like `take` for an answer that exists, which waits for room. Raises MemoryBudgetExceeded."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + ROOM_PATIENCE_S
+        may_wait = self._waiting_bytes + num_bytes <= self._budget_bytes // _WAITING_SHARE
+        self._waiting_bytes += num_bytes
+        try:
+            while True:
+                try:
+                    self.take(num_bytes)
+                    return
+                except MemoryBudgetExceeded:
+                    if not may_wait or loop.time() >= end:
+                        raise
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            self._waiting_bytes -= num_bytes
 
     @contextmanager
     def request(self) -> Iterator[Reservation]:
@@ -67,33 +125,4 @@ class MemoryBudget:
         try:
             yield reservation
         finally:
-            self.held_bytes -= reservation.num_bytes
-
-
-class CountBodies:
-    """ASGI middleware that counts the bytes of each body as they arrive, until the request's answer has ended.
-
-    The reader of a body that exceeds the budget gets MemoryBudgetExceeded.
-    """
-
-    def __init__(self, app: App, budget: MemoryBudget) -> None:
-        self._app = app
-        self._budget = budget
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        with self._budget.request() as reservation:
-
-            async def counted() -> Message:
-                message = await receive()
-                reservation.add(len(message.get("body", b"")))
-                return message
-
-            await self._app({**scope, _SCOPE_KEY: reservation}, counted, send)
-
-
-def release_part(scope: Message, num_bytes: int) -> None:
-    """Count bytes of the body that its reader has passed on, to the disk for example."""
-    reservation: Reservation | None = scope.get(_SCOPE_KEY)
-    if reservation is not None:
-        reservation.release(num_bytes)
+            reservation.close()

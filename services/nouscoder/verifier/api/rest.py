@@ -6,6 +6,8 @@ INVARIANT: once `DrainState.draining` is set, no submission is accepted (503), a
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +24,9 @@ from nouscoder.http_server.body import read_body
 from nouscoder.http_server.connected import while_connected
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.client_tests import ClientTests
+from nouscoder.verifier.access.count_memory import CountMemory
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
-from nouscoder.verifier.access.memory_budget import CountBodies, MemoryBudget
+from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.docs_page import docs_page
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults
@@ -81,20 +84,21 @@ def make_app(
 ) -> GradingApi:
     """The API of `grader`. Without `api_keys` every request is admitted; `hosts` are then the service's public names.
 
-    `budget` bounds the bodies of all requests in progress. /run_code exists only with a `runner`, /v1/tests only with
-    `client_tests`, /v1/capabilities only with `capabilities`, and /v1/jobs answers 501 without `jobs`.
+    `budget` bounds the bodies and answers of all requests in progress. /run_code exists only with a `runner`, /v1/tests
+    only with `client_tests`, /v1/capabilities only with `capabilities`, and /v1/jobs answers 501 without `jobs`.
     """
     # A redirect to the path without a slash would repeat the Host of the request.
     app = GradingApi(
         GradeFront(grader, lambda: _enter(drain_state), max_body_bytes),
         title="NousCoder verifier",
         version=__version__,
+        openapi_url=None,  # served by _add_docs
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     if budget is not None:
-        app.wrap(CountBodies, budget=budget)
+        app.wrap(CountMemory, budget=budget)
     keys = api_keys or ApiKeys()
     app.wrap(Gatekeeper, api_keys=keys, hosts=hosts)
     add_faults(app)
@@ -226,16 +230,18 @@ def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainStat
     kinds.sort(key=lambda kind: kind != Comparator().kind)  # the default is first
     page = playground(installed(), kinds, () if mathematics.is_installed() else ("math",))
     colors = highlighter()
+    # Bytes, so that all who read a page share its memory: these answers are not counted (CountMemory).
+    page_body, colors_body = page.text.encode(), colors.text.encode()
 
     @app.get("/", response_class=HTMLResponse)
     async def index() -> Response:
         """The playground page."""
-        return HTMLResponse(page.text, headers=page.headers)
+        return HTMLResponse(page_body, headers=page.headers)
 
     @app.get(highlighter_path(), response_class=Response, include_in_schema=False)
     async def highlight() -> Response:
         """The highlighter of the playground."""
-        return Response(colors.text, media_type="text/javascript", headers=colors.headers)
+        return Response(colors_body, media_type="text/javascript", headers=colors.headers)
 
     @app.get("/metrics", response_class=Response)
     async def metrics(request: Request) -> Response:
@@ -251,8 +257,22 @@ def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
 
 
 def _add_docs(app: FastAPI) -> None:
+    @functools.cache
+    def document() -> bytes:
+        return json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+
+    @functools.cache
+    def page() -> tuple[bytes, dict[str, str]]:
+        made = docs_page(app.openapi())
+        return made.text.encode(), made.headers
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        """The OpenAPI document."""
+        return Response(document(), media_type=_JSON)
+
     @app.get("/docs", response_class=HTMLResponse)
     async def docs() -> Response:
         """The OpenAPI document as a page."""
-        page = docs_page(app.openapi())
-        return HTMLResponse(page.text, headers=page.headers)
+        body, headers = page()
+        return HTMLResponse(body, headers=headers)

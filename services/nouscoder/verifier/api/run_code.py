@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -32,7 +33,7 @@ from nouscoder.verifier.sandbox.base import CompileFailed, CompileStarved, Exit,
 from nouscoder.verifier.toolchains.languages import installed
 
 _CPU_PER_WALL = 8.0  # SandboxFusion limits only wall time, and threads may use several cores
-_OUTPUT_BYTES = 8 * 1024**2  # the answer holds all of it as JSON text, which can be six times as long
+_OUTPUT_BYTES = 8 * 1024**2  # of stdout and of stderr
 _SPARE_S = 4.0  # verl gives up 10 s after the two timeouts; the rest is for an exclusive run and the way
 _BOUNDS = Bounds()
 _STOPPED = {
@@ -129,6 +130,13 @@ class RunCodeAnswer(BaseModel):
     run_result: CommandResult | None = None
     executor_pod_name: str | None = None
     files: dict[str, str] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its texts take in memory."""
+        commands = [one for one in (self.compile_result, self.run_result) if one is not None]
+        outputs = [text for one in commands for text in (one.stdout, one.stderr) if text is not None]
+        return sum(map(sys.getsizeof, (self.message, *outputs, *self.files.values())))
 
 
 def parse_run_code(body: bytes) -> RunCodeRequest:

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.types import Scope
 
 from nouscoder.http_server.body import read_body
 from nouscoder.http_server.connected import while_connected
+from nouscoder.verifier.access.count_memory import add_answer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, fault
+from nouscoder.verifier.api.json_pieces import BYTES_PER_CHAR, MAX_PIECE_BYTES, json_pieces
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, parse_run_code
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.api.submit import NO_DATA_SETS, NO_JUPYTER, EvalResult, evaluated, parse_submit
@@ -18,9 +22,10 @@ from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.sandbox.base import CompileStarved
 
 _JSON = "application/json"
+_HEAD_BYTES = 1024  # of an answer to /run_code: all but its texts
 _REF = "#/components/schemas/{model}"
 _RUN_FAULTS = {status: fault for status, fault in FAULTS.items() if status not in (429, 503, 504)} | {
-    504: {"model": Fault, "description": "No slot or no CPU in time, or the X-Deadline-S has passed: retry."}
+    504: {"model": Fault, "description": "No slot, CPU or memory in time, or the X-Deadline-S has passed: retry."}
 }
 
 
@@ -36,10 +41,20 @@ def add_run_code(app: FastAPI, runner: CodeRunner, enter: Callable[[], None], ma
             enter()
             run_request = parse_run_code(await read_body(request, max_body_bytes))
             answer = await while_connected(request.receive, runner.run(run_request))
+            return await _counted(request.scope, answer)
         except (QueueFull, Draining, CompileStarved) as error:
             # The callers of this path repeat only a 504 (run_code.py).
             return fault(504, str(error) or "the service is draining", **{"Retry-After": "1"})
+
+
+async def _counted(scope: Scope, answer: RunCodeAnswer) -> Response:
+    """The answer, counted in the memory budget before it is JSON. Raises MemoryBudgetExceeded."""
+    most_bytes = _HEAD_BYTES + BYTES_PER_CHAR * answer.memory_bytes
+    if most_bytes <= MAX_PIECE_BYTES:
+        await add_answer(scope, most_bytes)
         return Response(answer.model_dump_json(), media_type=_JSON)
+    await add_answer(scope, answer.memory_bytes + MAX_PIECE_BYTES)
+    return StreamingResponse(json_pieces(answer.model_dump()), media_type=_JSON)
 
 
 def add_submit(app: FastAPI, grader: Grading, enter: Callable[[], None], max_body_bytes: int) -> None:

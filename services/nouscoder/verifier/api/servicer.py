@@ -17,6 +17,8 @@ from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
+from nouscoder.verifier.api import grpc_answers
+from nouscoder.verifier.api.grpc_answers import CallAnswers
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
@@ -51,6 +53,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._grader = grader
         self._isolation = isolation
         self._budget = budget
+        self._answers = budget.part(grpc_answers.SHARE)
         self._tools = tools
 
     async def Grade(  # noqa: N802
@@ -58,31 +61,32 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> verifier_pb2.GradeResponse:
         """Grade one submission."""
         await _send_request_id(context)
-        with self._budget.request() as reservation:
-            reservation.add(request.ByteSize())
-            verdict = await self._grader.grade(submission_from(request.submission))
-        return verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
+        verdict = await self._grader.grade(submission_from(request.submission))
+        response = verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
+        await CallAnswers(self._answers, context).add(response)
+        return response
 
     async def GradeStream(  # noqa: N802
         self, request: verifier_pb2.GradeStreamRequest, context: _Context
     ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
         """Grade one submission and stream the outcome of each test."""
         await _send_request_id(context)
-        with self._budget.request() as reservation:
-            reservation.add(request.ByteSize())
-            submission = submission_from(request.submission)
-            async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
-                async for event in events:
-                    if isinstance(event, Verdict):
-                        yield verifier_pb2.GradeStreamResponse(verdict=verdict_to(event))
-                    else:
-                        yield verifier_pb2.GradeStreamResponse(outcome=outcome_to(event))
+        submission, answers = submission_from(request.submission), CallAnswers(self._answers, context)
+        async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
+            async for event in events:
+                if isinstance(event, Verdict):
+                    answer = verifier_pb2.GradeStreamResponse(verdict=verdict_to(event))
+                else:
+                    answer = verifier_pb2.GradeStreamResponse(outcome=outcome_to(event))
+                await answers.add(answer)
+                yield answer
 
     async def GradeBatch(  # noqa: N802
         self, request_iterator: AsyncIterator[verifier_pb2.GradeBatchRequest], context: _Context
     ) -> AsyncIterator[verifier_pb2.GradeBatchResponse]:
         """Grade many submissions. A request is read only when there is room for it, in slots and in memory."""
         await _send_request_id(context)
+        sent = CallAnswers(self._answers, context)
         with self._budget.request() as reservation:
 
             async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
@@ -95,6 +99,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
             answers = map_concurrently(_counted(request_iterator, reservation), grade, 2 * self._grader.num_slots)
             async with aclosing(answers) as closing:  # type: ignore[type-var]
                 async for answer in closing:
+                    await sent.add(answer)
                     yield answer
 
     async def Interpret(  # noqa: N802
@@ -102,6 +107,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.InterpretResponse]:
         """A tool session. It ends with the call, whatever ends that."""
         await _send_request_id(context)
+        sent = CallAnswers(self._answers, context)
         if self._tools is None:
             with suppress(TimeoutError):  # a client that is still sending its first call would not see the reason
                 async with asyncio.timeout(_FIRST_CALL_S):
@@ -112,7 +118,9 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
                 with self._budget.request() as reservation:
                     reservation.add(request.ByteSize())
                     answer = await session.run(request.code)
-                yield answer_to(answer)
+                message = answer_to(answer)
+                await sent.add(message)
+                yield message
 
     async def Capabilities(  # noqa: N802
         self, request: verifier_pb2.CapabilitiesRequest, context: _Context

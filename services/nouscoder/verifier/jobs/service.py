@@ -21,7 +21,7 @@ from nouscoder.config import ConfigError, JobsSection
 from nouscoder.errors import Unusable
 from nouscoder.folder_lock import FolderInUse
 from nouscoder.verifier.access.caller import Caller
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.memory_budget import SMALL_ANSWER_BYTES, MemoryBudget
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.jobs.dispatcher import JobDispatcher
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 60.0
 _SWEEP_S = 30.0
-_READ_BYTES = 256 * 1024
+_READ_BYTES = SMALL_ANSWER_BYTES  # of results at once: a part that needs no room in the memory budget
 
 
 class JobsUnusable(Unusable):

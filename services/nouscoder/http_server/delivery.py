@@ -1,0 +1,74 @@
+"""Hands the answers of one connection to its transport, piece by piece.
+
+INVARIANT: `send` of ASGI returns when the transport has given the message to the system, or the connection has ended.
+So an application that holds an answer until `send` returns knows how long the answer takes memory. A client has
+ANSWER_PATIENCE_S for each message (a whole answer, or a part of a stream). Then its connection is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
+
+ANSWER_PATIENCE_S = 60.0
+_PIECE_BYTES = 64 * 1024
+
+
+class Delivery:
+    """ASGI application of one connection: `app` with another `send`. The protocol tells it when writing pauses."""
+
+    def __init__(self, app: ASGIApp, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._app = app
+        self._transport = transport
+        self._flow = flow
+        self._limit: asyncio.TimerHandle | None = None
+        self._in_pieces = False
+        # Writing pauses when a byte waits, and goes on when none does. With 0 asyncio's TLS would pause for ever.
+        transport.set_write_buffer_limits(high=1, low=0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
+        """Handle one request."""
+
+        async def deliver(message: Message) -> None:
+            body = message.get("body", b"")
+            if len(body) > _PIECE_BYTES:
+                await self._deliver_pieces(message, send)
+            else:
+                await send(message)
+                await self._flow.drain()
+
+        return await self._app(scope, receive, deliver)
+
+    async def _deliver_pieces(self, message: Message, send: Send) -> None:
+        body, is_last = message["body"], not message.get("more_body", False)
+        self._in_pieces = True
+        self.writing_paused()
+        try:
+            for start in range(0, len(body), _PIECE_BYTES):
+                piece = body[start : start + _PIECE_BYTES]
+                more = not is_last or start + len(piece) < len(body)
+                await send({**message, "body": piece, "more_body": more})
+                await self._flow.drain()
+        finally:
+            self._in_pieces = False
+            if not self._flow.write_paused:
+                self.writing_resumed()
+
+    def writing_paused(self) -> None:
+        """Bytes wait in the transport from now on."""
+        if self._limit is None:
+            self._limit = asyncio.get_running_loop().call_later(ANSWER_PATIENCE_S, self._transport.abort)
+
+    def writing_resumed(self) -> None:
+        """The transport holds no byte any more."""
+        if self._limit is not None and not self._in_pieces:
+            self._limit.cancel()
+            self._limit = None
+
+    def ended(self) -> None:
+        """The connection has ended."""
+        self._in_pieces = False
+        self.writing_resumed()
