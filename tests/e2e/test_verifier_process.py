@@ -21,6 +21,7 @@ from nouscoder.client import Client
 from nouscoder.http_server.api_keys import new_api_key
 
 BODY = {"code": "print(3)", "tests": {"type": "stdin", "cases": [{"input": "", "output": "3"}]}}
+LONG = "print(end='x' * 7_000_000)"
 
 
 def until(condition: Callable[[], bool], what: str, limit_s: float = 60) -> None:
@@ -98,8 +99,9 @@ def test_a_service_with_tokens_audit_log_and_tls(service: tuple[Service, dict[st
     with Client(url, token=secrets["ann"], tls=trust) as client:
         assert client.grade_record(BODY)["verdict"] == "accepted"
     headers = {"Authorization": f"Bearer {secrets['ann']}", "X-Request-Id": "mine"}
-    run = httpx.post(f"{url}/run_code", json={"code": "1", "language": "python"}, headers=headers, verify=trust)
+    run = httpx.post(f"{url}/run_code", json={"code": LONG, "language": "python"}, headers=headers, verify=trust)
     assert run.json()["status"] == "Success"
+    assert run.json()["run_result"]["stdout"] == "x" * 7_000_000  # in many pieces
 
     # A second client is added, the first one is removed, and the audit log is moved away.
     secret, line = new_api_key("bob")
@@ -111,6 +113,7 @@ def test_a_service_with_tokens_audit_log_and_tls(service: tuple[Service, dict[st
     with Client(url, token=secret, tls=trust) as client:
         assert client.grade_record(BODY)["cached"]
     assert running.stop() == 0
+    assert [line for line in running.logged() if line["level"] not in ("info", "warning")] == []
 
     def audited(name: str) -> list[tuple[str, str, str]]:
         lines = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]

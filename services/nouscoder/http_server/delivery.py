@@ -26,8 +26,13 @@ class Delivery:
         self._flow = flow
         self._limit: asyncio.TimerHandle | None = None
         self._in_pieces = False
-        # Writing pauses when a byte waits, and goes on when none does. With 0 asyncio's TLS would pause for ever.
-        transport.set_write_buffer_limits(high=1, low=0)
+
+    def begin(self) -> None:
+        """Have the protocol told of each pause in writing, which it passes on from now on.
+
+        Writing pauses when a byte waits, and goes on when none does. uvloop's TLS tells of a pause at once.
+        """
+        self._transport.set_write_buffer_limits(high=1, low=0)  # high=0: asyncio's TLS would pause for ever
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
         """Handle one request."""

@@ -42,6 +42,7 @@ class _Protocol(_UvicornProtocol):
         super().connection_made(transport)
         self._delivery = Delivery(self.app, transport, self.flow)
         self.app = self._delivery
+        self._delivery.begin()
         self._wait()
 
     def data_received(self, data: bytes) -> None:
