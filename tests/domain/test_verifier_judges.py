@@ -75,6 +75,8 @@ TRACEBACK = b"Traceback (most recent call last):\n  ...\nValueError: invalid lit
         (ended(exit_code=77), True),
         (ended(exit_code=7, stderr=b"points 0.5 half"), False),
         (ended(exit_code=7, stderr=b"points 5"), True),
+        (ended(exit_code=7, stderr=b"partial 3/10"), False),
+        (ended(exit_code=7, stderr=b"partial 11/10"), True),
         *((ended(exit=exit_), True) for exit_ in Exit if exit_ is not Exit.EXITED),
     ],
 )
@@ -102,9 +104,19 @@ def test_without_an_answer_an_uncaught_exception_of_a_checker_refuses_the_output
         (b"some are right", b"", WRONG, None),
         (b"1.2.3", b"", WRONG, None),
         (b"-1", b"", WRONG, None),
+        (b"partial 3/10\n", b"", WRONG, 0.3),  # DMOJ's coci
+        (b"", b"partial 3/10", WRONG, 0.3),
+        (b"two of the lines are right\npartial 2/8\n", b"", WRONG, 0.25),
+        (b"x" * 489 + b"\npartial 3/10", b"", WRONG, 0.3),  # 10 of these characters are among the first 500
+        (b"partial 10/10", b"", OK, None),
+        (b"partial 0/10", b"", WRONG, 0.0),
+        (b"partial 3/0", b"", WRONG, None),
+        (b"partial 3", b"", WRONG, None),
+        (b"partial 3/10 of it", b"", WRONG, None),
+        (b"partial " + b"9" * 400 + b"/" + b"9" * 400, b"", WRONG, None),
     ],
 )
-def test_points_of_a_checker_are_its_first_number(
+def test_points_of_a_checker_are_its_first_number_or_a_fraction(
     stderr: bytes, stdout: bytes, outcome: VerdictKind, points: float | None
 ) -> None:
     ruling = ruling_of_checker(ended(stdout, exit_code=7, stderr=stderr))

@@ -1,9 +1,9 @@
 """Turns the exit code of a checker or an interactor into a ruling on the test. Pure.
 
 testlib's codes: 0 right, 1 wrong, 2 and 8 malformed output, 4 text after the answer, 7 partly right (points). Partly
-right is wrong_answer with points from 0 to 1, the first number that the judge writes; 1 is right. Code 3 means that the
-judge's answer is wrong: internal_error, never a candidate's failure. A judge of Kattis's protocol says 42 (right) or 43
-(wrong).
+right is wrong_answer with points from 0 to 1: the number with which the judge's output begins, or the fraction of a
+line `partial 3/10` (DMOJ's module coci). 1 is right. Code 3 means that the judge's answer is wrong: internal_error,
+never a candidate's failure. A judge of Kattis's protocol says 42 (right) or 43 (wrong).
 
 Any other end is a crash of the judge program (`has_crashed`), also an uncaught exception, whose exit code is 1 in most
 languages. A candidate can cause a crash: by an output that a correct checker cannot read, or that is so large that it
@@ -29,6 +29,7 @@ _KATTIS_CODES = {42: _RIGHT, 43: 1}
 _CRASHED = 256  # no process has this exit code
 _UNCAUGHT = (b"Traceback (most recent call last):", b'Exception in thread "main"')
 _NUMBER = re.compile(rb"^\s*(?:points:?\s+)?([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:\s|$)")
+_FRACTION = re.compile(rb"^partial ([0-9]{1,15})/([0-9]{0,14}[1-9][0-9]{0,14})\r?$", re.MULTILINE)
 _SIGPIPE = 13
 _LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
 # Errors of programs that read or write after their partner has ended.
@@ -96,13 +97,17 @@ def _has_too_many_points(judge: RunResult) -> bool:
 
 
 def _points(judge: RunResult) -> float | None:
-    """The first number that the judge writes (testlib: "points 0.5 ..."); None when it writes none."""
+    """The number with which the judge's output begins (testlib: "points 0.5 ..."), else the fraction of a line of it
+    (DMOJ: "partial 3/10"); None when there is neither.
+    """
     for text in (judge.stderr, judge.stdout):
         if found := _NUMBER.match(text[:_REMARK_CHARS]):
             try:
                 return float(found[1])
             except ValueError:
                 return None
+        if found := _FRACTION.search(text):
+            return int(found[1]) / int(found[2])
     return None
 
 
