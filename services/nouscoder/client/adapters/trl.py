@@ -1,8 +1,8 @@
 """Reward functions for TRL's GRPOTrainer and its other online trainers.
 
 TRL calls them with `completions`, a list of texts or of lists of messages, and each column of the data set as a list.
-None is no reward for that completion. TRL adds the rewards of all functions; with one function None counts as 0, which
-is between right (1) and wrong (-1).
+None is no reward for that completion. TRL adds the rewards of all functions. It leaves a completion for which all are
+None out of its group: the advantage is 0 (TRL 1.16; docs/trainers.md says what older versions do).
 """
 
 from __future__ import annotations
