@@ -57,6 +57,8 @@ async def test_a_client_with_five_times_the_rate_gets_no_larger_share() -> None:
 
 
 HOSTILE = LoadPlan(num_clients=8, num_hostile=2, overload=4)
+COMPARED_IN_600_S = 1000
+MAX_RUNS = 3  # a machine that others keep busy may need more than one for so many verdicts
 
 
 @pytest.mark.heavy
@@ -73,12 +75,19 @@ async def test_hostile_clients_change_no_verdict_and_take_no_larger_share() -> N
 @pytest.mark.soak
 @pytest.mark.timeout(5400)
 async def test_four_times_the_capacity_from_eight_clients_of_which_two_are_hostile() -> None:
-    """NOUSCODER_LOAD_SECONDS long (600)."""
+    """NOUSCODER_LOAD_SECONDS long (600), and once more while fewer than 1,000 verdicts of honest clients were compared
+    with those of the idle service; proportionately fewer for a shorter run. None of them may differ."""
     seconds = float(os.environ.get("NOUSCODER_LOAD_SECONDS", "600"))
-    result = await bench_load(replace(HOSTILE, num_seconds=seconds))
-    print(as_text(result))
-    check(result)
-    assert sum(client.num_compared for client in result.clients) >= min(1000, seconds)
+    wanted = COMPARED_IN_600_S * min(1.0, seconds / 600)
+    compared = num_runs = 0
+    while compared < wanted and num_runs < MAX_RUNS:
+        result = await bench_load(replace(HOSTILE, num_seconds=seconds, seed=num_runs))
+        print(as_text(result))
+        check(result)
+        compared += sum(client.num_compared for client in result.clients)
+        num_runs += 1
+    print(f"{compared} verdicts compared in {num_runs} runs of {seconds:g} s")
+    assert compared >= wanted
 
 
 @pytest.mark.soak
