@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 SECONDS ?= 600
-# NeMo Gym needs Python 3.12; make test-trainers leaves it out where there is none.
+# NeMo Gym needs Python 3.12; make test-trainers skips its test where there is none.
 PYTHON_312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12) python3.12)
+HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'
 # The tests start hundreds of processes. Without bytecode files each of them compiles all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
@@ -55,10 +56,11 @@ test-vllm: .venv-vllm/ready
 test-vllm-demo: .venv-vllm/ready
 	.venv-vllm/bin/pytest -s -m "vllm and soak" tests/vllm/test_vllm_demo.py
 
-# Tests the adapters of the grading client with the real packages of trainers, in two environments of their own.
+# Tests the adapters of the grading client with the real packages of trainers, in two environments of their own. Without
+# an environment its tests fail, except that the test of NeMo Gym is skipped where there is no Python 3.12.
 test-trainers: .venv/dev.ready .venv-trainers/ready
-	-$(MAKE) .venv-nemo-gym/ready
-	$(BIN)/pytest -s -m trainers
+	if $(HAS_312); then $(MAKE) .venv-nemo-gym/ready; fi
+	$(HAS_312) || export NOUSCODER_WITHOUT_NEMO_GYM=1; $(BIN)/pytest -s -m trainers
 
 # Uses the cluster of KUBECONFIG, else the one that ../shared/cluster starts on this machine.
 test-cluster: .venv/dev.ready
