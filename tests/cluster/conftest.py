@@ -61,6 +61,7 @@ class PodState:
     uid: str
     ready: bool
     ended: bool
+    num_restarts: int
 
 
 @dataclass
@@ -216,6 +217,11 @@ def _pod_state(item: dict[str, Any]) -> PodState:
         uid=item["metadata"]["uid"],
         ready=conditions.get("Ready") == "True",
         ended=item["status"]["phase"] in ("Succeeded", "Failed"),
+        num_restarts=sum(
+            container["restartCount"]
+            for kind in ("initContainerStatuses", "containerStatuses")
+            for container in item["status"].get(kind, ())
+        ),
     )
 
 

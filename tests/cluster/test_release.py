@@ -15,6 +15,7 @@ import pytest
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2700)]
 
 COMPONENTS = {"redis", "broker", "verifier", "sandbox", "generation", "learner"}
+POOL = {"verifier", "sandbox"}  # a gateway and its runners
 KEPT = {"persistentvolumeclaim/nouscoder-runs", "persistentvolumeclaim/nouscoder-redis", "pod/nouscoder-test"}
 KINDS = (
     "all,configmaps,secrets,persistentvolumeclaims,roles,rolebindings,serviceaccounts,networkpolicies,"
@@ -85,6 +86,33 @@ def _renewed(release: Release, before: dict[str, str]) -> bool:
     now = {pod.component: pod.uid for pod in release.pods() if pod.component != "test"}
     services = ("broker", "verifier", "generation", "learner")
     return release.all_ready(COMPONENTS) and all(now.get(name) != before[name] for name in services)
+
+
+def test_a_larger_pool_restarts_no_pod_of_another_component(release: Release) -> None:
+    before, pool = _others(release), {pod.uid for pod in release.pods() if pod.component in POOL}
+    began = time.monotonic()
+    release.helm(
+        "upgrade", "nouscoder", "helm/nouscoder", "--reset-then-reuse-values", "--set", "verifier.sandbox.pool.size=3"
+    )
+
+    def has_grown() -> bool:
+        pods = [pod for pod in release.pods() if pod.component in POOL]
+        new = [pod.component for pod in pods if pod.ready and pod.uid not in pool]
+        gateways = [pod for pod in pods if pod.component == "verifier"]
+        return len(gateways) == 1 and "verifier" in new and new.count("sandbox") >= 3 + 1  # with the spare
+
+    release.until(has_grown, "a new verifier with its runners", ROLLOUT_LIMIT_S)
+    grown_s = time.monotonic() - began
+    goes_on(release, 1, ROLLOUT_LIMIT_S)  # a pod that restarts drains first: time in which that would show
+    assert _others(release) == before
+    print(f"a pool of 3 after {grown_s:.0f} s; not restarted: {', '.join(sorted(name for name, _ in before.values()))}")
+
+
+def _others(release: Release) -> dict[str, tuple[str, int]]:
+    """UID -> name and restarts of the pods that have nothing to do with the pool."""
+    pods = [pod for pod in release.pods() if pod.component in COMPONENTS - POOL]
+    assert {pod.component for pod in pods} == COMPONENTS - POOL
+    return {pod.uid: (pod.name, pod.num_restarts) for pod in pods}
 
 
 def test_no_dashboard_panel_is_empty(release: Release) -> None:
