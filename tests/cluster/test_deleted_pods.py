@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import time
@@ -19,6 +20,7 @@ SMALL = (
     f"config.run.total_batches={BATCHES}",
     *SMALL_RUN,
 )
+QUICKEST_BATCH_S = 3.0  # on two cores without any deletion
 ROLLOUTS_A_BATCH = 64
 FORCED = ("--grace-period=0", "--force")
 
@@ -47,15 +49,17 @@ def test_every_kind_of_pod_can_be_deleted_during_a_run(release: Any) -> None:
 def test_random_deletions_for_ten_minutes(release: Any) -> None:
     """Deletes pods at random moments for NOUSCODER_DELETION_SECONDS (600), drawn from NOUSCODER_SEED (0).
 
-    It does not wait until the one before is ready again, so several kinds are missing at once.
+    It does not wait until the one before is ready again, so several kinds are missing at once. The run has so many
+    batches that it must still go on at the last deletion.
     """
     draw = random.Random(int(os.environ.get("NOUSCODER_SEED", "0")))
-    batches = 2 * BATCHES
+    limit_s = float(os.environ.get("NOUSCODER_DELETION_SECONDS", "600"))
+    batches = math.ceil(limit_s / QUICKEST_BATCH_S)
     values = (f"config.run.total_batches={batches}", *SMALL_RUN)
     release.install(*(word for value in values for word in ("--set-json", value)))
     release.until(lambda: release.step() >= 1, "the run has begun", 600)
     num_deleted, due = 0, time.monotonic()
-    end = due + float(os.environ.get("NOUSCODER_DELETION_SECONDS", "600"))
+    end = due + limit_s
     while due < end:
         component, how = draw.choice(COMPONENTS), draw.choice((FORCED, ()))
         found = release.until(lambda one=component: _pod_of(release, one), f"a pod of {component}", 300)
@@ -65,6 +69,8 @@ def test_random_deletions_for_ten_minutes(release: Any) -> None:
         release.until(lambda at=due: time.monotonic() >= at, "the next deletion", 120, every_s=0.5)
     status = release.until(release.status, "the broker answers", 300)
     print(f"{num_deleted} pods deleted; {status}")
+    assert status["batches_committed"] < batches, "the run was over before the last deletion"
+    assert not status["finished"]
     summary, steps = _at_its_end(release)
     assert summary["balanced"]
     assert summary["ledger"]["trained"] == batches * ROLLOUTS_A_BATCH
