@@ -11,6 +11,7 @@ import time
 from typing import Any, Protocol
 
 import pytest
+from tests.cluster.rules import wait_for_data
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2700)]
 
@@ -120,6 +121,11 @@ def test_no_dashboard_panel_is_empty(release: Release) -> None:
     command = [sys.executable, "deploy/check-dashboards", "--namespace", release.namespace, "--release", "nouscoder"]
     done = release.until(lambda: _finished(command), "every panel has data", 120, every_s=10)
     print(done.stdout[-500:])
+
+
+def test_no_rule_is_without_data(release: Release) -> None:
+    """deploy/dashboards/rules.py lists the rules that have none in this release."""
+    wait_for_data(release)
 
 
 def _finished(command: list[str]) -> subprocess.CompletedProcess[str] | None:
