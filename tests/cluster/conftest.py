@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -184,7 +185,14 @@ class Release:
                 line = process.stdout.readline()
                 match = _FORWARDING.match(line)
                 assert match, line
-                yield int(match[1])
+                # It prints a line a connection, and stands still when nobody reads them.
+                reading = threading.Thread(target=process.stdout.read)
+                reading.start()
+                try:
+                    yield int(match[1])
+                finally:
+                    process.terminate()
+                    reading.join()
             finally:
                 process.terminate()
 

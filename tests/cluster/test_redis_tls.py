@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from .certificates import make_certificate
 from .conftest import Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(900)]
@@ -26,22 +26,6 @@ config:
 """
 
 
-def make_certificate(folder: Path, host: str) -> list[str]:
-    """Options of `kubectl create secret` with a new certificate for `host`, and its authority."""
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
-
-    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    if not (folder / "ca.crt").exists():
-        openssl(*new, "-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=authority")
-    (folder / "names").write_text(f"subjectAltName=DNS:{host}")
-    openssl(*new, "-keyout", "tls.key", "-out", "new.csr", "-subj", f"/CN={secrets.token_hex(4)}")
-    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
-    openssl("x509", "-req", "-days", "2", "-in", "new.csr", *signed, "-out", "tls.crt")
-    return [f"--from-file={folder / name}" for name in ("tls.crt", "tls.key", "ca.crt")]
-
-
 def served(release: Release) -> str:
     """The serial number of the certificate that Redis shows to a new connection in its pod."""
     program = (
@@ -54,7 +38,7 @@ def served(release: Release) -> str:
 
 def test_a_run_commits_batches_over_tls_and_follows_a_renewed_certificate(release: Release, tmp_path: Path) -> None:
     begin = time.monotonic()
-    files = make_certificate(tmp_path, HOST.format(release.namespace))
+    files = make_certificate(tmp_path, f"DNS:{HOST.format(release.namespace)}")
     release.kubectl("create", "secret", "generic", "redis-certificate", *files)
     (tmp_path / "values.yaml").write_text(VALUES)
     release.install("-f", str(tmp_path / "values.yaml"))
@@ -76,7 +60,7 @@ def test_a_run_commits_batches_over_tls_and_follows_a_renewed_certificate(releas
     assert "NOAUTH" in release.kubectl(*in_redis, *by_default)
 
     first, started = served(release), release.pod("redis").uid
-    new = make_certificate(tmp_path, HOST.format(release.namespace))
+    new = make_certificate(tmp_path, f"DNS:{HOST.format(release.namespace)}")
     made = release.kubectl("create", "secret", "generic", "redis-certificate", *new, "--dry-run=client", "-o", "yaml")
     (tmp_path / "secret.yaml").write_text(made)
     begin = time.monotonic()
