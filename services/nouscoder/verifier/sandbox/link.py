@@ -131,8 +131,9 @@ class ProcessLink:
         try:
             await self._end(self._process)
         finally:
-            self.writer.close()
             self._log_task.cancel()
+            # asyncio closes it only after the last pipe has ended, perhaps later than its event loop.
+            self._process._transport.close()  # type: ignore[attr-defined]
 
     async def _keep_log(self) -> None:
         assert self._process.stderr is not None
