@@ -36,6 +36,9 @@ WORDS += [
     b'"language": "c"',
     b"\r\n",
 ]
+# Items of which a body can hold very many.
+ITEMS = (b"1,", b"[],", b'"",', b"{},", b'{"a":1},', b'{"input":"","output":""},', b'{"args":[[]],"expected":0},')
+CROWDED_BYTES = 4 << 20
 
 
 def bodies() -> dict[str, list[bytes]]:
@@ -100,6 +103,8 @@ QUERIES = (
 def mutated(data: bytes, draw: random.Random) -> bytes:
     """`data` after a few random changes; sometimes as it is."""
     made = bytearray(data)
+    if draw.random() < 0.05:
+        return crowded(data, draw)
     for _ in range(draw.choice((0, 1, 1, 2, 4, 16))):
         at = draw.randrange(len(made) + 1)
         match draw.randrange(6):
@@ -117,6 +122,19 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
             case _:
                 made = made[:at] if draw.random() < 0.2 else made
     return bytes(made[:MAX_BYTES])
+
+
+def crowded(data: bytes, draw: random.Random) -> bytes:
+    """`data` with very many items in one of its lists, or very many fields in one of its objects."""
+    opens = [at for at, byte in enumerate(data) if byte in b"[{"]
+    at = draw.choice(opens) + 1 if opens else 0
+    num_bytes = draw.choice((20_000, 200_000, CROWDED_BYTES))
+    if data[at - 1 : at] == b"{":
+        items = b"".join(b'"%d":1,' % number for number in range(num_bytes // 10))
+    else:
+        item = draw.choice(ITEMS)
+        items = item * (num_bytes // len(item))
+    return data[:at] + items + data[at:]
 
 
 def _messages() -> list[bytes]:

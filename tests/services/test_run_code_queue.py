@@ -17,6 +17,7 @@ import sandbox_fusion
 from prometheus_client import CollectorRegistry
 from sandbox_fusion.models import RunCodeRequest as FusionRequest
 
+from nouscoder.formats.json_size import BYTES_PER_WEIGHT, rough_weight
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.access.memory_budget import MemoryBudget
@@ -75,9 +76,10 @@ class Running:
 
 
 @asynccontextmanager
-async def running(api_keys: ApiKeys | None = None) -> AsyncIterator[Running]:
+async def running(api_keys: ApiKeys | None = None, budget_bytes: int = 1_000_000) -> AsyncIterator[Running]:
     """REST with a grader of two slots and a queue of two."""
-    sandbox, registry, drain_state, budget = GateSandbox(), CollectorRegistry(), DrainState(), MemoryBudget(10_000)
+    sandbox, registry, drain_state = GateSandbox(), CollectorRegistry(), DrainState()
+    budget = MemoryBudget(budget_bytes)
     await sandbox.start()
     grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(max_queue=2))
     refusals = Refusals()
@@ -109,7 +111,8 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_40_right_programs_at_once_score_40_with_a_queue_of_two() -> None:
     async with running() as service:
-        all_bytes = sum(len(httpx.Request("POST", "http://x/", json=body(n)).content) for n in range(NUM_PROGRAMS))
+        bodies = [httpx.Request("POST", "http://x/", json=body(number)).content for number in range(NUM_PROGRAMS)]
+        all_bytes = sum(len(one) + BYTES_PER_WEIGHT * rough_weight(one) for one in bodies)
         sent = [asyncio.ensure_future(service.http.post("/run_code", json=body(n))) for n in range(NUM_PROGRAMS)]
         await settled(lambda: service.grader.unfinished == 4 and service.budget.held_bytes == all_bytes)
         service.sandbox.let_go.set()
@@ -146,12 +149,12 @@ async def test_a_run_without_a_slot_is_504_and_leaves_nothing_behind() -> None:
 @pytest.mark.usefixtures("no_patience")
 async def test_a_full_quota_a_full_memory_and_a_drain_are_504_too() -> None:
     secret, line = new_api_key("ann")
-    async with running(ApiKeys(environment=f"{line}:1")) as service:
+    async with running(ApiKeys(environment=f"{line}:1"), budget_bytes=20_000) as service:
         service.http.headers["Authorization"] = f"Bearer {secret}"
         first = asyncio.ensure_future(service.http.post("/run_code", json=body()))
         await settled(lambda: service.grader.unfinished == 1)
         assert (await service.http.post("/run_code", json=body(compile_timeout=0.1))).status_code == 504
-        assert (await service.http.post("/run_code", json=body(code="#" * 10_000))).status_code == 504
+        assert (await service.http.post("/run_code", json=body(code="#" * 20_000))).status_code == 504
         service.sandbox.let_go.set()
         assert (await first).status_code == 200
         service.drain_state.start()

@@ -6,6 +6,7 @@ is read by pydantic, and so is a text with an integer beyond 64 bits, which orjs
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -24,6 +25,14 @@ def json_value(text: bytes | str) -> Any:
         return from_json(text) if _may_be_rounded(value) else value
     except (ValueError, RecursionError):
         return from_json(text)
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as JSON text. Much quicker than Python's json module, which writes what pydantic refuses."""
+    try:
+        return to_json(value)
+    except ValueError:  # texts that are not Unicode, deep nesting
+        return json.dumps(value).encode()
 
 
 def case_json(case: Case) -> bytes:

@@ -18,8 +18,10 @@ from dataclasses import fields
 from typing import Any
 
 from nouscoder.domain.submission import CallCase, Comparator, Limits, StdinCase, Submission
+from nouscoder.formats.json_size import ValueCount
 from nouscoder.formats.pytest_names import test_names
 
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # of str.splitlines
 _NO_FUNCTION = (None, "", "none")
 _OF_REQUESTS = {item.name for item in fields(Submission)} | {"reveal"}
 _OF_LIMITS = {item.name for item in fields(Limits)}
@@ -30,8 +32,11 @@ _OF_TESTS = {"type", "digest", "entry_point", "setup", "checker", "interactor", 
 _OF_CASES = {item.name for kind in (StdinCase, CallCase) for item in fields(kind)}
 
 
-def rewritten(record: Any) -> dict[str, Any] | None:
-    """The request in this project's form; None when it has none of these shapes. The result is not validated."""
+def rewritten(record: Any, values: ValueCount) -> dict[str, Any] | None:
+    """The request in this project's form; None when it has none of these shapes. The result is not validated.
+
+    `values` counts what is decoded. Raises TooManyValues.
+    """
     if not isinstance(record, dict):
         return None
     found = _without_nulls(record, _OF_REQUESTS)
@@ -39,13 +44,13 @@ def rewritten(record: Any) -> dict[str, Any] | None:
         if isinstance(found.get(name), dict):
             found[name] = _without_nulls(found[name], known)
     if "tests" in found:
-        found["tests"] = _tests(found["tests"])
+        found["tests"] = _tests(found["tests"], values)
     return None if found == record else found
 
 
-def _tests(tests: Any) -> Any:
+def _tests(tests: Any, values: ValueCount) -> Any:
     if isinstance(tests, str):
-        tests = _value(tests)
+        tests = _value(tests, values)
     if not isinstance(tests, dict):
         return tests
     tests = _without_nulls(tests, _OF_TESTS)
@@ -54,7 +59,7 @@ def _tests(tests: Any) -> Any:
     inputs, outputs = tests.get("inputs", tests.get("input")), tests.get("outputs", tests.get("output"))
     if "type" not in tests and isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
         name = tests.get("fn_name")
-        return _runs(inputs, outputs) if name in _NO_FUNCTION else _calls(str(name), inputs, outputs)
+        return _runs(inputs, outputs) if name in _NO_FUNCTION else _calls(str(name), inputs, outputs, values)
     if isinstance(tests.get("cases"), list):
         known = _OF_CASES - {"expected"} if tests.get("type") == "call" else _OF_CASES
         tests["cases"] = [_without_nulls(case, known) if isinstance(case, dict) else case for case in tests["cases"]]
@@ -76,22 +81,27 @@ def _lines(value: Any) -> Any:
     return "\n".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _calls(name: str, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
+def _calls(name: str, inputs: list[Any], outputs: list[Any], values: ValueCount) -> dict[str, Any]:
     if all(isinstance(each, list) and len(each) == 1 for each in outputs):
         outputs = [each[0] for each in outputs]
     cases = []
     for given, wanted in zip(inputs, outputs, strict=True):
         if isinstance(given, str):
-            given, wanted = [_value(line) for line in given.splitlines() if line.strip()], _value(wanted)
+            values.add_weight(sum(map(given.count, _LINE_ENDS)))
+            lines = [line for line in given.splitlines() if line.strip()]
+            given, wanted = [_value(line, values) for line in lines], _value(wanted, values)
         cases.append({"args": given, "expected": wanted})
     entry_point = name.removeprefix("Solution().").removeprefix("Solution.")
     return {"type": "call", "entry_point": entry_point, "cases": cases}
 
 
-def _value(text: Any) -> Any:
-    """The value of JSON text; anything else as it is."""
+def _value(text: Any, values: ValueCount) -> Any:
+    """The value of JSON text; anything else as it is. Raises TooManyValues."""
+    if not isinstance(text, str):
+        return text
+    values.add(text)
     try:
-        return json.loads(text) if isinstance(text, str) else text
+        return json.loads(text)
     except (ValueError, RecursionError):
         return text
 

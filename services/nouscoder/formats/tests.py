@@ -32,7 +32,7 @@ from nouscoder.domain.submission import (
     TestsReference,
     language_name,
 )
-from nouscoder.formats.body import Body
+from nouscoder.formats.body import Body, ListOf
 from nouscoder.formats.json_values import case_json
 
 _DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
@@ -45,7 +45,7 @@ class StdinCaseBody(Body):
 
     input: str = Field(description="the program's stdin")
     output: str = Field(description="the expected output")
-    args: list[Argument] = Field([], max_length=_MAX_ARGUMENTS, description="the program's arguments")
+    args: ListOf[Argument] = Field([], max_length=_MAX_ARGUMENTS, description="the program's arguments")
 
     def record(self) -> StdinCase:
         """The domain's record."""
@@ -56,7 +56,7 @@ class StdinTestsBody(Body):
     """Tests of a whole program."""
 
     type: Literal["stdin"]
-    cases: list[StdinCaseBody] = Field(min_length=1)
+    cases: ListOf[StdinCaseBody] = Field(min_length=1)
 
     def record(self) -> StdinTests:
         """The domain's record."""
@@ -76,7 +76,7 @@ class CallTestsBody(Body):
 
     type: Literal["call"]
     entry_point: str = Field(description="name of the function or method")
-    cases: list[CallCaseBody] = Field(min_length=1)
+    cases: ListOf[CallCaseBody] = Field(min_length=1)
 
     def record(self) -> CallTests:
         """The domain's record."""
@@ -95,7 +95,7 @@ class AssertTestsBody(Body):
         pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
         description="the name by which the file of tests imports the code",
     )
-    cases: list[str] = Field(
+    cases: ListOf[str] = Field(
         min_length=1, description='such as "assert f(1) == 2"; with `module`, "test_f" or "TestF::test_one"'
     )
 
@@ -123,7 +123,7 @@ class CheckedCaseBody(Body):
 
     input: str = Field(description="the program's stdin")
     output: str = Field("", description="the judge's answer file; the candidate never sees it")
-    args: list[Argument] = Field([], max_length=_MAX_ARGUMENTS, description="the program's arguments")
+    args: ListOf[Argument] = Field([], max_length=_MAX_ARGUMENTS, description="the program's arguments")
 
     def record(self) -> StdinCase:
         """The domain's record."""
@@ -146,7 +146,7 @@ class CheckerTestsBody(Body):
 
     type: Literal["checker"]
     checker: JudgeProgramBody
-    cases: list[CheckedCaseBody] = Field(min_length=1)
+    cases: ListOf[CheckedCaseBody] = Field(min_length=1)
 
     def record(self) -> CheckerTests:
         """The domain's record."""
@@ -162,7 +162,7 @@ class InteractiveTestsBody(Body):
     checker: JudgeProgramBody | None = Field(
         None, description="judges the file `output` that an interactor which accepts has written (testlib's `tout`)"
     )
-    cases: list[InteractiveCaseBody] = Field(min_length=1)
+    cases: ListOf[InteractiveCaseBody] = Field(min_length=1)
 
     def record(self) -> InteractiveTests:
         """The domain's record."""
@@ -181,7 +181,7 @@ class MathTestsBody(Body):
     """Tests of an answer in words and formulas, with or without a box around it. No program runs."""
 
     type: Literal["math"]
-    cases: list[MathCaseBody] = Field(min_length=1)
+    cases: ListOf[MathCaseBody] = Field(min_length=1)
 
     def record(self) -> MathTests:
         """The domain's record."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from nouscoder.verifier.access.fault_records import fault_record, last_record
 from nouscoder.verifier.access.gatekeeper import is_open_path
-from nouscoder.verifier.access.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
+from nouscoder.verifier.access.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation, charging
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -44,7 +44,8 @@ class CountMemory:
                 return message
 
             answer = _CountedAnswer(reservation, send)
-            await self._app({**scope, _SCOPE_KEY: reservation}, counted, answer.send)
+            with charging(reservation):
+                await self._app({**scope, _SCOPE_KEY: reservation}, counted, answer.send)
 
 
 class _CountedAnswer:

@@ -1,9 +1,11 @@
 """The memory that all requests in progress may hold together: bodies, and answers that clients have not taken yet.
 
-INVARIANT: the requests in progress hold at most `budget_bytes` together, besides answers of at most SMALL_ANSWER_BYTES,
-which cost little more than their connection and are never refused. A body that would exceed the budget is refused at
-once and can be repeated. An answer waits for room first: for ROOM_PATIENCE_S at most, and all that wait together have
-at most an eighth of the budget. The bytes of a request are free again when it ends.
+INVARIANT: the requests in progress hold at most `budget_bytes` together: their bytes on the wire, what their JSON
+becomes when it is decoded (formats/json_size.py; what exceeds the whole budget of one request is not counted, so that a
+request alone always has room), and their answers. Only answers of at most SMALL_ANSWER_BYTES are never refused, because
+they cost little more than their connection. A body that would exceed the budget is refused at once and can be repeated.
+An answer waits for room first: for ROOM_PATIENCE_S at most, and all that wait together have at most an eighth of the
+budget. The bytes of a request are free again when it ends.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from nouscoder.verifier.grading.grader import QueueFull
@@ -42,6 +45,16 @@ class Reservation:
         """Count bytes that the request holds from now on. Raises MemoryBudgetExceeded."""
         self._budget.take(num_bytes)
         self.num_bytes += num_bytes
+
+    def add_decoded(self, num_bytes: int) -> None:
+        """Count bytes of decoded values, up to the whole budget. Raises MemoryBudgetExceeded."""
+        self.add(max(0, min(num_bytes, self._budget.budget_bytes - self.num_bytes)))
+
+    @contextmanager
+    def part(self) -> Iterator[Reservation]:
+        """The reservation of one of many submissions of this request, released at its end."""
+        with self._budget.request() as reservation:
+            yield reservation
 
     def release(self, num_bytes: int) -> None:
         """Count bytes that the request no longer holds."""
@@ -77,18 +90,18 @@ class MemoryBudget:
 
     def __init__(self, budget_bytes: int, whole: MemoryBudget | None = None) -> None:
         """With `whole` this is a part of it: what is taken from the part is taken from the whole too."""
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._whole = whole
         self._waiting_bytes = 0
         self.held_bytes = 0
 
     def part(self, share: float) -> MemoryBudget:
         """The budget for some of what requests hold, which gets no more than this share of the whole."""
-        return MemoryBudget(int(share * self._budget_bytes), self)
+        return MemoryBudget(int(share * self.budget_bytes), self)
 
     def take(self, num_bytes: int, *, always: bool = False) -> None:
         """Raises MemoryBudgetExceeded when fewer bytes are left, unless `always`."""
-        if not always and self.held_bytes + num_bytes > self._budget_bytes:
+        if not always and self.held_bytes + num_bytes > self.budget_bytes:
             raise MemoryBudgetExceeded
         if self._whole is not None:
             self._whole.take(num_bytes, always=always)
@@ -104,7 +117,7 @@ class MemoryBudget:
         """Like `take` for an answer that exists, which waits for room. Raises MemoryBudgetExceeded."""
         loop = asyncio.get_running_loop()
         end = loop.time() + ROOM_PATIENCE_S
-        may_wait = self._waiting_bytes + num_bytes <= self._budget_bytes // _WAITING_SHARE
+        may_wait = self._waiting_bytes + num_bytes <= self.budget_bytes // _WAITING_SHARE
         self._waiting_bytes += num_bytes
         try:
             while True:
@@ -126,3 +139,34 @@ class MemoryBudget:
             yield reservation
         finally:
             reservation.close()
+
+
+_current: ContextVar[Reservation | None] = ContextVar("reservation", default=None)
+
+
+@contextmanager
+def charging(reservation: Reservation) -> Iterator[None]:
+    """Charge `charge_decoded` of this task, and of all tasks that it starts, to `reservation`."""
+    token = _current.set(reservation)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def charging_part() -> Iterator[None]:
+    """Release what this submission of a request charges at the end of the submission, before that of the request."""
+    whole = _current.get()
+    if whole is None:
+        yield
+        return
+    with whole.part() as part, charging(part):
+        yield
+
+
+def charge_decoded(num_bytes: int) -> None:
+    """Count bytes of decoded values for the request of this task. Raises MemoryBudgetExceeded."""
+    reservation = _current.get()
+    if reservation is not None:
+        reservation.add_decoded(num_bytes)

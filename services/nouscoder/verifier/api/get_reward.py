@@ -18,7 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
-from nouscoder.formats.body import first_fault
+from nouscoder.formats.body import ListOf, first_fault
+from nouscoder.formats.json_size import TooManyValues, ValueCount
+from nouscoder.formats.json_values import json_bytes
 from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.grader_decorator import Grading
@@ -40,9 +42,9 @@ class GetRewardRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    query: list[str] = Field(min_length=1, max_length=MAX_QUERIES, description="prompts with their answers")
-    prompts: list[str] = Field(description="the prompts alone")
-    labels: list[str | dict[str, Any]] = Field(
+    query: ListOf[str] = Field(min_length=1, max_length=MAX_QUERIES, description="prompts with their answers")
+    prompts: ListOf[str] = Field(description="the prompts alone")
+    labels: ListOf[str | dict[str, Any]] = Field(
         description="the tests, or an object with `tests` and other fields of POST /v1/grade; also as JSON text"
     )
 
@@ -52,13 +54,14 @@ class GetRewardRequest(BaseModel):
             raise ValueError("query, prompts and labels must have the same length")
         return self
 
-    def submissions(self) -> list[Submission]:
-        """The answers as submissions. Raises InvalidSubmission naming the label."""
+    def submissions(self, values: ValueCount | None = None) -> list[Submission]:
+        """The answers as submissions. Raises InvalidSubmission naming the label. See `parse_submission`."""
+        values = values or ValueCount()
         found = []
         for number, (query, prompt, label) in enumerate(zip(self.query, self.prompts, self.labels, strict=True)):
             try:
-                record = {**_request_of(label), "completion": answer_in(query, prompt)}
-                found.append(parse_submission(json.dumps(record)))
+                record = {**_request_of(label, values), "completion": answer_in(query, prompt)}
+                found.append(parse_submission(json_bytes(record), values))
             except InvalidSubmission as error:
                 raise InvalidSubmission(f"labels[{number}].{error.field}", str(error)) from None
         return found
@@ -98,7 +101,12 @@ def answer_in(query: str, prompt: str) -> str:
     raise InvalidSubmission("query", "does not begin with its prompt, nor with the end of it")
 
 
-async def rewards(grader: Grading, request: GetRewardRequest) -> GetRewardAnswer:
+def rewarded_submissions(body: bytes, values: ValueCount) -> list[Submission]:
+    """The answers of a request as submissions. Raises InvalidSubmission naming the invalid field."""
+    return parse_get_reward(body).submissions(values)
+
+
+async def rewards(grader: Grading, submissions: list[Submission]) -> GetRewardAnswer:
     """The rewards of all answers. Raises InvalidSubmission, QueueFull, and NotGraded for a failure of the service."""
     places = asyncio.Semaphore(2 * grader.num_slots)
 
@@ -109,7 +117,7 @@ async def rewards(grader: Grading, request: GetRewardRequest) -> GetRewardAnswer
             raise NotGraded(f"the grading service failed: {found.detail}")
         return found
 
-    tasks = [asyncio.create_task(verdict(submission)) for submission in request.submissions()]
+    tasks = [asyncio.create_task(verdict(submission)) for submission in submissions]
     try:
         verdicts = await asyncio.gather(*tasks)  # raises the first failure as it is
     finally:
@@ -124,10 +132,15 @@ async def rewards(grader: Grading, request: GetRewardRequest) -> GetRewardAnswer
     )
 
 
-def _request_of(label: str | dict[str, Any]) -> dict[str, Any]:
+def _request_of(label: str | dict[str, Any], values: ValueCount) -> dict[str, Any]:
     """The fields of a request from a label. Raises InvalidSubmission."""
-    try:
-        record = json.loads(label) if isinstance(label, str) else label
-    except (ValueError, RecursionError):
-        raise InvalidSubmission("tests", "is not JSON") from None
+    record: Any = label
+    if isinstance(label, str):
+        try:
+            values.add(label)
+            record = json.loads(label)
+        except TooManyValues as error:
+            raise InvalidSubmission("tests", str(error)) from None
+        except (ValueError, RecursionError):
+            raise InvalidSubmission("tests", "is not JSON") from None
     return record if isinstance(record, dict) and "tests" in record else {"tests": record}

@@ -15,6 +15,7 @@ from nouscoder.http_server.body import read_whole
 from nouscoder.http_server.connected import while_connected
 from nouscoder.verifier.access.gatekeeper import App, Receive, Scope, Send
 from nouscoder.verifier.api.faults import answer_to
+from nouscoder.verifier.api.parsing import parsed
 from nouscoder.verifier.api.schema import answer_json, parse_submission
 from nouscoder.verifier.grading.grader_decorator import Grading
 
@@ -48,7 +49,8 @@ class GradeFront:
         """The JSON of the verdict. Raises the errors of `answer_to`."""
         self._enter()
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-        submission = parse_submission(await read_whole(declared.decode("latin-1"), receive, self._max_body_bytes))
+        body = await read_whole(declared.decode("latin-1"), receive, self._max_body_bytes)
+        submission = await parsed(body, parse_submission)
         return answer_json(await while_connected(receive, self._grader.grade(submission)))
 
 

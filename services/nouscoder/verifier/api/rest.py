@@ -30,10 +30,11 @@ from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.docs_page import docs_page
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults
-from nouscoder.verifier.api.get_reward import GetRewardAnswer, parse_get_reward, rewards
+from nouscoder.verifier.api.get_reward import GetRewardAnswer, rewarded_submissions, rewards
 from nouscoder.verifier.api.grade_front import GradeFront, GradingApi
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import openapi_document
+from nouscoder.verifier.api.parsing import parsed
 from nouscoder.verifier.api.playground import highlighter, highlighter_path, playground
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.sandbox_fusion import add_run_code, add_submit
@@ -44,7 +45,7 @@ from nouscoder.verifier.api.schema import (
     parse_submission,
     parse_tests,
 )
-from nouscoder.verifier.api.streaming import batch_lines, server_events
+from nouscoder.verifier.api.streaming import batch_lines, lines_of, server_events
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.judges import mathematics
@@ -132,7 +133,7 @@ def _add_grading(app: GradingApi, grader: Grading, drain_state: DrainState, max_
     async def grade_stream(request: Request) -> Response:
         """Grade one submission: an event `outcome` for each test as it ends, then one event `verdict`."""
         _enter(drain_state)
-        submission = parse_submission(await read_body(request, max_body_bytes))
+        submission = await parsed(await read_body(request, max_body_bytes), parse_submission)
         events = server_events(grader, submission)
         first = await anext(events)  # awaited before the status is sent, so that a refusal has its own status
         return StreamingResponse(_chain(first, events), media_type="text/event-stream")
@@ -142,8 +143,8 @@ def _add_grading(app: GradingApi, grader: Grading, drain_state: DrainState, max_
         """Grade many: one request per line with an optional `id`. One answer per line, in order of completion."""
         _enter(drain_state)
         # The body is read completely before the first answer, so that a client may write all before it reads.
-        lines = (await read_body(request, max_body_bytes)).split(b"\n")
-        return StreamingResponse(batch_lines(grader, lines), media_type="application/x-ndjson")
+        body = await read_body(request, max_body_bytes)
+        return StreamingResponse(batch_lines(grader, lines_of(body)), media_type="application/x-ndjson")
 
 
 def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
@@ -154,8 +155,8 @@ def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_
     async def get_reward(request: Request) -> Response:
         """Grade answers as OpenRLHF's remote reward: `labels` are the tests."""
         _enter(drain_state)
-        form = parse_get_reward(await read_body(request, max_body_bytes))
-        answer = await while_connected(request.receive, rewards(grader, form))
+        submissions = await parsed(await read_body(request, max_body_bytes), rewarded_submissions)
+        answer = await while_connected(request.receive, rewards(grader, submissions))
         return Response(answer.model_dump_json(), media_type=_JSON)
 
 
@@ -172,7 +173,7 @@ def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState,
     async def put_tests(request: Request) -> Response:
         """Store tests. Submissions of the same client can then name them by their digest."""
         _enter(drain_state)
-        tests = parse_tests(await read_body(request, max_body_bytes))
+        tests = await parsed(await read_body(request, max_body_bytes), parse_tests)
         stored = await client_tests.put(current_caller().client, tests)
         answer = StoredTestsAnswer(digest=stored.digest, num_tests=stored.num_tests, num_bytes=stored.num_bytes)
         return Response(answer.model_dump_json(), media_type=_JSON)

@@ -23,6 +23,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission, language_name
+from nouscoder.formats.body import MOST_FAULTS, ListOf, first_fault
+from nouscoder.formats.json_size import ValueCount
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.api.streaming import QUEUE_PATIENCE_S, while_full
@@ -54,7 +56,7 @@ class RunCodeRequest(BaseModel):
     run_timeout: float = Field(10.0, gt=0, description="wall seconds")
     memory_limit_MB: int = Field(-1, description="MiB; -1 is the default limit")  # noqa: N815  (SandboxFusion's name)
     files: dict[str, str | None] = Field({}, description="plain file name to base64 of its content")
-    fetch_files: list[str] = Field([], max_length=64, description="plain names of files that the program writes")
+    fetch_files: ListOf[str] = Field([], max_length=64, description="plain names of files that the program writes")
 
     @model_validator(mode="before")
     @classmethod
@@ -139,11 +141,13 @@ class RunCodeAnswer(BaseModel):
         return sum(map(sys.getsizeof, (self.message, *outputs, *self.files.values())))
 
 
-def parse_run_code(body: bytes) -> RunCodeRequest:
-    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
+def parse_run_code(body: bytes, _values: ValueCount | None = None) -> RunCodeRequest:
+    """Parse a request's JSON. No text inside it is decoded. Raises InvalidSubmission naming the invalid field."""
     try:
         return RunCodeRequest.model_validate_json(body)
     except ValidationError as error:
+        if error.error_count() > MOST_FAULTS:
+            raise InvalidSubmission(*first_fault(error)) from None
         fault = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in fault["loc"]) or "body"
         raise InvalidSubmission(field, fault["msg"]) from None

@@ -14,9 +14,10 @@ from nouscoder.http_server.connected import while_connected
 from nouscoder.verifier.access.count_memory import add_answer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, fault
 from nouscoder.verifier.api.json_pieces import BYTES_PER_CHAR, MAX_PIECE_BYTES, json_pieces
+from nouscoder.verifier.api.parsing import parsed
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, parse_run_code
 from nouscoder.verifier.api.schema import Fault
-from nouscoder.verifier.api.submit import NO_DATA_SETS, NO_JUPYTER, EvalResult, evaluated, parse_submit
+from nouscoder.verifier.api.submit import NO_DATA_SETS, NO_JUPYTER, EvalResult, evaluated, submitted_answer
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.sandbox.base import CompileStarved
@@ -39,7 +40,7 @@ def add_run_code(app: FastAPI, runner: CodeRunner, enter: Callable[[], None], ma
         """Run one program once, like SandboxFusion."""
         try:
             enter()
-            run_request = parse_run_code(await read_body(request, max_body_bytes))
+            run_request = await parsed(await read_body(request, max_body_bytes), parse_run_code)
             answer = await while_connected(request.receive, runner.run(run_request))
             return await _counted(request.scope, answer)
         except (QueueFull, Draining, CompileStarved) as error:
@@ -69,8 +70,8 @@ def add_submit(app: FastAPI, grader: Grading, enter: Callable[[], None], max_bod
     async def submit(request: Request) -> Response:
         """Grade an answer with tests in the request, like SandboxFusion."""
         enter()
-        form = parse_submit(await read_body(request, max_body_bytes))
-        answer = await while_connected(request.receive, evaluated(grader, form))
+        sent = await parsed(await read_body(request, max_body_bytes), submitted_answer)
+        answer = await while_connected(request.receive, evaluated(grader, sent))
         return Response(answer.model_dump_json(), media_type=_JSON)
 
     def refuse(path: str, detail: str) -> None:

@@ -6,6 +6,7 @@ Only this module turns them into domain records.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal, Self
 
@@ -15,11 +16,14 @@ from pydantic_core import from_json, to_json
 from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.formats.body import Body, first_fault
+from nouscoder.formats.body import MOST_FAULTS, Body, first_fault
+from nouscoder.formats.json_size import TooManyValues, ValueCount
 from nouscoder.formats.public_shapes import rewritten
 from nouscoder.formats.rules import ComparatorBody, LimitsBody
 from nouscoder.formats.tests import TestsBody, TestsReferenceBody, canonical_json, tests_from_json
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate_tests
+
+_MOST_AS_PYTHON = 100_000  # weight of values
 
 
 class _Request(Body):
@@ -139,28 +143,81 @@ class Fault(BaseModel):
     field: str | None = None
 
 
-def parse_submission(body: bytes | str) -> Submission:
-    """Parse a request's JSON, of this project or in a public shape. Raises InvalidSubmission naming the field."""
+def parse_submission(body: bytes | str, values: ValueCount | None = None) -> Submission:
+    """Parse a request's JSON, of this project or in a public shape. Raises InvalidSubmission naming the field.
+
+    `values` has the weight of the body, and gets that of texts inside it that are decoded too.
+    """
+    values = values or ValueCount()
+    if values.weight > Bounds().num_tests:
+        _check_counts(_decoded(body))
     try:
         return GradeRequest.model_validate_json(body).submission()
     except ValidationError as error:
         try:
             if _names_stored_tests(error):
                 return StoredGradeRequest.model_validate_json(body).submission()
-            known = _in_our_form(body)
+            known = _in_our_form(body, values)
             if known is None:
                 raise
             names_digest = isinstance(known.get("tests"), dict) and known["tests"].keys() == {"digest"}
-            return (StoredGradeRequest if names_digest else GradeRequest).model_validate(known).submission()
+            if names_digest:
+                return StoredGradeRequest.model_validate(known).submission()
+            return _validated(known, values).submission()
         except ValidationError as error:
             raise InvalidSubmission(*first_fault(error)) from None
+        except TooManyValues as error:
+            raise InvalidSubmission("tests", str(error)) from None
 
 
-def _in_our_form(body: bytes | str) -> dict[str, Any] | None:
+def _validated(record: dict[str, Any], values: ValueCount) -> GradeRequest:
+    """Raises ValidationError. Validating many values of Python takes five times as long as validating their JSON."""
+    if values.weight > _MOST_AS_PYTHON:
+        with suppress(ValueError):  # texts that are not Unicode; validation names the field
+            return GradeRequest.model_validate_json(to_json(record))
+    return GradeRequest.model_validate(record)
+
+
+def _decoded(body: bytes | str) -> Any:
+    """The value of a JSON text; None for a text that is no JSON."""
     try:
-        return rewritten(from_json(body))
+        return from_json(body)
     except ValueError:
         return None
+
+
+def _check_counts(record: Any) -> None:
+    """Raises InvalidSubmission for far too many fields, and for more tests than may be graded, before each costs more.
+
+    `record` is a request that nothing is known about.
+    """
+    if not isinstance(record, dict):
+        return
+    tests = record.get("tests")
+    _check_fields("body", record)
+    for name in ("tests", "files", "limits", "comparator"):
+        _check_fields(name, record.get(name))
+    if not isinstance(tests, dict):
+        return
+    for name in ("cases", "inputs", "outputs", "input", "output"):
+        cases = tests.get(name)
+        if isinstance(cases, list) and len(cases) > Bounds().num_tests:
+            raise InvalidSubmission(f"tests.{name}", f"may hold at most {Bounds().num_tests} tests")
+    cases = tests.get("cases")
+    for index, case in enumerate(cases if isinstance(cases, list) else ()):
+        _check_fields(f"tests.cases[{index}]", case)
+
+
+def _check_fields(name: str, record: Any) -> None:
+    if isinstance(record, dict) and len(record) > MOST_FAULTS:
+        raise InvalidSubmission(name, f"has {len(record)} fields")
+
+
+def _in_our_form(body: bytes | str, values: ValueCount) -> dict[str, Any] | None:
+    """Raises TooManyValues and InvalidSubmission."""
+    known = rewritten(_decoded(body), values)
+    _check_counts(known)
+    return known
 
 
 def request_of(submission: Submission) -> dict[str, Any]:
@@ -185,34 +242,37 @@ def request_of(submission: Submission) -> dict[str, Any]:
 
 def _names_stored_tests(error: ValidationError) -> bool:
     """Whether `tests` has a digest and no type."""
-    return any(
+    return error.error_count() <= MOST_FAULTS and any(
         fault["type"] == "union_tag_not_found" and fault["loc"] == ("tests",) and "digest" in fault["input"]
         for fault in error.errors(include_url=False, include_context=False)
     )
 
 
-def parse_tests(body: bytes) -> Tests:
-    """Parse the body of PUT /v1/tests. Raises InvalidSubmission naming the invalid field."""
+def parse_tests(body: bytes, values: ValueCount | None = None) -> Tests:
+    """Parse the body of PUT /v1/tests. Raises InvalidSubmission naming the invalid field. See `parse_submission`."""
+    values = values or ValueCount()
+    if values.weight > Bounds().num_tests:
+        _check_counts({"tests": _decoded(body)})
     try:
-        tests = _tests_from(body)
+        tests = _tests_from(body, values)
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error, "tests")) from None
+    except TooManyValues as error:
+        raise InvalidSubmission("tests", str(error)) from None
     validate_tests(tests, Bounds())
     return tests
 
 
-def _tests_from(body: bytes) -> Tests:
-    """Raises ValidationError."""
+def _tests_from(body: bytes, values: ValueCount) -> Tests:
+    """Raises ValidationError, TooManyValues and InvalidSubmission."""
     try:
         return tests_from_json(body)
     except ValidationError:
-        try:
-            known = (rewritten({"tests": from_json(body)}) or {}).get("tests")
-        except ValueError:
-            known = None
-        if known is None:
+        known = rewritten({"tests": _decoded(body)}, values)
+        if known is None or known.get("tests") is None:
             raise
-        return tests_from_json(to_json(known))
+        _check_counts(known)
+        return tests_from_json(to_json(known["tests"]))
 
 
 def outcome_record(outcome: TestOutcome) -> dict[str, Any]:

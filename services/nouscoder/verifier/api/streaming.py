@@ -10,13 +10,18 @@ import asyncio
 import functools
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
+from nouscoder.formats.json_size import ValueCount
+from nouscoder.formats.json_values import json_bytes
 from nouscoder.store.blobs import BlobsUnavailable
+from nouscoder.verifier.access.memory_budget import charging_part
+from nouscoder.verifier.api.parsing import Charge, parsed
 from nouscoder.verifier.api.schema import answer_json, answer_record, outcome_record, parse_submission
 from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
@@ -24,6 +29,9 @@ from nouscoder.verifier.grading.validation import InvalidSubmission
 
 QUEUE_PATIENCE_S = 120.0
 _MAX_ID_CHARS = 200
+_NO_ID = object()
+_LINE = re.compile(rb"[^\n]+")
+_BLANK_LINES = 1000  # looked at before the event loop has a turn
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -116,7 +124,12 @@ async def _next(source: AsyncIterator[Item]) -> Item:
     return await anext(source)
 
 
-async def batch_lines(grader: Grading, lines: Sequence[bytes]) -> AsyncIterator[bytes]:
+def lines_of(body: bytes) -> Iterator[bytes]:
+    """The lines of a body that are not empty, without a list of all."""
+    return (line[0] for line in _LINE.finditer(body))
+
+
+async def batch_lines(grader: Grading, lines: Iterable[bytes]) -> AsyncIterator[bytes]:
     """NDJSON answers to NDJSON requests: a verdict, or {"error", "field"} for a line that cannot be graded."""
 
     async def answer(numbered: tuple[int, bytes]) -> bytes:
@@ -124,8 +137,13 @@ async def batch_lines(grader: Grading, lines: Sequence[bytes]) -> AsyncIterator[
         return json.dumps(await answer_line(verdict_of, *numbered)).encode() + b"\n"
 
     async def numbered() -> AsyncIterator[tuple[int, bytes]]:
-        for number, line in enumerate(line for line in lines if line.strip()):
-            yield number, line
+        number = 0
+        for at, line in enumerate(lines):
+            if line.strip():
+                yield number, line
+                number += 1
+            elif at % _BLANK_LINES == 0:
+                await asyncio.sleep(0)
 
     answered = map_concurrently(numbered(), answer, 2 * grader.num_slots)
     async with aclosing(answered) as answers:  # type: ignore[type-var]
@@ -133,22 +151,45 @@ async def batch_lines(grader: Grading, lines: Sequence[bytes]) -> AsyncIterator[
             yield line
 
 
-async def answer_line(grade: Callable[[Submission], Awaitable[Verdict]], number: int, line: bytes) -> dict[str, Any]:
-    """The answer to one line. `number` counts lines from 0 and is the id of a line that has none."""
+async def answer_line(
+    grade: Callable[[Submission], Awaitable[Verdict]],
+    number: int,
+    line: bytes,
+    patiently: Callable[[Charge], Awaitable[None]] = while_full,
+) -> dict[str, Any]:
+    """The answer to one line. `number` counts lines from 0 and is the id of a line that has none.
+
+    `patiently` waits for memory.
+    """
     request_id: object = number
     try:
-        record = json.loads(line.decode())
-        if isinstance(record, dict) and "id" in record:
-            request_id = _checked_id(record.pop("id"))
-            line = json.dumps(record).encode()
-        verdict = await grade(parse_submission(line))
+        with charging_part():
+            found_id, submission = await parsed(line, _parse_line, patiently)
+            request_id = number if found_id is _NO_ID else found_id
+            if isinstance(submission, InvalidSubmission):
+                raise submission
+            verdict = await grade(submission)
     except InvalidSubmission as error:
         return {"id": request_id, "error": str(error), "field": error.field}
-    except (ValueError, RecursionError):
-        return {"id": request_id, "error": "body: not JSON", "field": "body"}
     except (QueueFull, BlobsUnavailable) as error:
         return {"id": request_id, "error": str(error), "field": None}
     return {"id": request_id, **answer_record(verdict)}
+
+
+def _parse_line(line: bytes, values: ValueCount) -> tuple[object, Submission | InvalidSubmission]:
+    """The id of a line, if it has a valid one, and its submission, or why it is none."""
+    found_id: object = _NO_ID
+    try:
+        record = json.loads(line.decode())
+        if isinstance(record, dict) and "id" in record:
+            found_id = _checked_id(record.pop("id"))
+            line = json_bytes(record)
+        del record
+        return found_id, parse_submission(line, values)
+    except InvalidSubmission as error:
+        return found_id, error
+    except (ValueError, RecursionError):
+        return found_id, InvalidSubmission("body", "not JSON")
 
 
 def _checked_id(value: object) -> object:

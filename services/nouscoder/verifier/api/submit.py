@@ -8,20 +8,23 @@ words do not count, and numbers may differ by rounding. `exec_info` of a test th
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import first_fault
+from nouscoder.formats.json_size import TooManyValues, ValueCount
 from nouscoder.verifier.api.faults import Absent
 from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.run_code import CommandResult, CommandStatus, RunCodeAnswer, RunStatus
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.extract import extract_code
 from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission
 
 NO_DATA_SETS = "this service has no data sets: send the tests as config.provided_data to /submit"
 NO_JUPYTER = "this service runs no notebooks: send programs to /run_code, or use the gRPC call Interpret"
@@ -64,8 +67,11 @@ class SubmitRequest(_Lenient):
     completion: str
     config: SubmitConfig
 
-    def submission(self) -> Submission:
-        """The submission. Raises InvalidSubmission, and Absent for what only SandboxFusion has."""
+    def submission(self, values: ValueCount | None = None) -> Submission:
+        """The submission. `values` counts tests that are text.
+
+        Raises InvalidSubmission, and Absent for what only SandboxFusion has.
+        """
         config = self.config
         if not isinstance(config.provided_data, ProvidedData):
             raise Absent(NO_DATA_SETS)
@@ -75,7 +81,7 @@ class SubmitRequest(_Lenient):
             raise InvalidSubmission("config.language", "is missing")
         wall_time_s = config.run_timeout or Limits().wall_time_s
         return Submission(
-            tests=StdinTests(tuple(_cases(config.provided_data.test))),
+            tests=StdinTests(tuple(_cases(config.provided_data.test, values or ValueCount()))),
             completion=self.completion,
             language=language_name(config.language),
             limits=Limits(wall_time_s, min(300.0, _CPU_PER_WALL * wall_time_s)),
@@ -114,24 +120,54 @@ def parse_submit(body: bytes) -> SubmitRequest:
         raise InvalidSubmission(*first_fault(error)) from None
 
 
-async def evaluated(grader: Grading, request: SubmitRequest) -> EvalResult:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to grade, and the program in it."""
+
+    id: int | str
+    submission: Submission
+    code: str
+
+
+def submitted_answer(body: bytes, values: ValueCount) -> Answer:
+    """Parse a request. Raises InvalidSubmission naming the invalid field, and Absent."""
+    if values.weight > Bounds().num_tests:
+        _check_num_tests(body)
+    request = parse_submit(body)
+    return Answer(request.id, request.submission(values), extract_code(request.completion) or "")
+
+
+async def evaluated(grader: Grading, answer: Answer) -> EvalResult:
     """Grade one answer. Raises InvalidSubmission, Absent, QueueFull, and NotGraded for a failure of the service."""
-    verdict = await grade_patiently(grader, request.submission())
+    verdict = await grade_patiently(grader, answer.submission)
     if verdict.is_ours:
         raise NotGraded(f"the grading service failed: {verdict.detail}")
     return EvalResult(
-        id=request.id,
+        id=answer.id,
         accepted=verdict.kind is VerdictKind.ACCEPTED,
-        extracted_code=extract_code(request.completion) or "",
+        extracted_code=answer.code,
         tests=[_case(outcome, verdict.first_failure) for outcome in verdict.tests] or [_not_run(verdict)],
     )
 
 
-def _cases(test: list[StdioTest] | str) -> list[StdinCase]:
+def _check_num_tests(body: bytes) -> None:
+    """Raises InvalidSubmission for more tests than may be graded, before each of them costs more."""
+    try:
+        test = from_json(body)["config"]["provided_data"]["test"]
+    except (ValueError, TypeError, LookupError):  # parsing it names the fault
+        return
+    if isinstance(test, list) and len(test) > Bounds().num_tests:
+        raise InvalidSubmission("config.provided_data.test", f"may hold at most {Bounds().num_tests} tests")
+
+
+def _cases(test: list[StdioTest] | str, values: ValueCount) -> list[StdinCase]:
     """Raises InvalidSubmission."""
     if isinstance(test, str):
         try:
+            values.add(test)
             test = [StdioTest.model_validate(one) for one in json.loads(test)]
+        except TooManyValues as error:
+            raise InvalidSubmission("config.provided_data.test", str(error)) from None
         except (ValueError, TypeError, RecursionError):
             raise InvalidSubmission("config.provided_data.test", "is no JSON list of tests") from None
     for number, one in enumerate(test):

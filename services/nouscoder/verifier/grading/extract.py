@@ -13,7 +13,7 @@ from nouscoder.domain.submission import MathTests, Submission
 
 _THINK_OPEN = "<think>"
 _THINK_CLOSE = "</think>"
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^\n]*)")
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n]*)", re.MULTILINE)
 
 
 def text_to_grade(submission: Submission) -> str | None:
@@ -44,20 +44,16 @@ def _without_reasoning(completion: str) -> str:
 
 def _last_block(text: str) -> str | None:
     """The lines inside the last fence. A fence ends at a bare fence line of its own character, as long or longer."""
-    lines = text.split("\n")
     fence = ""
     begin = 0
     found: tuple[int, int] | None = None
-    for number, line in enumerate(lines):
-        match = _FENCE.match(line)
-        if match is None:
-            continue
+    for match in _FENCE.finditer(text):
         marks, info = match.groups()
         if not fence:
             if "`" not in info:  # an inline ```x``` does not open a block
-                fence, begin = marks, number + 1
+                fence, begin = marks, match.end() + 1
         elif marks[0] == fence[0] and len(marks) >= len(fence) and not info.strip():
-            found, fence = (begin, number), ""
+            found, fence = (begin, match.start() - 1), ""
     if fence:
-        found = (begin, len(lines))
-    return None if found is None else "\n".join(lines[found[0] : found[1]])
+        found = (begin, len(text))
+    return None if found is None else text[found[0] : found[1]]

@@ -54,6 +54,7 @@ from nouscoder.verifier.sandbox.base import (
     SandboxError,
 )
 
+_BLOCKING_CHARS = 256 * 1024  # of a completion; a longer one is searched outside of the event loop
 _KILLED_BY_PROGRAM = 2  # one may be due to the machine
 _KILLED = f"{_KILLED_BY_PROGRAM} sandboxes in which it ran were killed for lack of memory"
 
@@ -138,7 +139,10 @@ class Grader:
         """
         validate(submission, self._policy.bounds)
         begun = time.monotonic()
-        code = text_to_grade(submission)
+        if len(submission.completion or "") <= _BLOCKING_CHARS:
+            code = text_to_grade(submission)
+        else:
+            code = await asyncio.to_thread(text_to_grade, submission)
         judge = judge_for(submission)
         if code is None:
             progress = self._progress(submission, judge, begun, None)

@@ -24,7 +24,7 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.retry import Retry
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.caller import set_caller
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.memory_budget import MemoryBudget, charging
 from nouscoder.verifier.api.streaming import answer_line, map_concurrently
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
@@ -161,7 +161,7 @@ class JobDispatcher:
     async def _result(self, item: _Item) -> dict[str, Any]:
         """The result of one submission, after as many attempts as it needs."""
         set_caller(item.job.record.caller(item.number))
-        with self._budget.request() as reservation:
+        with self._budget.request() as reservation, charging(reservation):
 
             async def reserve() -> None:
                 reservation.add(len(item.line))
@@ -182,7 +182,7 @@ class JobDispatcher:
 
     async def _answer(self, item: _Item) -> dict[str, Any]:
         try:
-            return await answer_line(self._grade, item.number, item.line)
+            return await answer_line(self._grade, item.number, item.line, _while_busy)
         except Exception as error:
             log.exception("grading a job's submission failed")
             kind = VerdictKind.INTERNAL_ERROR.value

@@ -1,0 +1,77 @@
+"""Parses the bodies of requests: bounded before it costs much, and without stalling the event loop.
+
+A decoder reads a whole text in one call, and the interpreter runs nothing else meanwhile, in whatever thread. So the
+weight of the text (formats/json_size.py) is counted first, piece by piece, and a body with too many values is refused.
+
+INVARIANT: no body above MAX_WEIGHT is decoded. A body above SMALL_BYTES or SMALL_WEIGHT is parsed outside of the event
+loop, one at a time. What the values of a body take is charged to the memory budget before it is decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from nouscoder.formats.json_size import BYTES_PER_WEIGHT, TooManyValues, ValueCount, rough_weight
+from nouscoder.verifier.access.memory_budget import charge_decoded
+from nouscoder.verifier.grading.validation import InvalidSubmission
+
+SMALL_BYTES = 256 * 1024
+SMALL_WEIGHT = 10_000
+
+Parsed = TypeVar("Parsed")
+Parse = Callable[[bytes, ValueCount], Parsed]
+Charge = Callable[[], Awaitable[None]]
+_worker = ThreadPoolExecutor(1, "parse")
+
+
+async def parsed(
+    body: bytes, parse: Parse[Parsed], patiently: Callable[[Charge], Awaitable[None]] | None = None
+) -> Parsed:
+    """What `parse` makes of a body. `parse` also gets the count of its values, to which it adds texts that it decodes.
+
+    Raises InvalidSubmission, and MemoryBudgetExceeded unless `patiently` calls its argument again after it.
+    """
+    rough = rough_weight(body) if len(body) <= SMALL_BYTES else SMALL_WEIGHT + 1
+    is_small = rough <= SMALL_WEIGHT
+    values = ValueCount(rough if is_small else await _in_worker(_weight, body))
+
+    async def charge() -> None:
+        charge_decoded(BYTES_PER_WEIGHT * values.weight)
+
+    await (charge() if patiently is None else patiently(charge))
+    if is_small:
+        return parse(body, values)
+    before = values.weight
+    found: Parsed = await _in_worker(_without_collections, parse, body, values)
+    charge_decoded(BYTES_PER_WEIGHT * (values.weight - before))
+    return found
+
+
+async def _in_worker(act: Callable[..., Parsed], *arguments: object) -> Parsed:
+    found: Parsed = await asyncio.get_running_loop().run_in_executor(_worker, act, *arguments)
+    return found
+
+
+def _weight(body: bytes) -> int:
+    """Raises InvalidSubmission."""
+    values = ValueCount()
+    try:
+        values.add(body)
+    except TooManyValues as error:
+        raise InvalidSubmission("body", str(error)) from None
+    return values.weight
+
+
+def _without_collections(parse: Parse[Parsed], body: bytes, values: ValueCount) -> Parsed:
+    """Decoding a million lists starts the garbage collector again and again, which takes three times as long as it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return parse(body, values)
+    finally:
+        if was_enabled:
+            gc.enable()
