@@ -6,9 +6,11 @@ The services are real processes. As in a Kubernetes volume, the files change tog
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
+import random
 import socket
 import ssl
 import subprocess
@@ -64,11 +66,13 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture
 def ports() -> tuple[int, int]:
-    found = []
-    for _ in range(2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            found.append(free.getsockname()[1])
+    """Two free ports that Linux gives to no client, because a service that is started again needs the same ones."""
+    found: list[int] = []
+    while len(found) < 2:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            found.append(port)
     return found[0], found[1]
 
 

@@ -5,6 +5,7 @@ The pods here are real harnesses of the `local` backend, started in place of a c
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,15 @@ class LocalLink(ProcessLink):
         self.reader.readexactly = lying  # type: ignore[method-assign]
 
 
+async def until_two_are_ready(sandbox: GvisorSandbox) -> None:
+    """Wait until the pool has two proven runners that no slot has."""
+    async with asyncio.timeout(60):
+        while (first := sandbox.pool.ready_beside(frozenset())) is None or (
+            sandbox.pool.ready_beside(frozenset({first.name})) is None
+        ):
+            await asyncio.sleep(0.01)
+
+
 async def test_a_lying_runner_is_overruled_quarantined_and_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -192,6 +202,7 @@ async def test_a_lying_runner_is_overruled_quarantined_and_replaced(
             Grader(sandbox, VerifierMetrics(CollectorRegistry())), sandbox, 1.0, ends.append, clock=lambda: 1e9
         )
         for _ in range(6):
+            await until_two_are_ready(sandbox)  # one contradicts, another one decides
             assert (await grader.grade(SUBMISSION)).kind is YES
         assert pods.quarantined == ["pod-1"]
         assert sandbox.replacements[Replaced.SECOND_RUNNER] == 1
