@@ -9,10 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.modal_server import modal_server
 from tests.runsc_runners import runsc_pool
 
-from nouscoder.domain.submission import Limits
+from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import (
     CompileFailed,
     Dialogue,
@@ -30,6 +34,7 @@ from nouscoder.verifier.sandbox import (
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
 from nouscoder.verifier.sandbox.modal_config import ModalConfig
 from nouscoder.verifier.toolchains.languages import registry
+from nouscoder.verifier.toolchains.libraries import library_folders
 
 DOUBLE = "print(int(input()) * 2)\n"
 FAIL = "raise SystemExit(3)\n"
@@ -53,6 +58,7 @@ TABLE = {
 }
 
 
+LIBRARIES = ("numpy", "networkx", "sortedcontainers")
 MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
 
 
@@ -97,7 +103,8 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
         made = FakeSandbox(TABLE, num_slots=1)
     else:
         try:
-            made = open_sandbox(SandboxConfig(backend=request.param, slots=1, pool=pool))
+            folders = () if request.param == "gvisor" else library_folders(LIBRARIES)  # pods have those of their image
+            made = open_sandbox(SandboxConfig(backend=request.param, slots=1, pool=pool, site_packages=folders))
         except SandboxUnavailable as error:
             pytest.skip(str(error))
     try:
@@ -142,6 +149,24 @@ async def test_call_program_returns_its_value_as_json(sandbox: Sandbox) -> None:
     async with sandbox.session(Program(PYTHON, ADD, WIDE, entry_point="add")) as session:
         result = await session.run(b'{"args": [1], "kwargs": {"b": 2}}')
         assert result.result == b"[3, [1]]"
+
+
+IMPORTS = """import networkx, numpy, sortedcontainers
+path = networkx.shortest_path_length(networkx.path_graph(int(input())), 0, 4)
+print(path, int(numpy.arange(3).sum()), sortedcontainers.SortedList([2, 1])[0])
+"""
+TABLE[IMPORTS] = lambda _: ended(b"4 3 1\n")
+
+
+async def test_the_default_libraries_of_candidates_can_be_imported(
+    sandbox: Sandbox, request: pytest.FixtureRequest
+) -> None:
+    if any(name in request.node.name for name in ("modal", "runners-in-runsc")):
+        pytest.skip("these runners are processes of this host: the sandbox image with its libraries is missing")
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+    cases = tuple(StdinCase(f"{size}\n", "4 3 1") for size in (5, 6))  # in the process that compiled, and in another
+    verdict = await grader.grade(Submission(StdinTests(cases), IMPORTS, limits=WIDE))
+    assert (verdict.kind, verdict.passed) == (VerdictKind.ACCEPTED, 2), verdict
 
 
 @pytest.mark.parametrize("code", ["def (:\n", "x = 1\n  y = 2\n", "a\x00b", "return 1\n"])
