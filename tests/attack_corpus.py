@@ -5,9 +5,9 @@ must be refused; the program then prints "held"), or `call` (the number of a sys
 must be refused with EPERM or ENOSYS, so that a call that is allowed and fails for its arguments is noticed); `language`
 and `files`; `verdict` (one verdict, or a list of acceptable ones); `stdin`, `output`, or `entry_point` and `expected`
 for a call, or `checker` or `interactor` (language and code), or `asserts`; `profile`; `wall_s`, `cpu_s`, `memory_mib`,
-`processes`; `machine` for programs with system call numbers, `backends` for programs that have a meaning only there,
-`root` for those that need a service that is root, `slow` for those that are not in `make test`, `why` for the reason.
-The test fills in @PROJECT@, @PORT@, @ABSTRACT@, @SOCKET@, @HOST@ and @SECRET@.
+`output_mib`, `processes`; `machine` for programs with system call numbers, `backends` for programs that have a meaning
+only there, `root` for those that need a service that is root, `slow` for those that are not in `make test`, `why` for
+the reason. The test fills in @PROJECT@, @PORT@, @ABSTRACT@, @SOCKET@, @HOST@ and @SECRET@.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ print("held" if answer == -1 and ctypes.get_errno() in (1, 38) else ("escaped", 
 _SOURCES = {"code", "pieces", "attempt", "call"}
 _KEYS = _SOURCES | {
     "verdict", "why", "stdin", "stdin_bytes", "output", "entry_point", "expected", "checker", "interactor", "asserts",
-    "profile", "language", "files", "wall_s", "cpu_s", "memory_mib", "processes", "machine", "backends", "root", "slow",
+    "profile", "language", "files", "wall_s", "cpu_s", "memory_mib", "output_mib", "processes", "machine", "backends",
+    "root", "slow",
 }  # fmt: skip
 _QUICK_S = 0.5  # the wall limit of programs that only the limit ends
 
@@ -114,7 +115,8 @@ class Attack:
         factor = 1.0 if only_time else patience if late else max(patience, 12.0)
         wall_s = table.get("wall_s", _QUICK_S if only_time else 5.0) * factor
         memory = table.get("memory_mib", 256) << 20
-        return Limits(wall_s, table.get("cpu_s", 5.0) * factor, memory, 1 << 20, table.get("processes", 20))
+        output = table.get("output_mib", 1) << 20
+        return Limits(wall_s, table.get("cpu_s", 5.0) * factor, memory, output, table.get("processes", 20))
 
 
 def _fill(value: Any, filled: Mapping[str, str]) -> Any:
