@@ -17,6 +17,7 @@ import socket
 import ssl
 import sys
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -71,6 +72,16 @@ class Container:
     num_connections: int = 0
 
     @property
+    def lifetime_s(self) -> float:
+        """After this time it is ended."""
+        return float(self.request.definition.timeout_secs)
+
+    @property
+    def dollars(self) -> float:
+        """What it has cost until now. This server may end it late, and Modal does not."""
+        return min(self.lifetime_s, time.monotonic() - self.begun_s) * self.dollars_a_second
+
+    @property
     def dollars_a_second(self) -> float:
         """By the limits of cores and memory, which are the most that Modal can bill."""
         resources = self.request.definition.resources
@@ -96,10 +107,12 @@ class ModalServer(_Base):  # type: ignore[misc]
         self.faults = faults
         self.containers: dict[str, Container] = {}
         self.requests: list[Any] = []
+        self._asked_s: dict[str, float] = {}  # when each creation was asked for first
         self.images: list[Any] = []
         self.happened: Counter[Fault] = Counter()
         self.most_containers = 0
         self.paid = 0.0
+        self.most_committed_dollars = 0.0
         self.url = ""
         self.tokens: set[tuple[str, str]] = {TOKEN}
         self._folder = folder
@@ -110,8 +123,20 @@ class ModalServer(_Base):  # type: ignore[misc]
     @property
     def dollars(self) -> float:
         """What all containers have cost until now."""
-        now = time.monotonic()
-        return self.paid + sum((now - one.begun_s) * one.dollars_a_second for one in self.containers.values())
+        return self.paid + sum(one.dollars for one in self.containers.values())
+
+    @property
+    def committed_dollars(self) -> float:
+        """What all containers will have cost if each living one lives as long as it may."""
+        return self.paid + sum(one.lifetime_s * one.dollars_a_second for one in self.containers.values())
+
+    def most_creations_within(self, seconds: float) -> int:
+        """The most creations that were asked for in any period of so many seconds.
+
+        Modal's client itself repeats a request that was rate limited, with the same key. That is the same creation.
+        """
+        times = sorted(self._asked_s.values())
+        return max((bisect_left(times, begun_s + seconds) - at for at, begun_s in enumerate(times)), default=0)
 
     async def start(self) -> None:
         """Listen on a free port of loopback."""
@@ -135,7 +160,7 @@ class ModalServer(_Base):  # type: ignore[misc]
         """End a container with its connections, and count its cost."""
         if self.containers.pop(container.id, None) is None:
             return
-        self.paid += (time.monotonic() - container.begun_s) * container.dollars_a_second
+        self.paid += container.dollars
         if container.end_task is not None and container.end_task is not asyncio.current_task():
             container.end_task.cancel()
         if container.relay is not None:
@@ -187,6 +212,7 @@ class ModalServer(_Base):  # type: ignore[misc]
     async def SandboxCreateV2(self, stream: Any) -> None:  # noqa: N802
         request = await self._request(stream)
         self.requests.append(request)
+        self._asked_s.setdefault(stream.metadata["x-idempotency-key"], time.monotonic())
         number = next(self._numbers)
         fault = self.faults(number)
         if fault in (Fault.REFUSED, Fault.RATE_LIMITED):
@@ -268,7 +294,8 @@ class ModalServer(_Base):  # type: ignore[misc]
         )
         self.containers[container.id] = container
         self.most_containers = max(self.most_containers, len(self.containers))
-        container.end_task = asyncio.create_task(self._end_later(container, definition.timeout_secs))
+        self.most_committed_dollars = max(self.most_committed_dollars, self.committed_dollars)
+        container.end_task = asyncio.create_task(self._end_later(container, container.lifetime_s))
         return container
 
     async def _end_later(self, container: Container, timeout_s: float) -> None:

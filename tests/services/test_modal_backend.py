@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -41,6 +42,7 @@ from nouscoder.verifier.sandbox.runner_choice import SecondRun
 
 MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
 CONFIG = SandboxConfig(backend="modal", slots=2, pool=PoolConfig(spares=0, start_s=120), modal=MODAL)
+SEEN_MINUTE_S = 50.0  # requests of one minute reach the server within less, when the first is late on a busy machine
 LIMITS = Limits(wall_time_s=60, cpu_time_s=30, memory_bytes=256 << 20)
 PROGRAMS: Mapping[VerdictKind, str] = {
     VerdictKind.ACCEPTED: "print(int(input()) * 2, 'x' * 500)\n",
@@ -92,6 +94,19 @@ async def running(
         assert not server.containers, "a container is left"
 
 
+def recover_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten what waits for Modal after a fault."""
+    monkeypatch.setattr(modal_runners, "_SWEEP_S", 0.5)
+    monkeypatch.setattr(modal_runners, "_LONGEST_PAUSE_S", 1.0)
+
+
+def check_caps(server: ModalServer, caps: ModalConfig) -> None:
+    """Check by the server's own account that no cap was ever exceeded."""
+    assert server.dollars <= server.most_committed_dollars <= caps.dollars
+    assert server.most_containers <= caps.max_containers
+    assert server.most_creations_within(SEEN_MINUTE_S) <= caps.creations_per_minute
+
+
 def every_other(number: int) -> Fault | None:
     """Every second container goes wrong, in each way in turn."""
     return None if number % 2 else list(Fault)[number // 2 % len(Fault)]
@@ -100,10 +115,12 @@ def every_other(number: int) -> Fault | None:
 async def graded_under_faults(
     folder: Path, monkeypatch: pytest.MonkeyPatch, num_gradings: int, seed: int = 5
 ) -> Running:
-    """Grade submissions of every verdict while half of the containers fail, and check everything."""
-    monkeypatch.setattr(modal_runners, "_SWEEP_S", 0.5)
-    monkeypatch.setattr(modal_runners, "_LONGEST_PAUSE_S", 1.0)
-    caps = replace(MODAL, max_containers=6, creations_per_minute=400, dollars_per_minute=0.02, dollars=2.0)
+    """Grade submissions of every verdict while half of the containers fail, and check everything.
+
+    `dollars` pays for the lifetimes of three containers at once, so it keeps the fourth slot empty all the time.
+    """
+    recover_quickly(monkeypatch)
+    caps = replace(MODAL, max_containers=6, creations_per_minute=40, dollars_per_minute=0.02, dollars=0.5)
     config = replace(CONFIG, slots=4, max_sessions=6, modal=caps)
     chance = random.Random(seed)
     common = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.RUNTIME_ERROR, VerdictKind.COMPILE_ERROR)
@@ -111,11 +128,12 @@ async def graded_under_faults(
     for index, kind in enumerate((VerdictKind.OUTPUT_LIMIT_EXCEEDED, VerdictKind.TIME_LIMIT_EXCEEDED)):
         kinds[index :: max(20, num_gradings // 10)] = [kind] * len(kinds[index :: max(20, num_gradings // 10)])
     async with running(folder, monkeypatch, config, every_other) as made:
-        verdicts = await asyncio.gather(*(made.grade(kind, number) for number, kind in enumerate(kinds)))
+        grading = asyncio.gather(*(made.grade(kind, number) for number, kind in enumerate(kinds)))
+        await until(lambda: made.sandbox.uses["modal"].limited_by == "dollars")
+        verdicts = await grading
         dollars = made.sandbox.uses["modal"].dollars
-        assert made.server.dollars <= caps.dollars
+        check_caps(made.server, caps)
         assert dollars >= 0.9 * made.server.dollars, "the gateway's account must not be lower than Modal's"
-    assert made.server.most_containers <= caps.max_containers
     got = Counter(verdict.kind for verdict in verdicts)
     wrong = [
         (number, kind, verdict.kind)
@@ -124,7 +142,9 @@ async def graded_under_faults(
     ]
     print(
         f"\n{num_gradings} gradings: {dict(got)}; wrong {wrong}; {len(made.server.requests)} creations;"
-        f" faults {dict(made.server.happened)}; ${made.server.dollars:.5f} by the server, ${dollars:.5f} by the gateway"
+        f" faults {dict(made.server.happened)}; ${made.server.dollars:.5f} by the server, ${dollars:.5f} by the"
+        f" gateway, at most ${made.server.most_committed_dollars:.5f} of {caps.dollars} committed;"
+        f" at most {made.server.most_creations_within(SEEN_MINUTE_S)} of {caps.creations_per_minute} creations a minute"
     )
     assert not wrong
     assert got[VerdictKind.INTERNAL_ERROR] <= num_gradings // 50, "two faults in a row are rare"
@@ -145,6 +165,61 @@ async def test_hundreds_of_gradings_under_every_fault(
 ) -> None:
     made = await graded_under_faults(tmp_path, monkeypatch, num_gradings)
     assert set(made.server.happened) == set(Fault), "every fault must have happened"
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+async def test_under_faults_creations_wait_for_the_next_minute_and_no_verdict_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight submissions, each with a container of its own, need more than the four creations of a minute."""
+    recover_quickly(monkeypatch)
+    caps = replace(MODAL, container_for=ContainerFor.SUBMISSION, creations_per_minute=4)
+    kinds = [VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER] * 4
+    async with running(tmp_path, monkeypatch, replace(CONFIG, slots=4, modal=caps), every_other) as made:
+        grading = asyncio.gather(*(made.grade(kind, number) for number, kind in enumerate(kinds)))
+        await until(lambda: made.sandbox.uses["modal"].limited_by == "creations_per_minute")
+        assert not grading.done()
+        verdicts = await grading
+        assert len(made.server.requests) > 2 * caps.creations_per_minute
+        check_caps(made.server, caps)
+    assert [verdict.kind for verdict in verdicts] == kinds
+
+
+def is_spent(made: Running, caps: ModalConfig) -> bool:
+    """Whether no container is left and the money does not pay for another one."""
+    use = made.sandbox.uses["modal"]
+    left = caps.dollars - use.dollars
+    return not made.server.containers and use.limited_by == "dollars" and left < caps.lifetime_s * caps.dollars_a_second
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+async def test_under_faults_the_money_is_spent_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The money pays for six containers of 40 s. Four clients grade until all of it is spent."""
+    recover_quickly(monkeypatch)
+    caps = replace(MODAL, lifetime_s=40, creations_per_minute=600, dollars=MODAL.dollars_a_second * 240)
+    verdicts: Counter[VerdictKind] = Counter()
+
+    async def client(made: Running, kind: VerdictKind) -> None:
+        for number in itertools.count():
+            got = (await made.grade(kind, number)).kind
+            assert got in (kind, VerdictKind.INTERNAL_ERROR)
+            verdicts[got] += 1
+
+    config = replace(CONFIG, slots=4, start_limit_s=5, modal=caps)
+    async with running(tmp_path, monkeypatch, config, every_other) as made:
+        kinds = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER)
+        clients = [asyncio.create_task(client(made, kind)) for kind in kinds * 2]
+        await until(lambda: is_spent(made, caps), 600)
+        assert not any(task.done() for task in clients), "they wait, and get no verdict"
+        for task in clients:
+            task.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        spent = made.server.dollars
+        check_caps(made.server, caps)
+    print(f"${spent:.5f} of {caps.dollars:.5f} spent, {dict(verdicts)}, {len(made.server.requests)} creations")
+    assert spent > 0.5 * caps.dollars
 
 
 @pytest.mark.heavy
@@ -372,8 +447,8 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         open_backends(CONFIG)
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until(holds: Callable[[], bool], limit_s: float = 120) -> None:
     """Wait until the condition holds."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(limit_s):
         while not holds():
             await asyncio.sleep(0.02)

@@ -3,7 +3,7 @@
 INVARIANT: what has been paid, plus what the living containers cost if each lives as long as it may, is at most
 `caps.dollars`. So the cap holds also if the gateway dies, because Modal ends each container after its lifetime. The
 living containers are at most `max_containers`, and together cost at most `dollars_per_minute`. In no minute are more
-than `creations_per_minute` requested.
+than `creations_per_minute` requested; a request that Modal's client repeats, because Modal asks for it, counts once.
 """
 
 from __future__ import annotations
