@@ -23,6 +23,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import JobsSection
+from nouscoder.formats.json_size import BYTES_PER_WEIGHT
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.access.memory_budget import MemoryBudget
@@ -342,6 +343,17 @@ async def test_a_body_larger_than_the_memory_budget_is_streamed_to_the_disk(tmp_
         sent = await service.submit(parts())
         assert sent.status_code == 202, sent.text
         assert (await service.finished(sent.json()["id"]))["done"] == 100
+
+
+async def test_lines_that_decode_to_more_than_the_memory_budget_are_graded_one_after_the_other(tmp_path: Path) -> None:
+    numbers = "[" + "1," * 8_000 + "1]"
+    tests = f'{{"type":"call","entry_point":"f","cases":[{{"args":{numbers},"expected":0}}]}}'
+    heavy = f'{{"code":"1","tests":{tests}}}\n'.encode()
+    assert BYTES_PER_WEIGHT * 8_000 > 3 * 100_000 > 15 * len(heavy)  # the budget, and the line in it
+    async with serving(tmp_path, slots=4) as service:
+        job = (await service.submit(heavy * 6)).json()
+        assert (await service.finished(job["id"]))["done"] == 6
+        assert service.budget.held_bytes == 0
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_nothing(tmp_path: Path) -> None:

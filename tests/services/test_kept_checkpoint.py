@@ -87,6 +87,16 @@ async def learner(tmp_path: Path) -> AsyncIterator[Learner]:
         yield Learner(config, core, worker)
 
 
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No checkpoint can be kept."""
+
+    def full(*_: Any) -> Path:
+        raise StorageError("the disk is full: it was not written")
+
+    monkeypatch.setattr(checkpoints, "keep_checkpoint", full)
+
+
 async def test_the_version_that_is_asked_for_is_kept_when_its_checkpoint_is_pruned(learner: Learner) -> None:
     running = asyncio.ensure_future(learner.run())
     async with kept_checkpoint(learner.config, 2) as version:
@@ -136,13 +146,8 @@ async def test_a_run_that_ends_before_is_said(learner: Learner) -> None:
     assert learner.kept == []
 
 
-async def test_a_checkpoint_that_could_not_be_kept_is_said_and_training_goes_on(
-    learner: Learner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> Path:
-        raise StorageError("the disk is full: it was not written")
-
-    monkeypatch.setattr(checkpoints, "keep_checkpoint", full)
+@pytest.mark.usefixtures("full_disk")
+async def test_a_checkpoint_that_could_not_be_kept_is_said_and_training_goes_on(learner: Learner) -> None:
     running = asyncio.ensure_future(learner.run())
     with pytest.raises(NotKept, match=r"the checkpoint of version \d was not kept: .*the disk is full"):
         async with kept_checkpoint(learner.config, 2):
@@ -152,13 +157,8 @@ async def test_a_checkpoint_that_could_not_be_kept_is_said_and_training_goes_on(
     assert learner.kept == []
 
 
-async def test_a_last_checkpoint_that_could_not_be_kept_ends_the_run_well(
-    learner: Learner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> Path:
-        raise StorageError("the disk is full: it was not written")
-
-    monkeypatch.setattr(checkpoints, "keep_checkpoint", full)
+@pytest.mark.usefixtures("full_disk")
+async def test_a_last_checkpoint_that_could_not_be_kept_ends_the_run_well(learner: Learner) -> None:
     running = asyncio.ensure_future(learner.run())
     with pytest.raises(NotKept, match=r"the checkpoint of version 4 was not kept: .*the disk is full"):
         async with kept_checkpoint(learner.config, 4):

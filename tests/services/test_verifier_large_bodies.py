@@ -24,6 +24,7 @@ from nouscoder.verifier.access.memory_budget import (
     MemoryBudget,
     MemoryBudgetExceeded,
     charging,
+    charging_part,
 )
 from nouscoder.verifier.api.get_reward import rewarded_submissions
 from nouscoder.verifier.api.parsing import SMALL_WEIGHT, parsed
@@ -250,9 +251,13 @@ async def test_the_values_of_a_body_count_against_the_budget_until_its_request_e
             await parsed(b"[" + b"1," * 15_000 + b"1]", parse)
     assert budget.held_bytes == 0
     with budget.request() as alone, charging(alone):
-        alone.add(900_000)
+        alone.add(800_000)
         await parsed(body, parse)  # its values alone would not fit
-        assert budget.held_bytes == 1_000_000
+        assert budget.held_bytes == 875_000
+        with charging_part():  # one line of it
+            await parsed(body, parse)
+            assert budget.held_bytes == 875_000
+        await alone.add_answer(125_000)  # there is room for an answer
 
 
 class Accepting:

@@ -1,11 +1,11 @@
 """The memory that all requests in progress may hold together: bodies, and answers that clients have not taken yet.
 
 INVARIANT: the requests in progress hold at most `budget_bytes` together: their bytes on the wire, what their JSON
-becomes when it is decoded (formats/json_size.py; what exceeds the whole budget of one request is not counted, so that a
-request alone always has room), and their answers. Only answers of at most SMALL_ANSWER_BYTES are never refused, because
-they cost little more than their connection. A body that would exceed the budget is refused at once and can be repeated.
-An answer waits for room first: for ROOM_PATIENCE_S at most, and all that wait together have at most an eighth of the
-budget. The bytes of a request are free again when it ends.
+becomes when it is decoded (formats/json_size.py), and their answers. Of one request, decoded values count only until it
+holds seven eighths of the budget, so that a request alone always has room, also for its answer. Only answers of at most
+SMALL_ANSWER_BYTES are never refused, because they cost little more than their connection. A body that would exceed the
+budget is refused at once and can be repeated. An answer waits for room first: for ROOM_PATIENCE_S at most, and all that
+wait together have at most an eighth of the budget. The bytes of a request are free again when it ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nouscoder.verifier.grading.grader import QueueFull
 SMALL_ANSWER_BYTES = 16 * 1024
 ROOM_PATIENCE_S = 2.0
 _LOOK_S = 0.05
-_WAITING_SHARE = 8
+_ROOM_SHARE = 8  # an eighth of the budget: for answers that wait, and beside decoded values
 _RETRY_AFTER_S = 1
 
 
@@ -36,8 +36,10 @@ class MemoryBudgetExceeded(QueueFull):
 class Reservation:
     """The bytes of one request."""
 
-    def __init__(self, budget: MemoryBudget) -> None:
+    def __init__(self, budget: MemoryBudget, request: Reservation | None = None) -> None:
+        """With `request` this is the reservation of a part of it, one of its submissions."""
         self._budget = budget
+        self._request = request
         self._answer_bytes = 0
         self.num_bytes = 0
 
@@ -47,14 +49,19 @@ class Reservation:
         self.num_bytes += num_bytes
 
     def add_decoded(self, num_bytes: int) -> None:
-        """Count bytes of decoded values, up to the whole budget. Raises MemoryBudgetExceeded."""
-        self.add(max(0, min(num_bytes, self._budget.budget_bytes - self.num_bytes)))
+        """Count bytes of decoded values, as far as the request may hold them. Raises MemoryBudgetExceeded."""
+        own_bytes = self.num_bytes + (0 if self._request is None else self._request.num_bytes)
+        most_bytes = self._budget.budget_bytes - self._budget.budget_bytes // _ROOM_SHARE
+        self.add(max(0, min(num_bytes, most_bytes - own_bytes)))
 
     @contextmanager
     def part(self) -> Iterator[Reservation]:
         """The reservation of one of many submissions of this request, released at its end."""
-        with self._budget.request() as reservation:
-            yield reservation
+        part = Reservation(self._budget, self)
+        try:
+            yield part
+        finally:
+            part.close()
 
     def release(self, num_bytes: int) -> None:
         """Count bytes that the request no longer holds."""
@@ -117,7 +124,7 @@ class MemoryBudget:
         """Like `take` for an answer that exists, which waits for room. Raises MemoryBudgetExceeded."""
         loop = asyncio.get_running_loop()
         end = loop.time() + ROOM_PATIENCE_S
-        may_wait = self._waiting_bytes + num_bytes <= self.budget_bytes // _WAITING_SHARE
+        may_wait = self._waiting_bytes + num_bytes <= self.budget_bytes // _ROOM_SHARE
         self._waiting_bytes += num_bytes
         try:
             while True:

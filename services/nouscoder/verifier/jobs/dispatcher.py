@@ -12,6 +12,7 @@ the result is an error. What is in progress when the service stops has no result
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -24,7 +25,8 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.retry import Retry
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.caller import set_caller
-from nouscoder.verifier.access.memory_budget import MemoryBudget, charging
+from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation, charging
+from nouscoder.verifier.api.parsing import Charge
 from nouscoder.verifier.api.streaming import answer_line, map_concurrently
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
@@ -161,28 +163,24 @@ class JobDispatcher:
     async def _result(self, item: _Item) -> dict[str, Any]:
         """The result of one submission, after as many attempts as it needs."""
         set_caller(item.job.record.caller(item.number))
-        with self._budget.request() as reservation, charging(reservation):
-
-            async def reserve() -> None:
-                reservation.add(len(item.line))
-
-            await _while_busy(reserve)
-            for attempt in range(ATTEMPTS):
-                if attempt:
-                    await asyncio.sleep(_BROKEN_S * 2 ** (attempt - 1))
-                answer = await self._answer(item)
-                if answer.get("verdict") != VerdictKind.INTERNAL_ERROR.value:
-                    break
-            else:
-                why = answer.get("detail", "")
-                return {"id": answer["id"], "error": f"the service failed {ATTEMPTS} times: {why}", "field": None}
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(_BROKEN_S * 2 ** (attempt - 1))
+            answer = await self._answer(item)
+            if answer.get("verdict") != VerdictKind.INTERNAL_ERROR.value:
+                break
+        else:
+            why = answer.get("detail", "")
+            return {"id": answer["id"], "error": f"the service failed {ATTEMPTS} times: {why}", "field": None}
         if not item.job.record.options.tests:
             answer.pop("tests", None)
         return answer
 
     async def _answer(self, item: _Item) -> dict[str, Any]:
         try:
-            return await answer_line(self._grade, item.number, item.line, _while_busy)
+            with self._budget.request() as reservation, charging(reservation):
+                room = functools.partial(_wait_for_room, reservation, len(item.line))
+                return await answer_line(self._grade, item.number, item.line, room)
         except Exception as error:
             log.exception("grading a job's submission failed")
             kind = VerdictKind.INTERNAL_ERROR.value
@@ -191,6 +189,23 @@ class JobDispatcher:
     async def _grade(self, submission: Submission) -> Verdict:
         """Grade, as soon as queue, quota and test store admit it. The job's own time limit bounds the wait."""
         return await _while_busy(lambda: self._grader.grade(submission))
+
+
+async def _wait_for_room(reservation: Reservation, num_bytes: int, charge: Charge) -> None:
+    """Wait until the budget has room for a line and its values together.
+
+    A line that kept its own bytes while it waited would be in the way of others that wait.
+    """
+
+    async def both() -> None:
+        reservation.add(num_bytes)
+        try:
+            await charge()
+        except QueueFull:
+            reservation.release(num_bytes)
+            raise
+
+    await _while_busy(both)
 
 
 async def _while_busy(act: Callable[[], Awaitable[Answer]]) -> Answer:
