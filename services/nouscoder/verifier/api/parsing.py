@@ -33,7 +33,8 @@ async def parsed(
 ) -> Parsed:
     """What `parse` makes of a body. `parse` also gets the count of its values, to which it adds texts that it decodes.
 
-    Raises InvalidSubmission, and MemoryBudgetExceeded unless `patiently` calls its argument again after it.
+    `patiently` gets a function that charges the memory budget, and may call it again after MemoryBudgetExceeded.
+    Raises InvalidSubmission and MemoryBudgetExceeded.
     """
     rough = rough_weight(body) if len(body) <= SMALL_BYTES else SMALL_WEIGHT + 1
     is_small = rough <= SMALL_WEIGHT
