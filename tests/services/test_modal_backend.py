@@ -167,7 +167,7 @@ async def test_hundreds_of_gradings_under_every_fault(
     assert set(made.server.happened) == set(Fault), "every fault must have happened"
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_under_faults_creations_wait_for_the_next_minute_and_no_verdict_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -196,9 +196,9 @@ def is_spent(made: Running, caps: ModalConfig) -> bool:
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 async def test_under_faults_the_money_is_spent_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The money pays for six containers of 40 s. Four clients grade until all of it is spent."""
+    """The money pays for six containers of 20 s. Four clients grade until all of it is spent."""
     recover_quickly(monkeypatch)
-    caps = replace(MODAL, lifetime_s=40, creations_per_minute=600, dollars=MODAL.dollars_a_second * 240)
+    caps = replace(MODAL, lifetime_s=20, creations_per_minute=600, dollars=MODAL.dollars_a_second * 120)
     verdicts: Counter[VerdictKind] = Counter()
 
     async def client(made: Running, kind: VerdictKind) -> None:
