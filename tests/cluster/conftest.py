@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ SMALL_RUN = (  # the demo with few problems
 )
 TAG = os.environ.get("NOUSCODER_IMAGE_TAG", "")
 _IN_RUN = ("exec", f"{NAME}-learner-0", "-c", "run", "--")
+_GENERATION = re.compile(r"^nouscoder_generation_(tokens_total|policy_version) (\S+)$", re.MULTILINE)
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
@@ -195,6 +197,12 @@ class Release:
                     reading.join()
             finally:
                 process.terminate()
+
+    def generation_metrics(self, pod: str) -> dict[str, float]:
+        """`tokens_total` that a generation pod has sampled, and its `policy_version`."""
+        with self.forward(f"pod/{pod}", 9090) as port:
+            text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+        return {name: float(value) for name, value in _GENERATION.findall(text)}
 
     def secret(self, name: str, key: str) -> str:
         """A value of a Secret."""

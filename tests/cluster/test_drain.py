@@ -11,7 +11,6 @@ import json
 import re
 import subprocess
 import time
-import urllib.request
 from datetime import datetime
 from typing import Any
 
@@ -28,18 +27,10 @@ SMALL = (
 SERVICES = {"verifier", "generation", "broker", "redis", "learner"}
 BACK_LIMIT_S = 2.0  # from the eviction of a verifier until the broker has its leases
 EVICTING = re.compile(r"evicting pod [^/]+/(\S+)")
-METRIC = re.compile(r"^nouscoder_generation_(tokens_total|policy_version) (\S+)$", re.MULTILINE)
 
 
 def of(release: Release, component: str) -> list[PodState]:
     return [pod for pod in release.pods() if pod.component == component and not pod.ended]
-
-
-def generator(release: Release, name: str) -> dict[str, float]:
-    """The tokens that a generation pod has sampled, and its policy version."""
-    with release.forward(f"pod/{name}", 9090) as port:
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
-    return {name: float(value) for name, value in METRIC.findall(text)}
 
 
 def stopped_workers(release: Release, since_s: float) -> dict[str, tuple[float, int]]:
@@ -123,13 +114,13 @@ def drained_and_back(release: Release, *components: str) -> dict[str, float]:
 def added_generator(release: Release) -> str:
     """Add a generation pod. It must get weights as new as those of the others had, and sample."""
     before = {pod.name for pod in of(release, "generation")}
-    version = max(generator(release, name)["policy_version"] for name in before)
+    version = max(release.generation_metrics(name)["policy_version"] for name in before)
     began_s = time.monotonic()
     release.helm("upgrade", NAME, str(CHART), "--reset-then-reuse-values", "--set", "generation.replicas=2")
 
     def samples() -> dict[str, float] | None:
         added = [pod for pod in of(release, "generation") if pod.name not in before and pod.ready]
-        found = generator(release, added[0].name) if added else {"tokens_total": 0.0, "policy_version": -1.0}
+        found = release.generation_metrics(added[0].name) if added else {"tokens_total": 0.0, "policy_version": -1.0}
         return found if found["tokens_total"] > 0 and found["policy_version"] >= version else None
 
     found = release.until(samples, "the added generator samples", 300)
