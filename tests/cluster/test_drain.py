@@ -19,7 +19,7 @@ from tests.cluster.conftest import CHART, NAME, SMALL_RUN, PodState, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
-BATCHES = 160  # the run must not end before the last eviction
+BATCHES = 80  # the run must not end before the last eviction, which was at batch 34
 SMALL = (
     f"config.run.total_batches={BATCHES}",
     *SMALL_RUN,

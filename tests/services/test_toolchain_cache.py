@@ -20,7 +20,7 @@ from nouscoder.verifier.toolchains.languages import (
     registry,
     withdraw,
 )
-from nouscoder.verifier.toolchains.toolchain_cache import ToolchainCacheFailed, folder_of, prepare
+from nouscoder.verifier.toolchains.toolchain_cache import IMAGE_FOLDER, ToolchainCacheFailed, folder_of, prepare
 
 LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20)
 
@@ -39,7 +39,7 @@ def language(tool: Path, script: str) -> Language:
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
     argv = ("sh", "-c", script, "sh", "{cache}", "{final}")
-    return dataclasses.replace(registry()["c"], detect=(str(tool),), prepare=argv, compile_with_cache=("cc", "{cache}"))
+    return dataclasses.replace(registry()["c"], detect=(str(tool),), prepare=argv)
 
 
 def test_a_cache_folder_is_complete_or_missing(cache: Path, tmp_path: Path) -> None:
@@ -77,6 +77,14 @@ def test_a_sandbox_that_was_closed_leaves_no_languages_behind(cache: Path) -> No
     before = installed()
     forget_installed()
     assert installed() is not before
+
+
+def test_every_prepared_language_looks_into_the_folder_of_the_sandbox_image() -> None:
+    prepared = [one for one in registry().values() if one.prepare is not None]
+    assert [one.name for one in prepared] == ["go"]
+    for one in prepared:
+        assert one.compile is not None
+        assert one.compile[-1] == str(IMAGE_FOLDER / one.name)
 
 
 GO = 'package main\nimport ("fmt"; "os"; "sort"; "bufio")\nfunc main() { r := bufio.NewReader(os.Stdin); var n int;'

@@ -18,13 +18,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from nouscoder.verifier.toolchains.toolchain_cache import PLACE, folder_of
+from nouscoder.verifier.toolchains.toolchain_cache import folder_of
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 _REGISTRY = Path(__file__).with_name("languages.toml")
 _MEMORY = "{memory_bytes}"
 _UNBUFFERED = {"unbuffered_prelude", "unbuffered_tail", "unbuffered_run"}
-_OPTIONAL = {"compile", "run", "prepare", "compile_with_cache", "locate", "version", "libraries", *_UNBUFFERED}
+_OPTIONAL = {"compile", "run", "prepare", "locate", "version", "libraries", *_UNBUFFERED}
 _LOCATE_LIMIT_S = 10.0
 _KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
 
@@ -46,7 +46,6 @@ class Language:
     memory_extra_bytes: int
     detect: tuple[str, ...]
     prepare: tuple[str, ...] | None = None
-    compile_with_cache: tuple[str, ...] | None = None
     version: tuple[str, ...] | None = None
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     cache: Path | None = None
@@ -182,8 +181,6 @@ def in_slot(language: Language, tools: Mapping[str, str] | None) -> Language:
     there = own if tools is None else tools
     if missing := [tool for tool in known.detect if tool not in there]:
         raise ToolsMissing(f"{language.name} needs {', '.join(missing)}")
-    if tools is not None and language.cache is not None:
-        language = replace(language, compile=known.compile, cache=None)
     return _resolved(language, {**there, **{path: there[tool] for tool, path in own.items() if tool in there}})
 
 
@@ -212,11 +209,10 @@ def cache_folders() -> tuple[str, ...]:
 
 
 def _with_cache(language: Language) -> Language:
-    """The language with its toolchain cache, if the cache exists."""
-    if language.compile_with_cache is None or not (folder := folder_of(language)).is_dir():
+    """The language with its toolchain cache, if the cache exists: the last argument of its compiler's command."""
+    if language.prepare is None or language.compile is None or not (folder := folder_of(language)).is_dir():
         return language
-    argv = tuple(word.replace(PLACE, str(folder)) for word in language.compile_with_cache)
-    return replace(language, compile=argv, cache=folder)
+    return replace(language, compile=(*language.compile, str(folder)), cache=folder)
 
 
 def _language(name: str, table: Mapping[str, Any]) -> Language:
@@ -235,7 +231,6 @@ def _language(name: str, table: Mapping[str, Any]) -> Language:
         memory_extra_bytes=int(table["memory_extra_bytes"]),
         detect=tuple(table["detect"]),
         prepare=_argv(table, "prepare"),
-        compile_with_cache=_argv(table, "compile_with_cache"),
         version=_argv(table, "version"),
         libraries={library: tuple(argv) for library, argv in table.get("libraries", {}).items()},
         locate=_argv(table, "locate"),
@@ -256,6 +251,5 @@ def _resolved(language: Language, tools: Mapping[str, str]) -> Language:
         run=_with_tools(language.run, tools),
         prepare=_with_tools(language.prepare, tools),
         unbuffered_run=_with_tools(language.unbuffered_run, tools),
-        compile_with_cache=_with_tools(language.compile_with_cache, tools),
         detect=tuple(tools.get(tool, tool) for tool in language.detect),
     )

@@ -1,8 +1,9 @@
 """The toolchain cache: files that a compiler needs once per host. Go's standard library, for example, takes 15 s.
 
 The `prepare` command of a language fills a folder of this user's cache, outside of any sandbox. Candidates see the
-folder read-only at the same path, and `compile_with_cache` replaces `compile`. The folder's name holds a digest of the
-tools and the commands, so that another version of the compiler does not use it.
+folder read-only at the same path, and it becomes the last argument of `compile`. The folder's name holds a digest of
+the tools and the commands, so that another version of the compiler does not use it. The sandbox image has folders of
+its own, `IMAGE_FOLDER`/LANGUAGE, which are filled when it is built (image_cache.py) and which `compile` names itself.
 
 INVARIANT: a folder of that name is complete, because it is filled under another name and then renamed.
 """
@@ -22,7 +23,7 @@ from nouscoder.errors import Unusable
 if TYPE_CHECKING:
     from nouscoder.verifier.toolchains.languages import Language
 
-PLACE = "{cache}"
+IMAGE_FOLDER = Path("/usr/local/share/nouscoder/toolchains")
 HOW_TO_PREPARE = "nouscoder prepare"
 _PREPARE_LIMIT_S = 1800.0
 
@@ -33,7 +34,7 @@ class ToolchainCacheFailed(Unusable):
 
 def folder_of(language: Language) -> Path:
     """The cache folder of a language, whether or not it exists. The tools of `language` must be absolute paths."""
-    made = hashlib.sha256(repr((language.prepare, language.compile_with_cache)).encode())
+    made = hashlib.sha256(repr((language.prepare, language.compile)).encode())
     for tool in language.detect:
         stat = os.stat(tool)
         made.update(f"{os.path.realpath(tool)} {stat.st_size} {stat.st_mtime_ns}".encode())
@@ -41,9 +42,9 @@ def folder_of(language: Language) -> Path:
     return cache / "nouscoder" / "toolchains" / f"{language.name}-{made.hexdigest()[:16]}"
 
 
-def prepare(language: Language) -> Path:
-    """Fill the cache folder of a language, which may take a minute. Raises ToolchainCacheFailed."""
-    folder = folder_of(language)
+def prepare(language: Language, folder: Path | None = None) -> Path:
+    """Fill `folder`, or the cache folder of a language, which may take a minute. Raises ToolchainCacheFailed."""
+    folder = folder or folder_of(language)
     if folder.is_dir() or language.prepare is None:
         return folder
     try:
@@ -65,7 +66,7 @@ def prepare(language: Language) -> Path:
 
 def _run(language: Language, part: Path, folder: Path) -> None:
     """Run `prepare`, with `{cache}` as the folder to fill and `{final}` as its final path."""
-    argv = [word.replace(PLACE, str(part)).replace("{final}", str(folder)) for word in language.prepare or ()]
+    argv = [word.replace("{cache}", str(part)).replace("{final}", str(folder)) for word in language.prepare or ()]
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(part)}
     try:
         subprocess.run(argv, check=True, capture_output=True, cwd=part, env=environment, timeout=_PREPARE_LIMIT_S)
