@@ -30,8 +30,8 @@ def stages(image: str) -> dict[str, str]:
 
 
 def test_every_image_has_a_lock_file() -> None:
-    """The wheel's build has a lock file too, and generation a second one for the image with vLLM."""
-    others = {"build", "vllm", "demo", "dev", "test-nemo-gym", "test-trainers", "test-vllm"}
+    """The wheel's build has a lock file too, and generation has two others for the images with vLLM."""
+    others = {"build", "vllm", "vllm-cpu", "demo", "dev", "test-nemo-gym", "test-trainers", "test-vllm"}
     assert {path.parent.name for path in IMAGES.glob("*/Dockerfile")} | others == set(LOCKS)
 
 
@@ -65,7 +65,10 @@ def test_each_image_has_the_dependencies_of_its_service() -> None:
     assert {"torch", "transformers", "safetensors"} <= set(pins("learner")) & set(pins("generation"))
 
 
-@pytest.mark.parametrize("name", sorted(set(LOCKS) - {"build", "vllm", "test-nemo-gym", "test-trainers", "test-vllm"}))
+OF_OTHERS = {"build", "vllm", "vllm-cpu", "test-nemo-gym", "test-trainers", "test-vllm"}  # others' choice of versions
+
+
+@pytest.mark.parametrize("name", sorted(set(LOCKS) - OF_OTHERS))
 def test_images_have_the_versions_of_the_tests(name: str) -> None:
     """Each pin equals that of dev.txt."""
     tested = pins("dev")
@@ -94,7 +97,7 @@ def test_dockerfiles_verify_packages_and_end_with_an_unprivileged_user(image: st
     assert re.findall(r"^FROM (?!\$\{BASE_IMAGE\}|dependencies)", text, re.M) == []
     assert re.findall(r"^USER (\S+)$", text, re.M) == ["10001:10001"]
     last = text[text.rindex("\nFROM ") :]
-    for_vllm = re.compile(r"RUN if \[ \$\{LOCK\} = vllm \]; then .*?; +fi$", re.M)
+    for_vllm = re.compile(r"RUN case \$\{LOCK\} in vllm\) .*; \*\) exit 0 ;; esac && [^\n]*$", re.M)
     assert ("gcc" in for_vllm.sub("", last)) == (image == "sandbox")
     assert ("gcc" in last) == (image in ("sandbox", "generation"))
 
@@ -106,12 +109,12 @@ def test_extras_of_the_locks_exist() -> None:
     assert recipe
     named = set(re.findall(r"--extra (\w+)", recipe[1])) | {"broker", "generation", "learner"}
     assert named <= set(project["project"]["optional-dependencies"])
-    groups = {"sandbox", "build", "vllm", "test-nemo-gym", "test-trainers", "test-vllm"}
-    assert set(project["dependency-groups"]) == groups
+    assert set(project["dependency-groups"]) == OF_OTHERS | {"sandbox"}
 
 
-def test_the_image_with_vllm_has_the_engine_of_the_tests() -> None:
+@pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
+def test_the_image_with_vllm_has_the_engine_of_the_tests(name: str) -> None:
     """Its other packages are those that vLLM asks for; torch is that of all images."""
-    assert pins("vllm")["vllm"] == pins("test-vllm")["vllm-cpu"]
-    assert pins("vllm")["torch"] == pins("generation")["torch"]
-    assert {"triton", "grpcio", "prometheus-client", "safetensors"} <= set(pins("vllm"))
+    assert pins(name)[name] == pins("test-vllm")["vllm-cpu"]
+    assert pins(name)["torch"] == pins("generation")["torch"]
+    assert {"triton", "grpcio", "prometheus-client", "safetensors"} <= set(pins(name))

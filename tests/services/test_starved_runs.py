@@ -18,10 +18,10 @@ from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import Sandbox, SandboxConfig
 
-NUM_HOGS = 24
+NUM_HOGS = 32
 WORKS = "total = 0\nfor i in range(4_000_000):\n    total += i\nprint(total)"  # 0.2 s of CPU time
 LIMITS = {
-    "wall": Limits(wall_time_s=2, cpu_time_s=2),
+    "wall": Limits(wall_time_s=4, cpu_time_s=4),  # enough for the repetition on a machine that others use too
     "CPU": Limits(wall_time_s=30, cpu_time_s=1),  # in gVisor its clock goes on
 }
 
