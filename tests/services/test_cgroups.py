@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxUnavailable, open_sandbox
 from nouscoder.verifier.sandbox.cgroup import ROOT, UNGROUPED, Groups
+from nouscoder.verifier.sandbox.launch import HostLaunch
+from nouscoder.verifier.sandbox.link import Link
 from nouscoder.verifier.toolchains.languages import installed
 
 
@@ -30,10 +33,12 @@ def test_version_1_groups_are_made_in_the_own_group(tmp_path: Path) -> None:
     for folder in folders:
         make_files(folder / f"{groups._prefix}.3", "memory.oom_control")
     group = groups.make(3)
-    group.add(77)
+    assert group.procs_files == tuple(
+        sorted(str(folder / f"{groups._prefix}.3" / "cgroup.procs") for folder in folders)
+    )
     group.limit(memory=1000, pids=5)
     made = {file.name: file.read_text() for folder in folders for file in folder.glob("nouscoder-*/*")}
-    assert (made["cgroup.procs"], made["memory.limit_in_bytes"], made["pids.max"]) == ("77", "1000", "5")
+    assert (made["memory.limit_in_bytes"], made["pids.max"]) == ("1000", "5")
 
 
 def test_version_2_groups_need_the_process_to_leave_its_group(tmp_path: Path) -> None:
@@ -56,9 +61,9 @@ def test_a_slot_has_a_share_of_the_cpus_in_both_versions(tmp_path: Path) -> None
     """Groups have equal shares by default. Without a group, 60 processes of one slot get 60 shares."""
     (tmp_path / "one" / "cpu").mkdir(parents=True)
     groups = Groups(tmp_path / "one", "1:cpu:/\n0::/\n")
-    groups.make(0).add(77)
-    (procs,) = (tmp_path / "one" / "cpu").glob("nouscoder-*/cgroup.procs")
-    assert (groups.names, procs.read_text()) == (("cpu",), "77")
+    (procs,) = groups.make(0).procs_files
+    (folder,) = (tmp_path / "one" / "cpu").glob("nouscoder-*")
+    assert (groups.names, procs) == (("cpu",), str(folder / "cgroup.procs"))
     written: list[str] = []
     make_files(tmp_path / "two", "cgroup.controllers", "cgroup.subtree_control")
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +87,7 @@ def test_a_host_without_groups_gives_none(tmp_path: Path) -> None:
     groups = Groups(tmp_path, "0::/\n")
     assert groups.names == ()
     group = groups.make(0)
-    group.add(1)
+    assert group.procs_files == ()
     group.limit(memory=1)
     group.remove()
     assert (group.num_killed(), UNGROUPED.num_killed()) == (0, 0)
@@ -160,6 +165,19 @@ async def test_what_the_harness_cannot_measure_counts(name: str) -> None:
                 assert (await session.run(b"")).exit is exit_
     finally:
         await sandbox.close()
+
+
+async def test_a_harness_is_in_its_group_before_it_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the service is slow: it goes on 1 s after it has started the harness."""
+    start = HostLaunch.open
+
+    async def slow(launch: HostLaunch) -> Link:
+        link = await start(launch)
+        await asyncio.sleep(1)
+        return link
+
+    monkeypatch.setattr(HostLaunch, "open", slow)
+    await test_what_the_harness_cannot_measure_counts("processes that nobody waits for")
 
 
 def test_groups_of_a_service_that_was_killed_are_swept(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ class SlotSettings(NamedTuple):
     uid_candidate: int | None = None
     init_library: str = ""  # path of the compiled init (init/)
     peer: int = -1  # a descriptor: the socket to the slot of the partner
+    groups: tuple[str, ...] = ()  # the files cgroup.procs of the control groups that the harness joins
     kernel: str = "linux"  # the kernel below the slot: "linux" or "gvisor"
 
     def to_json(self) -> str:
@@ -35,4 +36,5 @@ class SlotSettings(NamedTuple):
         values["site_packages"] = tuple(values["site_packages"])
         values["preload"] = tuple(values["preload"])
         values["read_only"] = tuple(values["read_only"])
+        values["groups"] = tuple(values["groups"])
         return SlotSettings(**values)

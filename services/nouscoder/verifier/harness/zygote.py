@@ -6,6 +6,7 @@ its sandboxes owns the stream and one is on standby, so that the namespaces of t
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -24,9 +25,17 @@ _THREAD_STACK_BYTES = 8 * 1024**2
 _kept: list[object] = []
 
 
+def _join(groups: tuple[str, ...]) -> None:
+    """Join control groups; 0 is the process that writes it. Where that is not allowed only the harness bounds a run."""
+    for path in groups:
+        with contextlib.suppress(OSError), open(path, "w") as file:
+            file.write("0")
+
+
 def main(settings_json: str) -> Job:
     """Serve until the stream closes. Returns only in a candidate's process, with the job that it must run."""
     settings = SlotSettings.from_json(settings_json)
+    _join(settings.groups)
     stream_in, stream_out = _move_stream()
     peer = kernel.move_up(settings.peer)
     try:

@@ -63,10 +63,13 @@ class Group:
         self._cpu_v1, self._cpu_v2 = _opened(found, "cpuacct.usage"), _opened(found, "cpu.stat")
         self._memory, self._kernel_v1 = _opened(found, "memory.stat"), _opened(found, "memory.kmem.usage_in_bytes")
 
-    def add(self, pid: int) -> None:
-        """Add a process and its future children. Raises OSError when it has ended or may not be moved."""
-        for folder in set(self._folders.values()):
-            (folder / "cgroup.procs").write_text(str(pid))
+    @property
+    def procs_files(self) -> tuple[str, ...]:
+        """The files to which the harness writes 0 before its first fork, so that it and all its processes are here.
+
+        The service could do that only after it has started the harness, which on a busy machine has forked by then.
+        """
+        return tuple(sorted({str(folder / "cgroup.procs") for folder in self._folders.values()}))
 
     def limit(self, **limits: int) -> None:
         """Set changed limits by controller (memory in bytes, pids). A limit that the kernel refuses is not changed."""

@@ -67,8 +67,9 @@ class LocalSandbox:
     def _make_slot(self, index: int) -> Slot:
         ends = (*self._peers[index % self.num_slots].ends(), None)  # no program converses with a checker
         peer = ends[index // self.num_slots]
-        launch = HostLaunch(self._config, _slot_settings(self._config, index), peer)
-        return Slot(index, self._config, launch, group=self._groups.make(index))
+        group = self._groups.make(index)
+        settings = _slot_settings(self._config, index)._replace(groups=group.procs_files)
+        return Slot(index, self._config, HostLaunch(self._config, settings, peer), group=group)
 
     async def start(self) -> None:
         """Start every slot. Raises SandboxUnavailable."""

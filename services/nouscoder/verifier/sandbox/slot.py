@@ -7,7 +7,6 @@ END is answered by one READY. Frames before the last expected READY belong to ea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import os
@@ -192,9 +191,6 @@ class Slot:
             self._link = await self.launch.open()
         except OSError as error:
             raise SandboxUnavailable(self.launch.explain(str(error))) from error
-        if self._link.pid is not None:
-            with contextlib.suppress(OSError):  # if it has ended, the missing HELLO is reported below
-                self.group.add(self._link.pid)
         self._num_sessions = 0
         self._in_step, self._is_retired = True, False
         self._most_bytes = self._earlier_bytes = _FIRST_BYTES
