@@ -36,5 +36,5 @@ class SlotSettings(NamedTuple):
         values["site_packages"] = tuple(values["site_packages"])
         values["preload"] = tuple(values["preload"])
         values["read_only"] = tuple(values["read_only"])
-        values["groups"] = tuple(values["groups"])
+        values["groups"] = tuple(values.get("groups", ()))  # a gateway sends none to a runner
         return SlotSettings(**values)

@@ -62,8 +62,10 @@ class RunnerLaunch:
         """Start a harness in `runner`. Raises SandboxError, OSError."""
         if runner.address is None:
             raise SandboxError(f"runner {runner.name} has no address")
+        settings = SlotSettings(preload=self._config.preload, tmp_bytes=self._config.tmp_bytes)._asdict()
+        del settings["groups"]  # those of this host; runners of an older version do not know the key
         request = {
-            "settings": SlotSettings(preload=self._config.preload, tmp_bytes=self._config.tmp_bytes)._asdict(),
+            "settings": settings,
             "environment": ENVIRONMENT,
             "tools": languages.all_tools(),
             "search_path": languages.SEARCH_PATH,
