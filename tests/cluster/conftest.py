@@ -100,9 +100,13 @@ class Release:
         ]
         return [_pod_state(item) for item in items if "deletionTimestamp" not in item["metadata"]]
 
+    def pods_of(self, component: str) -> list[PodState]:
+        """The pods of a component that have not ended."""
+        return [pod for pod in self.pods() if pod.component == component and not pod.ended]
+
     def pod(self, component: str) -> PodState:
         """The first pod of a component."""
-        found = [pod for pod in self.pods() if pod.component == component and not pod.ended]
+        found = self.pods_of(component)
         assert found, f"no pod of {component}"
         return found[0]
 

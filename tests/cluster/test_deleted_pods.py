@@ -79,7 +79,7 @@ def test_random_deletions_for_ten_minutes(release: Any) -> None:
 
 def _pod_of(release: Any, component: str) -> list[str]:
     """The name of a pod of the component and the option of its namespace; [] while there is none."""
-    found = [pod for pod in release.pods() if pod.component == component and not pod.ended]
+    found = release.pods_of(component)
     return [found[0].name, "-n", found[0].namespace] if found else []
 
 

@@ -29,10 +29,6 @@ BACK_LIMIT_S = 2.0  # from the eviction of a verifier until the broker has its l
 EVICTING = re.compile(r"evicting pod [^/]+/(\S+)")
 
 
-def of(release: Release, component: str) -> list[PodState]:
-    return [pod for pod in release.pods() if pod.component == component and not pod.ended]
-
-
 def stopped_workers(release: Release, since_s: float) -> dict[str, tuple[float, int]]:
     """Worker -> when it gave its leases back, and how many, by the broker's log."""
     found = {}
@@ -63,9 +59,9 @@ def leases_back(release: Release, pod: str, at_s: float) -> tuple[float, int]:
 
 def evicted_verifier(release: Release) -> tuple[float, int]:
     """Evict the runners and then the verifier, which holds leases then. See `leases_back`."""
-    for runner in of(release, "sandbox"):
+    for runner in release.pods_of("sandbox"):
         release.evict(runner)
-    pod = of(release, "verifier")[0]
+    pod = release.pods_of("verifier")[0]
     back = leases_back(release, pod.name, release.evict(pod))
     replaced(release, pod)
     return back
@@ -94,7 +90,7 @@ def drained(release: Release, node: str, component: str) -> dict[str, float]:
 
 def drained_and_back(release: Release, *components: str) -> dict[str, float]:
     """Drain the node of one component after the other, then uncordon it; all are ready again. See `drained`."""
-    first, batch, began_s = of(release, components[0])[0], release.step(), time.monotonic()
+    first, batch, began_s = release.pods_of(components[0])[0], release.step(), time.monotonic()
     node = release.kubectl("get", "pod", first.name, "-n", first.namespace, "-o", "jsonpath={.spec.nodeName}")
     evicted: dict[str, float] = {}
     try:
@@ -113,13 +109,13 @@ def drained_and_back(release: Release, *components: str) -> dict[str, float]:
 
 def added_generator(release: Release) -> str:
     """Add a generation pod. It must get weights as new as those of the others had, and sample."""
-    before = {pod.name for pod in of(release, "generation")}
+    before = {pod.name for pod in release.pods_of("generation")}
     version = max(release.generation_metrics(name)["policy_version"] for name in before)
     began_s = time.monotonic()
     release.helm("upgrade", NAME, str(CHART), "--reset-then-reuse-values", "--set", "generation.replicas=2")
 
     def samples() -> dict[str, float] | None:
-        added = [pod for pod in of(release, "generation") if pod.name not in before and pod.ready]
+        added = [pod for pod in release.pods_of("generation") if pod.name not in before and pod.ready]
         found = release.generation_metrics(added[0].name) if added else {"tokens_total": 0.0, "policy_version": -1.0}
         return found if found["tokens_total"] > 0 and found["policy_version"] >= version else None
 
@@ -149,7 +145,7 @@ def test_a_run_survives_the_drain_of_each_component_and_a_generator_joins(releas
     for component in ("generation", "broker", "redis", "learner"):
         drained_and_back(release, component)
     print(added_generator(release))
-    for pod in of(release, "generation"):
+    for pod in release.pods_of("generation"):
         at_s, batch = release.evict(pod), release.step()
         replaced(release, pod)
         print(f"{pod.name} evicted at batch {batch}, ready again after {time.time() - at_s:.0f} s")

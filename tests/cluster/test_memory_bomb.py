@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
+from tests.cluster.pod_grader import pod_grader
 
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.grader import Grader
-from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox import PoolConfig
 from nouscoder.verifier.sandbox.pool import Replaced
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(900)]
@@ -38,33 +33,17 @@ HONEST = Submission(StdinTests((StdinCase("41", "42"),)), "print(int(input()) + 
     [(IN_FILES, IN_LIMIT, False), (IN_HEAP, IN_LIMIT, False), (IN_HEAP, OVER_POD, True)],
     ids=["files and heap", "heap", "beyond the limit of the pod"],
 )
-def test_a_memory_bomb_exceeds_its_limit_and_the_next_submission_is_graded(
+async def test_a_memory_bomb_exceeds_its_limit_and_the_next_submission_is_graded(
     runner_pool: PoolConfig, tmp_path: Path, code: str, memory_bytes: int, kills_pods: bool
 ) -> None:
-    pod = json.loads(Path(runner_pool.template).read_text())
-    (container,) = pod["spec"]["containers"]
-    container["resources"] = {"requests": {"memory": "128Mi"}, "limits": {"memory": POD_LIMIT}}
-    template = tmp_path / "runner-pod.json"
-    template.write_text(json.dumps(pod))
-    pool = replace(runner_pool, template=str(template), spares=1)
-
-    async def graded() -> None:
-        sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=1, pool=pool))
-        await sandbox.start()
-        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
-        grader.follow(sandbox)
-        try:
-            tests = StdinTests((StdinCase("", ""), StdinCase("", "")))
-            limits = Limits(60.0, 60.0, memory_bytes, 1 << 20)
-            bomb = Submission(tests, code, limits=limits, stop_on_first_failure=False)
-            verdict = await grader.grade(bomb)
-            print(verdict, sandbox.replacements)
-            assert verdict.kind is VerdictKind.MEMORY_LIMIT_EXCEEDED, verdict
-            assert verdict.graded == (0 if kills_pods else 2)
-            replaced = sandbox.pool.replaced
-            assert (replaced[Replaced.LOST] + replaced[Replaced.SILENT] >= 2) is kills_pods
-            assert (await grader.grade(HONEST)).kind is VerdictKind.ACCEPTED
-        finally:
-            await sandbox.close()
-
-    asyncio.run(graded())
+    resources = {"requests": {"memory": "128Mi"}, "limits": {"memory": POD_LIMIT}}
+    async with pod_grader(replace(runner_pool, spares=1), tmp_path, {"resources": resources}) as (grader, sandbox):
+        tests = StdinTests((StdinCase("", ""), StdinCase("", "")))
+        limits = Limits(60.0, 60.0, memory_bytes, 1 << 20)
+        verdict = await grader.grade(Submission(tests, code, limits=limits, stop_on_first_failure=False))
+        print(verdict, sandbox.replacements)
+        assert verdict.kind is VerdictKind.MEMORY_LIMIT_EXCEEDED, verdict
+        assert verdict.graded == (0 if kills_pods else 2)
+        replaced = sandbox.pool.replaced
+        assert (replaced[Replaced.LOST] + replaced[Replaced.SILENT] >= 2) is kills_pods
+        assert (await grader.grade(HONEST)).kind is VerdictKind.ACCEPTED

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.cluster.conftest import ROOT, SMALL_RUN, TAG, PodState, Release, output_of
+from tests.cluster.conftest import ROOT, SMALL_RUN, TAG, output_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -28,10 +28,6 @@ VALUES = (
 )
 
 
-def generators(release: Release) -> list[PodState]:
-    return [pod for pod in release.pods() if pod.component == "generation" and not pod.ended]
-
-
 @pytest.fixture(scope="module")
 def image() -> None:
     """The image of vLLM for CPUs."""
@@ -46,7 +42,7 @@ def test_two_pods_of_vllm_sample_a_run_and_take_its_policies(release: Any) -> No
     release.until(lambda: release.step() >= 1, "the run has begun", 1200)
     print(f"\nfirst batch {time.monotonic() - began:.0f} s after the installation")
     release.until(lambda: release.step() >= BATCHES - 5, "the run has nearly ended", 2000)
-    names = sorted(pod.name for pod in generators(release))
+    names = sorted(pod.name for pod in release.pods_of("generation"))
     assert len(names) == 2
     seen = {name: release.generation_metrics(name) for name in names}
     for name, figure in seen.items():
@@ -55,7 +51,7 @@ def test_two_pods_of_vllm_sample_a_run_and_take_its_policies(release: Any) -> No
     print(summary)
     assert min(figure["tokens_total"] for figure in seen.values()) > 0
     assert min(figure["policy_version"] for figure in seen.values()) >= BATCHES - 5
-    assert all(pod.num_restarts == 0 for pod in generators(release))
+    assert all(pod.num_restarts == 0 for pod in release.pods_of("generation"))
     assert summary["balanced"]
     assert summary["ledger"]["lost"] == 0
     assert summary["ledger"]["trained"] == BATCHES * ROLLOUTS_A_BATCH
