@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import tracemalloc
+from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.domain.submission import Comparator, ComparatorKind
+from nouscoder.formats.decoding import without_collections
 from nouscoder.verifier.grading.comparators import (
     HugeInt,
     UnreadableResult,
     parse_result,
-    result_bound,
     same_text,
     same_value,
 )
 
 TOKENS = Comparator()
 LINES = Comparator(ComparatorKind.LINES)
+UNORDERED = Comparator(ComparatorKind.UNORDERED_LINES)
 EXACT = Comparator(ComparatorKind.EXACT)
 CLOSE = Comparator(ComparatorKind.TOKENS, 1e-6)
 ANY_CASE = Comparator(ignore_case=True)
 KATTIS = Comparator(ComparatorKind.KATTIS, relative_tolerance=0.1)
+NINES = "9" * 5000
 KATTIS_ABSOLUTE = Comparator(ComparatorKind.KATTIS, absolute_tolerance=1)
 
 
@@ -155,20 +161,20 @@ def test_deeply_nested_values_are_compared_without_recursion() -> None:
 )
 def test_a_result_that_is_not_one_json_value_is_unreadable(encoded: bytes) -> None:
     with pytest.raises(UnreadableResult):
-        parse_result(encoded, 10**8)
+        parse_result(encoded, "[" * 2_000_000)
 
 
 def test_a_result_far_longer_than_expected_is_not_parsed() -> None:
     with pytest.raises(UnreadableResult, match="far more"):
-        parse_result(b"[" + b"[]," * 10_000 + b"[]]", result_bound("[1, 2]"))
+        parse_result(b"[" + b"[]," * 10_000 + b"[]]", "[1, 2]")
 
 
 def test_integers_too_long_to_convert_are_compared_by_their_digits() -> None:
-    digits = "9" * 5000
-    assert parse_result(digits.encode(), 10**6) == HugeInt(digits)
-    assert same_value(HugeInt(digits), parse_result(digits.encode(), 10**6))
-    assert not same_value(10**30, parse_result(digits.encode(), 10**6))
-    assert parse_result(b"-" + b"9" * 4300, 10**6) == -int("9" * 4300)
+    digits = NINES
+    assert parse_result(digits.encode(), NINES) == HugeInt(digits)
+    assert same_value(HugeInt(digits), parse_result(digits.encode(), NINES))
+    assert not same_value(10**30, parse_result(digits.encode(), NINES))
+    assert parse_result(b"-" + b"9" * 4300, NINES) == -int("9" * 4300)
 
 
 json_values = st.recursive(
@@ -183,7 +189,7 @@ def test_every_value_equals_itself_after_json_and_fits_its_bound(value: object) 
     for encoded in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value, ensure_ascii=False)):
         data = encoded.encode("utf8", "surrogatepass")
         if b"\xed" not in data:  # a lone surrogate has no UTF-8
-            assert same_value(value, parse_result(data, result_bound(json.dumps(value))))
+            assert same_value(value, parse_result(data, json.dumps(value)))
 
 
 @given(json_values, json_values)
@@ -197,3 +203,62 @@ def test_no_output_makes_a_comparator_raise(
 ) -> None:
     assert same_text(expected, actual, Comparator(kind, tolerance)) in (True, False)
     assert same_text(expected, expected.encode("utf8", "surrogatepass"), Comparator(kind, tolerance))
+
+
+def by_definition(expected: str, actual: bytes, comparator: Comparator) -> bool:
+    """All lines or tokens as lists."""
+    wanted = expected.encode("utf8", "surrogatepass")
+    if comparator.kind is ComparatorKind.EXACT:
+        return wanted == actual
+    if comparator.kind in (ComparatorKind.LINES, ComparatorKind.UNORDERED_LINES):
+        one, other = ([line.rstrip() for line in text.rstrip().split(b"\n")] for text in (wanted, actual))
+        return one == other if comparator.kind is ComparatorKind.LINES else Counter(one) == Counter(other)
+    return wanted.split() == actual.split()
+
+
+WHITE_TEXT = st.text(st.sampled_from("ab1 \n\n\t\r\v\f\x1c\u00a0"), max_size=12)
+
+
+@given(WHITE_TEXT, WHITE_TEXT, st.sampled_from([ComparatorKind.EXACT, TOKENS.kind, LINES.kind, UNORDERED.kind]))
+def test_text_is_compared_by_its_definition(expected: str, actual: str, kind: ComparatorKind) -> None:
+    comparator = Comparator(kind)
+    assert same_text(expected, actual.encode(), comparator) is by_definition(expected, actual.encode(), comparator)
+
+
+@given(st.lists(st.sampled_from(["a", "a ", "b", "", "c d"])), st.randoms())
+def test_lines_in_another_order_are_equal(lines: list[str], random: Random) -> None:
+    shuffled = random.sample(lines, len(lines))
+    text, other = "\n".join(["x", *lines, "x"]), "\n".join(["x", *shuffled, "x"])
+    assert same_text(text, other.encode(), UNORDERED)
+    assert not same_text(text, other.replace("x", "a", 1).encode(), UNORDERED)
+
+
+@pytest.mark.parametrize("comparator", [CLOSE, LINES, UNORDERED, KATTIS], ids=lambda one: one.kind)
+def test_a_comparison_needs_constant_memory_beside_its_texts(comparator: Comparator) -> None:
+    expected = "".join(f"0.{number % 991} \n" for number in range(100_000)) + "0.1"
+    actual = expected.replace(" ", "0" if comparator in (CLOSE, KATTIS) else "  ").encode()
+    text_bytes = len(expected) + 2 * len(actual)
+    tracemalloc.start()
+    try:
+        assert same_text(expected, actual, comparator)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < text_bytes + 100_000  # lists of tokens or lines take ten times as much
+
+
+def test_a_large_result_with_more_values_than_expected_is_not_decoded() -> None:
+    expected = json.dumps([7] * 20_000)
+    for result in ("[" + "[]," * 20_000 + "[]]", json.dumps([7] * 20_001), json.dumps({"a": [7] * 20_000})):
+        with pytest.raises(UnreadableResult, match="more values"):
+            parse_result(result.encode(), expected)
+    assert parse_result(json.dumps([7.0] * 20_000).encode(), expected) == [7.0] * 20_000
+
+
+def test_the_garbage_collector_is_off_while_any_thread_decodes() -> None:
+    assert gc.isenabled()
+    with without_collections():
+        with without_collections():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -14,7 +14,7 @@ from nouscoder.formats.json_size import MAX_WEIGHT, TooManyValues, ValueCount, j
 
 TEXTS = st.text(st.sampled_from('ab",:[]{}\\\n\té\u2028')) | st.text()
 VALUES = st.recursive(
-    st.none() | st.integers() | TEXTS,
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXTS, inner, max_size=5),
     max_leaves=20,
 )
@@ -28,6 +28,10 @@ def weight_of(value: Any) -> int:
         return 1 + max(0, len(value) - 1) + sum(map(weight_of, value))
     if isinstance(value, dict):
         return 2 + 9 * len(value) + max(0, len(value) - 1) + sum(map(weight_of, value.values()))
+    if isinstance(value, bool):
+        return 3
+    if isinstance(value, float):
+        return 3 * ("." in repr(value)) + 3 * ("e" in repr(value))
     return 0
 
 

@@ -222,7 +222,7 @@ def test_the_lines_of_the_lcb_driver_become_results_up_to_the_first_bad_one() ->
         b'["ok", "1", "x"]',
         b'["ok", "1", 1' + b"0" * 400 + b"]",
         b'[["ok"], "1", 1]',
-        b"[" * 100_000,
+        b"[" * 30_000,
         b"\xff",
         b'{"ok": 1}',
         b"nan",
@@ -240,6 +240,7 @@ def test_a_line_longer_than_any_right_answer_is_wrong_and_is_not_parsed(monkeypa
     for judge, line in (
         (lcb_judge(("a", "1")), b'["ok", "1' + b" " * 2_000_000 + b'", 0.1]'),
         (calls, b'["ok", 1' + b" " * 20_000 + b", 0.1]"),
+        (lcb_judge(("a", "1")), b"[" * 100_000),
     ):
         with monkeypatch.context() as patched:
             patched.setattr("json.loads", lambda *_: pytest.fail("parsed"))

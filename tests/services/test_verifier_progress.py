@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.api.streaming import map_concurrently
+from nouscoder.verifier.grading.comparators import SMALL_BYTES
 from nouscoder.verifier.grading.judging import judge_for
 from nouscoder.verifier.grading.progress import Progress
 from nouscoder.verifier.grading.test_order import hardest_first
@@ -49,6 +51,24 @@ async def test_failures_after_the_one_that_ends_grading_do_not_count() -> None:
     assert not await progress.record(2, ended(b"yes"))
     assert [one.index for one in await progress.record(0, ended(b"yes"))] == [0]
     assert (progress.is_known, progress.verdict().graded) == (True, 1)
+
+
+async def test_only_small_outputs_are_compared_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def outcome_of(*_: object) -> VerdictKind:
+        threads.append(threading.current_thread())
+        return VerdictKind.ACCEPTED
+
+    monkeypatch.setattr("nouscoder.verifier.grading.progress.outcome_of", outcome_of)
+    progress = progress_of(Submission(StdinTests((StdinCase("", "yes"),) * 4), "code"))
+    small, large = b"x" * SMALL_BYTES, b"x" * (SMALL_BYTES + 1)
+    for result in (ended(small), ended(large), ended(b"", result=small), ended(b"", result=large)):
+        index = progress.take()
+        assert index is not None
+        await progress.record(index, result)
+    loop = threading.current_thread()
+    assert [thread is loop for thread in threads] == [True, False, True, False]
 
 
 async def test_the_total_time_counts_only_while_a_test_is_left() -> None:

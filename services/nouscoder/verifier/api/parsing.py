@@ -10,11 +10,11 @@ loop, one at a time. What the values of a body take is charged to the memory bud
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from nouscoder.formats.decoding import without_collections
 from nouscoder.formats.json_size import BYTES_PER_WEIGHT, TooManyValues, ValueCount, rough_weight
 from nouscoder.verifier.access.memory_budget import charge_decoded
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -68,11 +68,5 @@ def _weight(body: bytes) -> int:
 
 
 def _without_collections(parse: Parse[Parsed], body: bytes, values: ValueCount) -> Parsed:
-    """Decoding a million lists starts the garbage collector again and again, which takes three times as long as it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collections():
         return parse(body, values)
-    finally:
-        if was_enabled:
-            gc.enable()

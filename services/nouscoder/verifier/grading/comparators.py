@@ -3,6 +3,9 @@
 The actual output is hostile. The work is bounded by the size of the expected output plus one pass over the actual
 bytes. Nested values are compared without recursion. Nothing in the output is executed.
 
+INVARIANT: text is compared token by token or line by line, so a comparison needs constant memory beside its two texts,
+and other threads can run at any time. A result with more values than the expected one is not decoded.
+
 Text is compared as bytes; white space means ASCII white space:
 - exact: byte for byte;
 - lines: white space at the end of lines and empty lines at the end are ignored;
@@ -25,19 +28,29 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
+import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import zip_longest
+from operator import methodcaller
 
 from nouscoder.domain.submission import Comparator, ComparatorKind, JsonValue
+from nouscoder.formats.decoding import without_collections
+from nouscoder.formats.json_size import structure_weight
 
 ROUNDING_RELATIVE = 1e-9
 ROUNDING_ABSOLUTE = 1e-12
 MAX_NUMBER_BYTES = 400
 MAX_INT_DIGITS = 4300
 MAX_EXPANDED_BYTES = 1 << 22
+SMALL_BYTES = 1 << 15  # of results and outputs; a comparison of larger ones takes milliseconds
 
-_INTEGER = re.compile(rb"[+-]?[0-9]+")
-_NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(rb"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")  # an integer has none of the groups
+_TOKEN = re.compile(rb"\S+")
+_text_of = methodcaller("group")
+_HASH_BYTES = 16
+_HASH_KEY = secrets.token_bytes(16)
 
 
 class UnreadableResult(ValueError):
@@ -58,61 +71,69 @@ def same_text(expected: str, actual: bytes, comparator: Comparator) -> bool:
         wanted, actual = wanted.lower(), actual.lower()
     if comparator.kind is ComparatorKind.EXACT:
         return wanted == actual
+    wanted, actual = wanted.rstrip(), actual.rstrip()
+    if wanted == actual:
+        return True
     if comparator.kind is ComparatorKind.LINES:
-        return _same_lines(wanted, actual)
+        return all(w == a for w, a in zip_longest(_lines(wanted), _lines(actual)))
     if comparator.kind is ComparatorKind.UNORDERED_LINES:
-        return _same_unordered_lines(wanted, actual)
+        return wanted.count(b"\n") == actual.count(b"\n") and _multiset_hash(wanted) == _multiset_hash(actual)
     return _same_tokens(wanted, actual, comparator)
 
 
-def _same_lines(wanted: bytes, actual: bytes) -> bool:
-    wanted_lines = wanted.rstrip().split(b"\n")
-    actual_lines = actual.rstrip().split(b"\n", len(wanted_lines))
-    if len(wanted_lines) != len(actual_lines):
-        return False
-    return all(w.rstrip() == a.rstrip() for w, a in zip(wanted_lines, actual_lines, strict=True))
+def _lines(text: bytes) -> Iterator[bytes]:
+    begin = 0
+    while (end := text.find(b"\n", begin)) >= 0:
+        yield text[begin:end].rstrip()
+        begin = end + 1
+    yield text[begin:].rstrip()
 
 
-def _same_unordered_lines(wanted: bytes, actual: bytes) -> bool:
-    wanted_lines = wanted.rstrip().split(b"\n")
-    actual_lines = actual.rstrip().split(b"\n", len(wanted_lines))
-    if len(wanted_lines) != len(actual_lines):
-        return False
-    return Counter(line.rstrip() for line in wanted_lines) == Counter(line.rstrip() for line in actual_lines)
+def _multiset_hash(text: bytes) -> int:
+    """A hash of the lines that is the same in any order, and takes no memory for each line.
+
+    Source: MSet-Add-Hash (Clarke et al. 2003, "Incremental multiset hash functions"). With a secret key, two different
+    outputs of at most 2^26 lines have the same hash with a probability of at most 2^-102.
+    """
+    digests = (blake2b(line, digest_size=_HASH_BYTES, key=_HASH_KEY).digest() for line in _lines(text))
+    return sum(int.from_bytes(digest, "little") for digest in digests) % (1 << 8 * _HASH_BYTES)
 
 
 def _same_tokens(wanted: bytes, actual: bytes, comparator: Comparator) -> bool:
-    wanted_tokens = wanted.split()
-    # The split is bounded, so that output with far more tokens than expected does not become a long list.
-    actual_tokens = actual.split(None, len(wanted_tokens))
-    if wanted_tokens == actual_tokens:
-        return True
     absolute, relative = comparator.absolute, comparator.relative
-    if max(absolute, relative) <= 0 or len(wanted_tokens) != len(actual_tokens):
-        return False
     close = _kattis_close_tokens if comparator.kind is ComparatorKind.KATTIS else _close_tokens
-    pairs = zip(wanted_tokens, actual_tokens, strict=True)
-    return all(w == a or close(w, a, absolute, relative) for w, a in pairs)
+    is_tolerant = max(absolute, relative) > 0
+    for w, a in zip_longest(_tokens(wanted), _tokens(actual)):
+        if w == a:
+            continue
+        if not is_tolerant or w is None or a is None or not close(w, a, absolute, relative):
+            return False
+    return True
+
+
+def _tokens(text: bytes) -> Iterator[bytes]:
+    return map(_text_of, _TOKEN.finditer(text))
 
 
 def _close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
-    if not (_is_number(wanted) and _is_number(actual)):
+    parts, actual_parts = _number(wanted), _number(actual)
+    if parts is None or actual_parts is None:
         return False
-    if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(actual):
+    if parts.lastindex is None and actual_parts.lastindex is None:
         return int(wanted) == int(actual)
     return _close(float(wanted), float(actual), absolute, relative)
 
 
 def _kattis_close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
     """Source: the default validator of Kattis (problemtools, default_validator.cc)."""
-    if not (_is_number(wanted) and _is_number(actual)):
+    if _number(wanted) is None or _number(actual) is None:
         return False
     judge, difference = float(wanted), abs(float(wanted) - float(actual))
     return difference <= absolute or difference <= relative * abs(judge)
 
 
-def _is_number(token: bytes) -> bool:
-    return len(token) <= MAX_NUMBER_BYTES and _NUMBER.fullmatch(token) is not None
+def _number(token: bytes) -> re.Match[bytes] | None:
+    return _NUMBER.fullmatch(token) if len(token) <= MAX_NUMBER_BYTES else None
 
 
 def _close(wanted: float, actual: float, absolute: float, relative: float) -> bool:
@@ -130,15 +151,35 @@ def result_bound(expected_json: str) -> int:
     return min(4096 + 64 * len(expected_json), MAX_EXPANDED_BYTES + 8 * len(expected_json))
 
 
-def parse_result(encoded: bytes, max_bytes: int) -> JsonValue | HugeInt:
-    """The result of a call as a value. Raises UnreadableResult unless it is one JSON value of bounded size."""
-    if len(encoded) > max_bytes:
+def parse_result(encoded: bytes, expected_json: str) -> JsonValue | HugeInt:
+    """The result of a call as a value. Raises UnreadableResult unless it is one JSON value that may be equal."""
+    if len(encoded) > result_bound(expected_json):
         raise UnreadableResult(f"the result has {len(encoded)} bytes, far more than the expected value")
+    if len(encoded) <= SMALL_BYTES:
+        return _decoded(encoded)
+    if has_more_values(encoded, expected_json):
+        raise UnreadableResult("the result has more values than the expected value")
+    with without_collections():
+        return _decoded(encoded)
+
+
+def _decoded(encoded: bytes) -> JsonValue | HugeInt:
     try:
-        value: JsonValue = json.loads(encoded, parse_int=_parse_int)
+        value: JsonValue = json.loads(encoded, parse_int=_parse_int, parse_float=_parse_float)
     except (ValueError, RecursionError) as error:
         raise UnreadableResult(f"the result is not a JSON value: {type(error).__name__}") from None
     return value
+
+
+def _parse_float(text: str) -> float:
+    """As the decoder does. It calls this, so that other threads can run between two of a million numbers."""
+    return float(text)
+
+
+def has_more_values(encoded: bytes, expected_json: str, more: int = 0) -> bool:
+    """Whether a JSON text has more values than an equal one can have, and `more` beside them. It is not decoded."""
+    most = structure_weight(expected_json) + more
+    return structure_weight(encoded, most) > most
 
 
 def _parse_int(text: str) -> int | HugeInt:
@@ -151,17 +192,21 @@ def same_value(expected: object, actual: object, absolute: float = 0.0, relative
     The rounding tolerance is the minimum.
     """
     absolute, relative = max(absolute, ROUNDING_ABSOLUTE), max(relative, ROUNDING_RELATIVE)
-    pending = [(expected, actual)]
+    pending: list[Iterator[tuple[object, object]]] = [iter([(expected, actual)])]
     while pending:
-        wanted, got = pending.pop()
+        pair = next(pending[-1], None)
+        if pair is None:
+            pending.pop()
+            continue
+        wanted, got = pair
         if isinstance(wanted, list | tuple):
             if not isinstance(got, list | tuple) or len(wanted) != len(got):
                 return False
-            pending.extend(zip(wanted, got, strict=True))
+            pending.append(zip(wanted, got, strict=True))
         elif isinstance(wanted, dict):
             if not isinstance(got, dict) or wanted.keys() != got.keys():
                 return False
-            pending.extend((wanted[key], got[key]) for key in wanted)
+            pending.append(zip(wanted.values(), map(got.__getitem__, wanted), strict=True))
         elif not _same_scalar(wanted, got, absolute, relative):
             return False
     return True

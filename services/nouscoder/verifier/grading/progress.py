@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 
 from nouscoder.domain.submission import Profile, Submission
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.grading.comparators import SMALL_BYTES
 from nouscoder.verifier.grading.judging import failure_of, outcome_of, stderr_of
 from nouscoder.verifier.judges.base import Judge
 from nouscoder.verifier.judges.partners import Ruling
 from nouscoder.verifier.sandbox.base import RunResult
 
-_LARGE_BYTES = 1_000_000
 _STDERR_CHARS = 1_000_000  # of all tests of a submission together; later tests have none
 
 
@@ -132,7 +132,7 @@ class Progress:
     async def _judged(self, index: int, result: RunResult, ruling: Ruling | None) -> _Judged:
         if ruling is not None:
             kind = ruling.outcome
-        elif len(result.stdout) > _LARGE_BYTES or len(result.result or b"") > _LARGE_BYTES:
+        elif max(len(result.stdout), len(result.result or b"")) > SMALL_BYTES:
             kind = await asyncio.to_thread(outcome_of, self.judge, index, result)
         else:
             kind = outcome_of(self.judge, index, result)

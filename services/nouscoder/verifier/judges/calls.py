@@ -6,7 +6,7 @@ import json
 
 from nouscoder.domain.submission import CallTests, Comparator
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.comparators import UnreadableResult, parse_result, result_bound, same_value
+from nouscoder.verifier.grading.comparators import UnreadableResult, parse_result, same_value
 from nouscoder.verifier.judges.base import readable, size_of
 from nouscoder.verifier.sandbox.base import RunResult
 
@@ -44,7 +44,7 @@ class CallJudge:
             return VerdictKind.RUNTIME_ERROR
         expected = self._cases[index].expected
         try:
-            value = parse_result(result.result, max_bytes=result_bound(json.dumps(expected)))
+            value = parse_result(result.result, json.dumps(expected))
         except UnreadableResult:
             return VerdictKind.WRONG_ANSWER
         comparator = self._comparator

@@ -14,14 +14,23 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal, DecimalException
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 from nouscoder.domain.submission import CallTests, JsonValue, Limits, StdinTests
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.comparators import UnreadableResult, parse_result, result_bound
+from nouscoder.verifier.grading.comparators import (
+    SMALL_BYTES,
+    UnreadableResult,
+    has_more_values,
+    parse_result,
+    result_bound,
+)
 from nouscoder.verifier.judges.base import CLIP_CHARS, encoded, readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
@@ -37,6 +46,8 @@ PRELUDE = (
 _ENTRY = "lcb_grade"
 _MAX_RUN_S = 600.0
 _LARGE_BYTES = 1_000_000
+_WORD = re.compile(r"\S+")
+_LINE_WEIGHT = 10  # of a line of the driver beside the answer
 
 
 class LcbJudge:
@@ -101,7 +112,7 @@ class LcbJudge:
 
     def _result_of(self, index: int, line: bytes, whole: RunResult) -> RunResult | None:
         result = replace(whole, exit=Exit.EXITED, exit_code=0, signal=0, result=None, stderr=b"", stdout=b"")
-        if len(line) > self._line_bound(index):  # it holds no right answer, so it is not parsed
+        if self._holds_no_answer(index, line):  # so it is not parsed
             return replace(result, stdout=line[: 4 * CLIP_CHARS])
         parts = _split_line(line)
         if parts is None:
@@ -118,10 +129,11 @@ class LcbJudge:
                 return replace(result, exit_code=1, stderr=encoded(output if isinstance(output, str) else written))
         return None
 
-    def _line_bound(self, index: int) -> int:
-        """The length of a line [bytes] that a right answer to test `index` does not exceed."""
+    def _holds_no_answer(self, index: int, line: bytes) -> bool:
+        """Whether a line is longer or has more values than one with a right answer to test `index`."""
         expected = self._expected_json[index]
-        return _LARGE_BYTES + 4 * len(expected) if self._entry is None else 4096 + result_bound(expected)
+        most_bytes = _LARGE_BYTES + 4 * len(expected) if self._entry is None else 4096 + result_bound(expected)
+        return len(line) > most_bytes or (len(line) > SMALL_BYTES and has_more_values(line, expected, _LINE_WEIGHT))
 
     def arguments(self, index: int) -> tuple[str, ...]:
         """None."""
@@ -135,8 +147,7 @@ class LcbJudge:
         else:
             try:
                 # Plain ==, as in LiveCodeBench: True equals 1, and 0.1 + 0.2 does not equal 0.3.
-                bound = result_bound(self._expected_json[index])
-                right = bool(parse_result(result.stdout, bound) == expected)
+                right = bool(parse_result(result.stdout, self._expected_json[index]) == expected)
             except (UnreadableResult, RecursionError):
                 right = False
         return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
@@ -148,18 +159,22 @@ class LcbJudge:
 
 def same_as_lcb_prints(expected: str, printed: str) -> bool:
     """Whether the number of lines is equal and each stripped line is equal, as text or as a list of decimals."""
-    wanted_lines = [line.strip() for line in expected.strip().split("\n")]
-    lines = [line.strip() for line in printed.strip().split("\n", len(wanted_lines))]
-    if len(lines) != len(wanted_lines):
-        return False
-    return all(w == a or _same_decimals(w, a) for w, a in zip(wanted_lines, lines, strict=True))
+    pairs = zip_longest(_lines(expected.strip()), _lines(printed.strip()))
+    return all(w == a or (w is not None and a is not None and _same_decimals(w, a)) for w, a in pairs)
+
+
+def _lines(text: str) -> Iterator[str]:
+    begin = 0
+    while (end := text.find("\n", begin)) >= 0:
+        yield text[begin:end].strip()
+        begin = end + 1
+    yield text[begin:].strip()
 
 
 def _same_decimals(wanted: str, actual: str) -> bool:
-    wanted_words = wanted.split()
-    words = actual.split(None, len(wanted_words))
+    pairs = zip_longest(_WORD.finditer(wanted), _WORD.finditer(actual))
     try:
-        return len(words) == len(wanted_words) and [Decimal(w) for w in words] == [Decimal(w) for w in wanted_words]
+        return all(w is not None and a is not None and Decimal(w.group()) == Decimal(a.group()) for w, a in pairs)
     except (DecimalException, ValueError):
         return False
 
