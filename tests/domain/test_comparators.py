@@ -220,10 +220,24 @@ def by_definition(expected: str, actual: bytes, comparator: Comparator) -> bool:
 WHITE_TEXT = st.text(st.sampled_from("ab1 \n\n\t\r\v\f\x1c\u00a0"), max_size=12)
 
 
-@given(WHITE_TEXT, WHITE_TEXT, st.sampled_from([ComparatorKind.EXACT, TOKENS.kind, LINES.kind, UNORDERED.kind]))
-def test_text_is_compared_by_its_definition(expected: str, actual: str, kind: ComparatorKind) -> None:
+KINDS = [ComparatorKind.EXACT, TOKENS.kind, LINES.kind, UNORDERED.kind]
+
+
+@given(WHITE_TEXT, WHITE_TEXT, st.sampled_from(KINDS), st.integers(1, 5))
+def test_text_is_compared_by_its_definition(expected: str, actual: str, kind: ComparatorKind, piece_bytes: int) -> None:
     comparator = Comparator(kind)
-    assert same_text(expected, actual.encode(), comparator) is by_definition(expected, actual.encode(), comparator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparators, "_PIECE_BYTES", piece_bytes)
+        same = same_text(expected, actual.encode(), comparator)
+    assert same is by_definition(expected, actual.encode(), comparator)
+
+
+@given(st.text(st.sampled_from("ab \n\t")), st.text(st.sampled_from(" \n\t"), min_size=1), st.integers(1, 5))
+def test_tokens_are_the_same_wherever_pieces_end(text: str, white: str, piece_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparators, "_PIECE_BYTES", piece_bytes)
+        assert same_text(text, white.join(["", *text.split(), ""]).encode(), TOKENS)
+        assert not same_text(text + "b", text.encode(), TOKENS)
 
 
 @given(st.lists(st.sampled_from(["a", "a ", "b", "", "c d"])), st.randoms(), st.sampled_from([0, 10_000]))
@@ -238,7 +252,7 @@ def test_lines_in_another_order_are_equal(lines: list[str], random: Random, many
 
 @pytest.mark.parametrize("comparator", [CLOSE, LINES, UNORDERED, KATTIS], ids=lambda one: one.kind)
 def test_a_comparison_needs_little_memory_beside_its_texts(comparator: Comparator) -> None:
-    expected = "".join(f"0.{number % 991} \n" for number in range(100_000)) + "0.1"
+    expected = "".join(f"0.{number % 991} \n" for number in range(400_000)) + "0.1"
     actual = expected.replace(" ", "0" if comparator in (CLOSE, KATTIS) else "  ").encode()
     text_bytes = len(expected) + 2 * len(actual)
     tracemalloc.start()
@@ -247,7 +261,7 @@ def test_a_comparison_needs_little_memory_beside_its_texts(comparator: Comparato
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most_bytes < text_bytes + 100_000  # lists of tokens or lines take ten times as much
+    assert most_bytes < text_bytes + 5 * 2**20  # lists of all tokens or lines take ten times as much as the texts
 
 
 def test_a_large_result_with_more_values_than_expected_is_not_decoded() -> None:

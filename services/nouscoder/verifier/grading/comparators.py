@@ -3,8 +3,8 @@
 The actual output is hostile. The work is bounded by the size of the expected output plus one pass over the actual
 bytes. Nested values are compared without recursion. Nothing in the output is executed.
 
-INVARIANT: text is compared token by token or line by line, so a comparison needs at most 2 MiB beside its two texts,
-and other threads can run at any time. A result with more values than the expected one is not decoded.
+INVARIANT: text is compared token by token or line by line, so a comparison needs at most 5 MiB beside copies of its two
+texts, and other threads can run meanwhile. A result with more values than the expected one is not decoded.
 
 Text is compared as bytes; white space means ASCII white space:
 - exact: byte for byte;
@@ -34,7 +34,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import zip_longest
-from operator import methodcaller
 
 from nouscoder.domain.submission import Comparator, ComparatorKind, JsonValue
 from nouscoder.formats.decoding import without_collections
@@ -48,8 +47,7 @@ MAX_EXPANDED_BYTES = 1 << 22
 SMALL_BYTES = 1 << 15  # of results and outputs; a comparison of larger ones takes milliseconds
 
 _NUMBER = re.compile(rb"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")  # an integer has none of the groups
-_TOKEN = re.compile(rb"\S+")
-_text_of = methodcaller("group")
+_PIECE_BYTES = 1 << 16  # the interpreter runs nothing else while it splits a piece
 _MANY_LINES = 10_000
 _HASH_BYTES = 16
 _HASH_KEY = secrets.token_bytes(16)
@@ -121,7 +119,20 @@ def _same_tokens(wanted: bytes, actual: bytes, comparator: Comparator) -> bool:
 
 
 def _tokens(text: bytes) -> Iterator[bytes]:
-    return map(_text_of, _TOKEN.finditer(text))
+    begun: list[bytes] = []  # the parts so far of a token that may go on in the next piece
+    for at in range(0, len(text), _PIECE_BYTES):
+        piece = text[at : at + _PIECE_BYTES]
+        tokens = piece.split()
+        if begun and tokens and not piece[:1].isspace():
+            begun.append(tokens.pop(0))
+        if begun and (tokens or piece[:1].isspace() or piece[-1:].isspace()):
+            yield b"".join(begun)
+            begun.clear()
+        if tokens and not piece[-1:].isspace():
+            begun.append(tokens.pop())
+        yield from tokens
+    if begun:
+        yield b"".join(begun)
 
 
 def _close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
