@@ -19,6 +19,7 @@ from nouscoder.domain.submission import (
     Comparator,
     ComparatorKind,
     InteractiveTests,
+    JsonValue,
     JudgeProgram,
     JudgeProtocol,
     Limits,
@@ -31,9 +32,10 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.comparators import same_text, same_value
-from nouscoder.verifier.grading.judging import judge_for, outcome_of
+from nouscoder.verifier.grading.judging import failure_of, judge_for, outcome_of
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import AssertJudge
+from nouscoder.verifier.judges.base import CLIP_CHARS
 from nouscoder.verifier.judges.lcb import LcbJudge, same_as_lcb_prints
 from nouscoder.verifier.judges.partners import (
     Ruling,
@@ -363,3 +365,17 @@ def test_absolute_and_relative_tolerances_are_separate() -> None:
 
 def test_a_missing_remark_is_empty() -> None:
     assert ruling_of_checker(ended()) == Ruling(OK, "")
+
+
+def test_of_large_values_only_the_beginning_is_written_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    values: JsonValue = [[number, 0.5, "\ud800"] for number in range(100_000)]
+    tests = CallTests("f", (CallCase((values,), {"key": values}, values),))
+    judges = [judge_for(Submission(tests, "x", profile=profile)) for profile in (Profile.PROCESS, Profile.LCB)]
+    written = json.dumps(values)[:CLIP_CHARS]
+    monkeypatch.setattr("json.dumps", lambda *_: pytest.fail("written as a whole"))
+    for judge, begin in zip(judges, ('{"args": [', "["), strict=True):
+        result = ended(b"[]", result=b"[]")
+        assert outcome_of(judge, 0, result) is WRONG
+        failure = failure_of(judge, 0, WRONG, result)
+        assert failure.input == (begin + written)[:CLIP_CHARS] + "..."
+        assert (failure.expected, failure.output) == (written + "...", "[]")

@@ -43,6 +43,7 @@ ROUNDING_RELATIVE = 1e-9
 ROUNDING_ABSOLUTE = 1e-12
 MAX_NUMBER_BYTES = 400
 MAX_INT_DIGITS = 4300
+MIN_BOUND_BYTES = 4096
 MAX_EXPANDED_BYTES = 1 << 22
 SMALL_BYTES = 1 << 15  # of results and outputs; a comparison of larger ones takes milliseconds
 
@@ -168,7 +169,7 @@ def result_bound(expected_json: str) -> int:
     Escapes and digits expand one character to at most 64 bytes; for example, 1e+308 equals an integer of 309 digits.
     A long value does not expand as a whole, and parsing more than a few MiB would stall the service.
     """
-    return min(4096 + 64 * len(expected_json), MAX_EXPANDED_BYTES + 8 * len(expected_json))
+    return min(MIN_BOUND_BYTES + 64 * len(expected_json), MAX_EXPANDED_BYTES + 8 * len(expected_json))
 
 
 def parse_result(encoded: bytes, expected_json: str) -> JsonValue | HugeInt:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from nouscoder.domain.submission import Case, input_size
+from nouscoder.domain.submission import Case, JsonValue, input_size
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.store.case_files import StoredCases
 from nouscoder.verifier.sandbox.base import RunResult
@@ -53,6 +54,16 @@ def size_of(cases: Sequence[Case], index: int) -> int:
 def readable(data: bytes) -> str:
     """The beginning of untrusted bytes as text."""
     return data[: 4 * CLIP_CHARS].decode("utf8", "replace")
+
+
+def beginning(value: JsonValue) -> str:
+    """The beginning of a value as JSON, at least CLIP_CHARS + 1 characters of a longer one."""
+    text = ""
+    for part in json.JSONEncoder().iterencode(value):
+        text += part
+        if len(text) > CLIP_CHARS:
+            break
+    return text
 
 
 def encoded(text: str) -> bytes:

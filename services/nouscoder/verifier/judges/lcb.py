@@ -31,7 +31,7 @@ from nouscoder.verifier.grading.comparators import (
     parse_result,
     result_bound,
 )
-from nouscoder.verifier.judges.base import CLIP_CHARS, encoded, readable
+from nouscoder.verifier.judges.base import CLIP_CHARS, beginning, encoded, readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 _MODULES = (
@@ -154,7 +154,7 @@ class LcbJudge:
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
         """Input, expected and actual output; values as JSON."""
-        return _text(self._inputs[index]), _text(self._expected[index]), readable(result.stdout)
+        return _shown(self._inputs[index]), _shown(self._expected[index]), readable(result.stdout)
 
 
 def same_as_lcb_prints(expected: str, printed: str) -> bool:
@@ -193,5 +193,5 @@ def _driver() -> str:
     return Path(__file__).with_name("lcb_driver.py").read_text("utf-8")
 
 
-def _text(value: JsonValue) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _shown(value: JsonValue) -> str:
+    return value if isinstance(value, str) else beginning(value)
