@@ -33,9 +33,13 @@ _GENERATION = re.compile(r"^nouscoder_generation_(tokens_total|policy_version) (
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
+def _run(*command: str, limit_s: float = 60, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, input=given, check=False)
+
+
 def output_of(*command: str, limit_s: float = 60, given: str | None = None) -> str:
     """The stdout of a command. Fails with all its output when the command fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, input=given, check=False)
+    done = _run(*command, limit_s=limit_s, given=given)
     if done.returncode:
         pytest.fail(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return done.stdout
@@ -224,7 +228,8 @@ class Release:
         ]
         for component in ("redis", "broker", "verifier", "generation", "learner"):
             words = ("logs", "-l", f"app.kubernetes.io/component={component}", "--all-containers", "--tail=12")
-            said.append(f"--- {component}\n{self.kubectl(*words)}")
+            logs = _run("kubectl", "-n", self.namespace, *words)  # fails where a container has not started
+            said.append(f"--- {component}\n{logs.stdout}{logs.stderr}")
         return "\n".join(said)
 
 
