@@ -243,12 +243,14 @@ def test_a_line_longer_than_any_right_answer_is_wrong_and_is_not_parsed(monkeypa
         (lcb_judge(("a", "1")), b'["ok", "1' + b" " * 2_000_000 + b'", 0.1]'),
         (calls, b'["ok", 1' + b" " * 20_000 + b", 0.1]"),
         (lcb_judge(("a", "1")), b"[" * 100_000),
+        (lcb_judge(("a", "1")), b"\xff[" * 100_000),
+        (lcb_judge(("a", "1")), b"\xff" * 2_000_000),
     ):
         with monkeypatch.context() as patched:
             patched.setattr("json.loads", lambda *_: pytest.fail("parsed"))
             (result,) = judge.split_now(ended(result=line))
         assert outcome_of(judge, 0, result) is WRONG
-        assert len(result.stdout) <= 8000
+        assert len(result.stdout) <= 3 * 8000  # three for each byte that is not UTF-8
 
 
 async def test_a_line_of_64_mib_is_split_beside_the_event_loop_in_little_memory(

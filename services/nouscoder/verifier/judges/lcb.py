@@ -31,7 +31,7 @@ from nouscoder.verifier.grading.comparators import (
     parse_result,
     result_bound,
 )
-from nouscoder.verifier.judges.base import CLIP_CHARS, beginning, encoded, readable
+from nouscoder.verifier.judges.base import beginning, encoded, readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 _MODULES = (
@@ -113,7 +113,7 @@ class LcbJudge:
     def _result_of(self, index: int, line: bytes, whole: RunResult) -> RunResult | None:
         result = replace(whole, exit=Exit.EXITED, exit_code=0, signal=0, result=None, stderr=b"", stdout=b"")
         if self._holds_no_answer(index, line):  # so it is not parsed
-            return replace(result, stdout=line[: 4 * CLIP_CHARS])
+            return replace(result, stdout=encoded(readable(line)))
         parts = _split_line(line)
         if parts is None:
             return None
