@@ -66,6 +66,7 @@ def test_every_pod_becomes_ready(release: Release) -> None:
     release.install()
     release.until(lambda: release.all_ready(COMPONENTS), "every pod is ready", READY_LIMIT_S)
     print(f"every pod ready after {time.monotonic() - started:.0f} s")
+    assert {pod.component for pod in release.pods()} >= COMPONENTS
 
 
 def test_the_run_continues_during_an_upgrade_and_a_rollback(release: Release) -> None:
@@ -81,6 +82,7 @@ def test_the_run_continues_during_an_upgrade_and_a_rollback(release: Release) ->
     release.until(lambda: release.all_ready(COMPONENTS), "every pod is ready again", ROLLOUT_LIMIT_S)
     second = goes_on(release, 2, ROLLOUT_LIMIT_S)
     print(f"upgraded at batch {first}, rolled back at batch {second}")
+    assert second >= first + 2  # no batch was lost
 
 
 def _renewed(release: Release, before: dict[str, str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import threading
 import tracemalloc
 from collections import Counter
 from random import Random
@@ -273,9 +274,19 @@ def test_a_large_result_with_more_values_than_expected_is_not_decoded() -> None:
 
 
 def test_the_garbage_collector_is_off_while_any_thread_decodes() -> None:
-    assert gc.isenabled()
-    with without_collections():
+    inside, may_leave = threading.Event(), threading.Event()
+
+    def decode() -> None:
         with without_collections():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
+            inside.set()
+            assert may_leave.wait(60)
+
+    assert gc.isenabled()
+    other = threading.Thread(target=decode)
+    with without_collections():
+        other.start()
+        assert inside.wait(60)
+    assert not gc.isenabled()  # the other thread still decodes
+    may_leave.set()
+    other.join(60)
     assert gc.isenabled()

@@ -17,7 +17,9 @@ _was_enabled = False
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Decoding a million lists starts the garbage collector again and again, which takes three times as long as it."""
+    """Turn the garbage collector off. While a million lists are decoded it would start again and again, which takes
+    three times as long as the decoding.
+    """
     global _inside, _was_enabled
     with _lock:
         if not _inside:
