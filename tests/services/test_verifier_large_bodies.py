@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ from nouscoder.verifier.access.memory_budget import (
     charging,
     charging_part,
 )
+from nouscoder.verifier.api import parsing
 from nouscoder.verifier.api.get_reward import rewarded_submissions
+from nouscoder.verifier.api.parse_process import ParseProcess
 from nouscoder.verifier.api.parsing import SMALL_WEIGHT, parsed
 from nouscoder.verifier.api.run_code import parse_run_code
 from nouscoder.verifier.api.schema import parse_submission, parse_tests
@@ -207,43 +211,54 @@ async def test_a_large_ordinary_body_is_parsed_as_before(name: str) -> None:
     assert read(submission) == wanted
 
 
-async def test_only_small_bodies_are_parsed_on_the_event_loop() -> None:
-    threads = []
-
-    def parse(body: bytes, values: ValueCount) -> int:
-        threads.append(threading.current_thread())
-        return values.weight
-
-    assert await parsed(b"[1,2]", parse) == 2
-    assert await parsed(b'["' + b"," * 9_000 + b'"]', parse) > 9_000  # a rough count
-    for body, weight in ((b'["' + b" " * 300_000 + b'"]', 2), (b"[" + b"1," * SMALL_WEIGHT + b"1]", SMALL_WEIGHT + 1)):
-        assert await parsed(body, parse) == weight
-    loop = threading.current_thread()
-    assert [thread is loop for thread in threads] == [True, True, False, False]
-    assert threads[2] is threads[3]
+def where(body: bytes, values: ValueCount) -> tuple[int, int, int]:
+    """A parser that returns the weight, its process and its thread."""
+    return values.weight, os.getpid(), threading.get_ident()
 
 
-async def test_two_large_bodies_are_not_parsed_at_once() -> None:
-    running, most = 0, 0
+async def test_only_light_bodies_are_decoded_in_this_process_and_long_ones_in_a_thread() -> None:
+    texts, numbers = b'["' + b" " * 300_000 + b'"]', b"[" + b"1," * SMALL_WEIGHT + b"1]"
+    small = [await parsed(body, where) for body in (b"[1,2]", b'["' + b"," * 9_000 + b'"]')]
+    (weight, process, thread), heavy = await parsed(texts, where), await parsed(numbers, where)
+    assert {found[1:] for found in small} == {(os.getpid(), threading.get_ident())}
+    assert (weight, process) == (2, os.getpid())
+    assert thread != threading.get_ident()
+    assert heavy[0] == SMALL_WEIGHT + 1
+    assert heavy[1] != os.getpid()
+    assert (await parsed(numbers, where))[1] == heavy[1], "the process stays"
 
-    def parse(body: bytes, values: ValueCount) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
+
+def counted(body: bytes, values: ValueCount) -> int:
+    """A parser that returns how many of it run."""
+    place = Path(os.environ["PATH"].split(":")[-1])
+    with suppress(FileExistsError):
+        place.touch(exist_ok=False)
         sum(range(100_000))
-        running -= 1
+        place.unlink()
+        return 1
+    return 2
 
-    await asyncio.gather(*(parsed(b"1," * SMALL_WEIGHT + b"1", parse) for _ in range(20)))
-    assert most == 1
+
+async def test_two_large_bodies_are_not_parsed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, process = tmp_path / "running", ParseProcess()
+    monkeypatch.setattr(parsing, "_process", process)  # one that is started with this environment
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{place}")
+    assert set(await asyncio.gather(*(parsed(b"1," * SMALL_WEIGHT + b"1", counted) for _ in range(20)))) == {1}
+    threads = [asyncio.to_thread(process.parse, counted, b"1", ValueCount()) for _ in range(20)]
+    assert set(await asyncio.gather(*threads)) == {1}
+    process.close()
+
+
+def two_more(_: bytes, values: ValueCount) -> None:
+    """A parser that decodes a text with three values."""
+    values.add("[1,2]")
 
 
 async def test_the_values_of_a_body_count_against_the_budget_until_its_request_ends() -> None:
     budget = MemoryBudget(1_000_000)
     body = b"[" + b"1," * 10_000 + b"1]"
 
-    def parse(_: bytes, values: ValueCount) -> None:
-        values.add("[1,2]")
-
+    parse = two_more
     with budget.request() as first, charging(first):
         await parsed(body, parse)
         assert budget.held_bytes == BYTES_PER_WEIGHT * 10_003

@@ -10,6 +10,8 @@ from nouscoder.domain.submission import (
     Prelude,
     Profile,
     Submission,
+    Tests,
+    TestsReference,
     language_name,
 )
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
@@ -137,13 +139,13 @@ def submission_to(submission: Submission) -> verdict_pb2.Submission:
     return message
 
 
-def submission_from(message: verdict_pb2.Submission) -> Submission:
-    """Protocol -> domain."""
+def submission_from(message: verdict_pb2.Submission, tests: Tests | TestsReference | None = None) -> Submission:
+    """Protocol -> domain. `tests`: those of the message, if they have been converted already."""
     source = message.WhichOneof("source")
     if source is None:
         raise InvalidMessage("submission has neither code nor completion")
     return Submission(
-        tests=tests_from(message.tests),
+        tests=tests_from(message.tests) if tests is None else tests,
         code=message.code if source == "code" else None,
         completion=message.completion if source == "completion" else None,
         language=language_name(message.language or "python"),

@@ -11,6 +11,7 @@ checksum, and `check` compares the whole text with the digest.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import threading
 from collections import OrderedDict
@@ -48,6 +49,7 @@ FRAME_BYTES = 64 * 1024
 # of 6 bytes; with 7 it takes two thirds of its time on lists of numbers, and the frames grow by 0 to 6 %.
 _LEVEL, _SHORTEST_REPEAT = 1, 7
 _RECENT_CASES = 8
+_RECENT_BYTES = 1 << 20  # of the text of a case that is kept in memory
 
 
 class CaseFileBroken(NousCoderError):
@@ -99,27 +101,67 @@ def write_tests(tests: Tests, file: BinaryIO) -> tuple[str, int]:
     return f"sha256:{digest.hexdigest()}", text_bytes
 
 
-class CaseFile:
-    """An open file of tests. Use as a context manager, or close it."""
+def packed(tests: Tests) -> tuple[bytes, str]:
+    """The file of `tests` in memory, and their digest. Raises as `canonical_parts` does."""
+    file = io.BytesIO()
+    digest, _ = write_tests(tests, file)
+    return file.getvalue(), digest
+
+
+def unpacked(data: bytes) -> Tests:
+    """The tests of a file in memory; each case is decoded when it is used. Raises CaseFileBroken."""
+    return CaseFile(data).tests()
+
+
+class _OpenFile:
+    """The bytes of a file on disk."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError, and CaseFileBroken."""
-        self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._index = CaseIndex.read(self._file, os.fstat(self._file).st_size)
-        except ValueError as error:
+        self.num_bytes = os.fstat(self._file).st_size
+
+    def read_at(self, num_bytes: int, at: int) -> bytes:
+        return os.pread(self._file, num_bytes, at)
+
+    def close(self) -> None:
+        if self._file >= 0:
             os.close(self._file)
-            raise CaseFileBroken(f"{path}: {error}") from None
+            self._file = -1
+
+
+class _InMemory:
+    """The bytes of a file that is not on disk."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.num_bytes = len(data)
+
+    def read_at(self, num_bytes: int, at: int) -> bytes:
+        return self._data[at : at + num_bytes]
+
+    def close(self) -> None:
+        pass
+
+
+class CaseFile:
+    """An open file of tests. Use as a context manager, or close it, unless it is in memory."""
+
+    def __init__(self, source: Path | bytes) -> None:
+        """Open a file, or the bytes of one. Raises OSError, and CaseFileBroken."""
+        self._path = source if isinstance(source, Path) else Path("memory")
+        self._file = _OpenFile(source) if isinstance(source, Path) else _InMemory(source)
+        try:
+            self._index = CaseIndex.read(self._file.read_at, self._file.num_bytes)
+        except ValueError as error:
+            self._file.close()
+            raise CaseFileBroken(f"{self._path}: {error}") from None
         # The size of each case's input [num_cases], see `domain.submission.input_size`.
         self.input_sizes: Sequence[int] = [size for _, size in self._index.cases]
         self._frame: tuple[int, bytes] = (-1, b"")  # the one that was read last
 
     def close(self) -> None:
         """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -147,14 +189,27 @@ class CaseFile:
         if digest != f"sha256:{found.hexdigest()}":
             raise CaseFileBroken(f"{self._path} does not hold the tests {digest}")
 
-    def case(self, index: int) -> Any:
-        """One case as a JSON value. Raises CaseFileBroken."""
-        end = self._index.cases[index][0]
+    def case_bytes(self, index: int) -> int:
+        """Size of the text of one case."""
+        begin, end = self._place(index)
+        return end - begin
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The begin and the end of a case in the text."""
         begin = self._index.cases[index - 1][0] if index else self._index.frame_ends[0][1]
+        return begin, self._index.cases[index][0]
+
+    def case_text(self, index: int) -> bytes:
+        """The JSON text of one case. Raises CaseFileBroken."""
+        begin, end = self._place(index)
         number = self._frame_at(begin)
         text, first = self._read_frame(number), self._index.frame_ends[number - 1][1]
+        return text[begin - first : end - first].removeprefix(b",")
+
+    def case(self, index: int) -> Any:
+        """One case as a JSON value. Raises CaseFileBroken."""
         try:
-            return from_json(text[begin - first : end - first].removeprefix(b","))
+            return from_json(self.case_text(index))
         except ValueError as error:
             raise CaseFileBroken(f"{self._path}, case {index}: {error}") from None
 
@@ -179,32 +234,38 @@ class CaseFile:
         return low
 
     def _read_frame(self, number: int) -> bytes:
-        if self._frame[0] != number:
+        last, text = self._frame
+        if last != number:
             begin, text_begin = self._index.frame_ends[number - 1] if number else (0, 0)
             end, text_end = self._index.frame_ends[number]
-            packed = os.pread(self._file, end - begin, begin)
+            compressed = self._file.read_at(end - begin, begin)
             try:
-                text = zstandard.ZstdDecompressor().decompress(packed, max_output_size=text_end - text_begin)
+                text = zstandard.ZstdDecompressor().decompress(compressed, max_output_size=text_end - text_begin)
             except zstandard.ZstdError as error:
                 raise CaseFileBroken(f"{self._path}, frame {number}: {error}") from None
             if len(text) != text_end - text_begin:
                 raise CaseFileBroken(f"{self._path}, frame {number}: it has another length than its index says")
             self._frame = (number, text)
-        return self._frame[1]
+        return text
 
 
 class StoredCases(Sequence[Case], Generic[Case]):
-    """The cases of a file, each read when it is used. The last few are kept in memory."""
+    """The cases of a file, each read when it is used. The last few are kept in memory, except large ones."""
 
     def __init__(self, file: CaseFile, decode: Callable[[Any], Case]) -> None:
         self._file = file
         self._decode = decode
         self._recent: OrderedDict[int, Case] = OrderedDict()
+        self._lock = threading.Lock()
 
     @property
     def input_sizes(self) -> Sequence[int]:
         """The size of each case's input, without reading the cases."""
         return self._file.input_sizes
+
+    def text_bytes(self, index: int) -> int:
+        """The size of a case as JSON, without reading it."""
+        return self._file.case_bytes(index)
 
     def __len__(self) -> int:
         return self._file.num_cases
@@ -218,14 +279,23 @@ class StoredCases(Sequence[Case], Generic[Case]):
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         at = range(len(self))[index]
-        if at not in self._recent:
-            try:
-                self._recent[at] = self._decode(self._file.case(at))
-            except (TypeError, KeyError) as error:
-                raise CaseFileBroken(f"case {at} is not a case: {type(error).__name__}: {error}") from None
-            if len(self._recent) > _RECENT_CASES:
-                self._recent.popitem(last=False)
-        return self._recent[at]
+        with self._lock:  # tests of one submission are judged in several threads
+            case = self._recent.get(at)
+            if case is None:
+                case = self._read(at)
+        return case
+
+    def _read(self, at: int) -> Case:
+        try:
+            case = self._decode(self._file.case(at))
+        except (TypeError, KeyError) as error:
+            raise CaseFileBroken(f"case {at} is not a case: {type(error).__name__}: {error}") from None
+        if isinstance(case, CallCase) and self._file.case_bytes(at) > _RECENT_BYTES:
+            return case  # the values of several would be a million objects for the garbage collector
+        self._recent[at] = case
+        if len(self._recent) > _RECENT_CASES:
+            self._recent.popitem(last=False)
+        return case
 
 
 def _tests(head: dict[str, Any], file: CaseFile) -> Tests:

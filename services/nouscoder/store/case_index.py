@@ -9,9 +9,9 @@ It is a skippable zstd frame, little-endian:
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
+from collections.abc import Callable
 
 _MAGIC = b"NCT1"
 _SKIPPABLE = 0x184D2A50
@@ -34,13 +34,16 @@ class CaseIndex:
         return struct.pack("<II", _SKIPPABLE, len(payload)) + payload
 
     @classmethod
-    def read(cls, file: int, num_bytes: int) -> CaseIndex:
-        """The index of an open file. Raises ValueError when it is missing or damaged."""
-        tail = os.pread(file, 8, max(0, num_bytes - 8))
+    def read(cls, read_at: Callable[[int, int], bytes], num_bytes: int) -> CaseIndex:
+        """The index of a file of `num_bytes`. `read_at` returns a number of bytes from a place in the file.
+
+        Raises ValueError when the index is missing or damaged.
+        """
+        tail = read_at(8, max(0, num_bytes - 8))
         if tail[4:] != _MAGIC:
             raise ValueError("it has no index")
         (size,) = struct.unpack("<I", tail[:4])
-        body = os.pread(file, size, max(0, num_bytes - 8 - size))
+        body = read_at(size, max(0, num_bytes - 8 - size))
         if len(body) != size or size < 12 or struct.unpack("<I", body[-4:])[0] != zlib.crc32(body[:-4]):
             raise ValueError("its index is broken")
         num_frames, num_cases = struct.unpack_from("<II", body)

@@ -1,7 +1,8 @@
 """gRPC interceptor that handles request id, API key, memory and malformed messages of every call.
 
-INVARIANT: the one message of a call is counted in the memory budget before it is parsed, and until the call has ended.
-The servicer counts the messages of a stream. Health and reflection need no key.
+INVARIANT: no message with more than MOST_FIELDS is parsed. The one message of a call is counted in the memory budget
+before it is parsed, and until the call has ended. The servicer counts the messages of a stream. Health and reflection
+need no key.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from google.protobuf.message import DecodeError
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.status_codes import rebuilt
+from nouscoder.rpc.wire_fields import has_more_fields
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 from nouscoder.verifier.access.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
 
+MOST_FIELDS = 60_000  # of a message with those inside it: 10,000 tests have 30,000
+_FEW_FIELDS_BYTES = 64 * 1024  # the fields of a shorter message are not counted
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")
 if TYPE_CHECKING:
     _Handler = grpc.RpcMethodHandler[Any, Any]
@@ -95,6 +99,8 @@ def _unreadable(field: str) -> InvalidMessage:
 
 def _parse(handler: _Handler, data: bytes) -> object:
     read: Any = handler.request_deserializer
+    if len(data) > _FEW_FIELDS_BYTES and has_more_fields(data, read.__self__.DESCRIPTOR, MOST_FIELDS):
+        return _Refused(InvalidMessage(f"the request has more than {MOST_FIELDS:,} fields"))
     try:
         return read(data)
     except DecodeError:

@@ -12,13 +12,14 @@ from nouscoder.domain.submission import Limits, Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.interpreter_convert import answer_to
-from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
+from nouscoder.rpc.verdict_convert import limits_to, outcome_to, verdict_to
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.api import grpc_answers
 from nouscoder.verifier.api.grpc_answers import CallAnswers
+from nouscoder.verifier.api.grpc_parsing import submission_of
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
@@ -61,7 +62,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> verifier_pb2.GradeResponse:
         """Grade one submission."""
         await _send_request_id(context)
-        verdict = await self._grader.grade(submission_from(request.submission))
+        verdict = await self._grader.grade(await submission_of(request.submission))
         response = verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
         await CallAnswers(self._answers, context).add(response)
         return response
@@ -71,7 +72,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
         """Grade one submission and stream the outcome of each test."""
         await _send_request_id(context)
-        submission, answers = submission_from(request.submission), CallAnswers(self._answers, context)
+        submission, answers = await submission_of(request.submission), CallAnswers(self._answers, context)
         async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, Verdict):
@@ -91,7 +92,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
 
             async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
                 try:
-                    verdict = await grade_patiently(self._grader, _submission(request))
+                    verdict = await grade_patiently(self._grader, await _submission(request))
                     return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
                 finally:
                     reservation.release(request.ByteSize())
@@ -153,9 +154,9 @@ async def _counted(
         yield request
 
 
-def _submission(request: verifier_pb2.GradeBatchRequest) -> Submission:
+async def _submission(request: verifier_pb2.GradeBatchRequest) -> Submission:
     """The submission of one request of a batch. Raises InvalidMessage that names the request."""
     try:
-        return submission_from(request.submission)
+        return await submission_of(request.submission)
     except InvalidMessage as error:
         raise InvalidMessage(f"{request.request_id:.100}: {error}") from error

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
+from enum import Enum
 from typing import Any, TypeVar
 
 from nouscoder.domain.submission import Submission
@@ -29,9 +30,15 @@ from nouscoder.verifier.grading.validation import InvalidSubmission
 
 QUEUE_PATIENCE_S = 120.0
 _MAX_ID_CHARS = 200
-_NO_ID = object()
 _LINE = re.compile(rb"[^\n]+")
 _BLANK_LINES = 1000  # looked at before the event loop has a turn
+
+
+class _Id(Enum):
+    """In place of the id of a line."""
+
+    ABSENT = "absent"
+
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -165,7 +172,7 @@ async def answer_line(
     try:
         with charging_part():
             found_id, submission = await parsed(line, _parse_line, patiently)
-            request_id = number if found_id is _NO_ID else found_id
+            request_id = number if found_id is _Id.ABSENT else found_id
             if isinstance(submission, InvalidSubmission):
                 raise submission
             verdict = await grade(submission)
@@ -178,7 +185,7 @@ async def answer_line(
 
 def _parse_line(line: bytes, values: ValueCount) -> tuple[object, Submission | InvalidSubmission]:
     """The id of a line, if it has a valid one, and its submission, or why it is none."""
-    found_id: object = _NO_ID
+    found_id: object = _Id.ABSENT
     try:
         record = json.loads(line.decode())
         if isinstance(record, dict) and "id" in record:

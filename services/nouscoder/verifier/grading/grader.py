@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from nouscoder.domain.submission import Submission
+from nouscoder.domain.submission import Profile, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
@@ -143,7 +143,8 @@ class Grader:
             code = text_to_grade(submission)
         else:
             code = await asyncio.to_thread(text_to_grade, submission)
-        judge = judge_for(submission)
+        is_light = submission.profile is Profile.PROCESS
+        judge = judge_for(submission) if is_light else await asyncio.to_thread(judge_for, submission)
         if code is None:
             progress = self._progress(submission, judge, begun, None)
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")

@@ -23,7 +23,7 @@ from nouscoder.domain.submission import Profile, Submission
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.grading.comparators import SMALL_BYTES
 from nouscoder.verifier.grading.judging import failure_of, outcome_of, stderr_of
-from nouscoder.verifier.judges.base import Judge
+from nouscoder.verifier.judges.base import Judge, takes_long
 from nouscoder.verifier.judges.partners import Ruling
 from nouscoder.verifier.sandbox.base import RunResult
 
@@ -130,9 +130,10 @@ class Progress:
         return position
 
     async def _judged(self, index: int, result: RunResult, ruling: Ruling | None) -> _Judged:
+        is_long = takes_long(self._submission.tests, index)
         if ruling is not None:
             kind = ruling.outcome
-        elif max(len(result.stdout), len(result.result or b"")) > SMALL_BYTES:
+        elif is_long or max(len(result.stdout), len(result.result or b"")) > SMALL_BYTES:
             kind = await asyncio.to_thread(outcome_of, self.judge, index, result)
         else:
             kind = outcome_of(self.judge, index, result)
@@ -143,7 +144,10 @@ class Progress:
         if kind is VerdictKind.ACCEPTED:
             return _Judged(outcome, None, "")
         remark = "" if ruling is None else ruling.remark
-        failure = failure_of(self.judge, index, kind, result, remark)
+        if is_long:
+            failure = await asyncio.to_thread(failure_of, self.judge, index, kind, result, remark)
+        else:
+            failure = failure_of(self.judge, index, kind, result, remark)
         return _Judged(outcome, failure, remark if kind is VerdictKind.INTERNAL_ERROR else "")
 
     def _finalize(self) -> Sequence[TestOutcome]:

@@ -7,6 +7,7 @@ It never enters the candidate's sandbox.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,12 +23,14 @@ from nouscoder.domain.submission import (
     Profile,
     StdinCase,
     Submission,
+    Tests,
+    TestsReference,
 )
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.judging import outcome_of
 from nouscoder.verifier.harness.frames import RESULT_FILE
 from nouscoder.verifier.judges import mathematics
-from nouscoder.verifier.judges.base import Judge, encoded
+from nouscoder.verifier.judges.base import Judge, encoded, takes_long
 from nouscoder.verifier.judges.lcb import LcbJudge
 from nouscoder.verifier.judges.partners import (
     Ruling,
@@ -117,35 +120,48 @@ async def open_runs(sandbox: Sandbox, submission: Submission, program: Program, 
             interactor = replace(_partner(tests.interactor, limits), makes_file=checker is not None)
             async with sandbox.pair(program, interactor, checker) as (candidate, *partners):
                 yield _TalkingRuns(candidate, partners, tests)
-        case _:
+        case TestsReference():
+            raise ValueError("the tests have not been read")
+        case tests:
             async with sandbox.session(program) as session:
-                yield _LcbRuns(session, judge) if isinstance(judge, LcbJudge) else _PlainRuns(session, judge)
+                yield _LcbRuns(session, judge) if isinstance(judge, LcbJudge) else _PlainRuns(session, judge, tests)
 
 
 def _partner(program: JudgeProgram, limits: Limits) -> Program:
     return Program(installed()[program.language], program.code, limits)
 
 
+async def _given(judge: Judge, tests: Tests, index: int) -> tuple[bytes, tuple[str, ...]]:
+    """What a program gets: its stdin and its arguments."""
+    if takes_long(tests, index):
+        return await asyncio.to_thread(judge.stdin, index), await asyncio.to_thread(judge.arguments, index)
+    return judge.stdin(index), judge.arguments(index)
+
+
 class _PlainRuns:
-    def __init__(self, session: Session, judge: Judge) -> None:
+    def __init__(self, session: Session, judge: Judge, tests: Tests) -> None:
         self._session = session
         self._judge = judge
+        self._tests = tests
 
     async def run(self, index: int) -> Ran:
         """Run one process for this test."""
-        return await self._session.run(self._judge.stdin(index), args=self._judge.arguments(index)), None
+        stdin, arguments = await _given(self._judge, self._tests, index)
+        return await self._session.run(stdin, args=arguments), None
 
 
 class _CheckedRuns:
     def __init__(self, candidate: Session, checker: _Checker, tests: CheckerTests, judge: Judge) -> None:
         self._candidate = candidate
         self._checker = checker
+        self._tests = tests
         self._cases = tests.cases
         self._judge = judge
 
     async def run(self, index: int) -> Ran:
         """Run one process for this test and, if it exits normally, the checker."""
-        result = await self._candidate.run(self._judge.stdin(index), args=self._judge.arguments(index))
+        stdin, arguments = await _given(self._judge, self._tests, index)
+        result = await self._candidate.run(stdin, args=arguments)
         if outcome_of(self._judge, index, result) is not VerdictKind.ACCEPTED:
             return result, None
         return result, await self._checker.rule(_files(self._cases[index]), result.stdout)

@@ -35,7 +35,12 @@ class InvalidSubmission(ValueError):
 
     def __init__(self, field: str, message: str) -> None:
         self.field = _shortened(field)
+        self._message = message
         super().__init__(f"{self.field}: {message}")
+
+    def __reduce__(self) -> tuple[type[InvalidSubmission], tuple[str, str]]:
+        """Pickled by the process that parses large bodies."""
+        return InvalidSubmission, (self.field, self._message)
 
 
 def _shortened(field: str) -> str:

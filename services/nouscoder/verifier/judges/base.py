@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from nouscoder.domain.submission import Case, JsonValue, input_size
+from nouscoder.domain.submission import Case, JsonValue, Tests, TestsReference, input_size
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.store.case_files import StoredCases
 from nouscoder.verifier.sandbox.base import RunResult
 
 CLIP_CHARS = 2000
+_LONG_BYTES = 64 * 1024
 
 
 class Judge(Protocol):
@@ -49,6 +50,13 @@ class Judge(Protocol):
 def size_of(cases: Sequence[Case], index: int) -> int:
     """The size of a case's input. Stored cases know it without being read."""
     return cases.input_sizes[index] if isinstance(cases, StoredCases) else input_size(cases[index])
+
+
+def takes_long(tests: Tests | TestsReference, index: int) -> bool:
+    """Whether reading or writing this case would stall the event loop. Cases in memory come from light bodies."""
+    if isinstance(tests, TestsReference) or not isinstance(tests.cases, StoredCases):
+        return False
+    return tests.cases.text_bytes(index) > _LONG_BYTES
 
 
 def readable(data: bytes) -> str:

@@ -22,7 +22,7 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
-from nouscoder.domain.submission import CallTests, JsonValue, Limits, StdinTests
+from nouscoder.domain.submission import CallCase, CallTests, JsonValue, Limits, StdinCase, StdinTests
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.comparators import (
     SMALL_BYTES,
@@ -59,16 +59,14 @@ class LcbJudge:
     def __init__(self, tests: StdinTests | CallTests, limit_s: float) -> None:
         self._limit_s = math.ceil(limit_s)  # an alarm takes whole seconds
         self._entry = tests.entry_point if isinstance(tests, CallTests) else None
-        self._inputs: list[JsonValue]
-        if isinstance(tests, CallTests):
-            self._inputs = [list(case.args) for case in tests.cases]
-            self._expected: list[JsonValue] = [case.expected for case in tests.cases]
-        else:
-            self._inputs = [case.input for case in tests.cases]
-            self._expected = [case.output for case in tests.cases]
+        self._cases = tests.cases
         self.num_tests = len(tests.cases)
-        self._batch = json.dumps({"args": [self._entry, self._inputs, self._limit_s], "kwargs": {}}).encode()
-        self._expected_json = [json.dumps(expected) for expected in self._expected]
+        # Case by case, because the interpreter runs nothing else while it writes one value.
+        texts = [tuple(json.dumps(value) for value in _values(case)) for case in tests.cases]
+        inputs = ", ".join(given for given, _ in texts)
+        entry, limit = json.dumps(self._entry), json.dumps(self._limit_s)
+        self._batch = f'{{"args": [{entry}, [{inputs}], {limit}], "kwargs": {{}}}}'.encode()
+        self._expected_json = [expected for _, expected in texts]
 
     def source(self, code: str) -> str:
         """The driver, which holds the code as a string."""
@@ -141,7 +139,7 @@ class LcbJudge:
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """By LiveCodeBench's comparison."""
-        expected = self._expected[index]
+        _, expected = _values(self._cases[index])
         if self._entry is None and isinstance(expected, str):
             right = same_as_lcb_prints(expected, result.stdout.decode("utf8", "surrogatepass"))
         else:
@@ -154,7 +152,15 @@ class LcbJudge:
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
         """Input, expected and actual output; values as JSON."""
-        return _shown(self._inputs[index]), _shown(self._expected[index]), readable(result.stdout)
+        given, expected = _values(self._cases[index])
+        return _shown(given), _shown(expected), readable(result.stdout)
+
+
+def _values(case: StdinCase | CallCase) -> tuple[JsonValue, JsonValue]:
+    """The input and the expected value of a case."""
+    if isinstance(case, CallCase):
+        return list(case.args), case.expected
+    return case.input, case.output
 
 
 def same_as_lcb_prints(expected: str, printed: str) -> bool:
