@@ -71,7 +71,7 @@ test-documents: .venv/dev.ready
 	deploy/test-cluster documents
 
 # Tests on the cluster that CI has no time for: the rate of the pool beside that of this host, Redis over TLS, renewed
-# certificates, random deletions, an upgrade from an older version, two pods of vLLM, go and memory bombs on runner pods.
+# certificates, deleted pods, an upgrade from an older version, two pods of vLLM, go and memory bombs on runner pods.
 test-cluster-long: .venv/dev.ready
 	deploy/test-cluster long
 

@@ -15,7 +15,7 @@ def attacks() -> dict[str, Attack]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test with a parameter `attack` for every program."""
     if "attack" in metafunc.fixturenames:
-        slow = {False: (), True: (pytest.mark.heavy,)}
+        slow = {False: (), True: (pytest.mark.heavy,), "corpus": (pytest.mark.heavy, pytest.mark.soak)}
         corpus = load_attacks().values()
         cases = [pytest.param(one, id=one.name, marks=slow[one.table.get("slow", False)]) for one in corpus]
         metafunc.parametrize("attack", cases)

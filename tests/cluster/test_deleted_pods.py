@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import SMALL_RUN
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(2400)]
 
 COMPONENTS = ["sandbox", "verifier", "generation", "broker", "redis", "learner"]
 BATCHES = 60  # on a busy machine the run must not end before the last deletion
@@ -44,7 +44,6 @@ def test_every_kind_of_pod_can_be_deleted_during_a_run(release: Any) -> None:
     assert steps == list(range(1, 2 * BATCHES + 1)), "each step was made once"
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(5400)
 def test_random_deletions_for_ten_minutes(release: Any) -> None:
     """Deletes pods at random moments for NOUSCODER_DELETION_SECONDS (600), drawn from NOUSCODER_SEED (0).

@@ -28,7 +28,7 @@ async def submission_of(message: verdict_pb2.Submission) -> Submission:
 
 def submission_of_tests(data: bytes, values: ValueCount) -> Submission:
     """A submission that has only tests, from the bytes of their message."""
-    return Submission(tests=tests_from(verdict_pb2.Tests.FromString(data)))
+    return Submission(tests=tests_from(verdict_pb2.Tests.FromString(data)), code="")
 
 
 def _weight(data: bytes) -> int:

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from io import BufferedRWPair
+from pathlib import Path
 from typing import Any, get_args
 
 from nouscoder.domain.submission import CallTests, Submission, Tests, TestsReference
@@ -33,7 +34,7 @@ from nouscoder.verifier.grading.validation import InvalidSubmission
 REQUEST, ANSWER, SIZE = struct.Struct("<IQQ"), struct.Struct("<QI?"), struct.Struct("<Q")
 MAX_CASE_WEIGHT = 1_000_000
 _MOST_WEIGHT_OF_A_BYTE = 8
-_MEMORY_BYTES = 4 << 30
+_MEMORY_BYTES = 2 << 30
 _KEPT_MEMORY_BYTES = 512 << 20  # a process that took more ends after its answer
 
 
@@ -48,6 +49,8 @@ class Ended(Enum):
 def main() -> None:
     """Serve until the gateway has closed the socket."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    with contextlib.suppress(OSError):  # where memory runs out, the kernel kills this process and not the gateway
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
     copyreg.pickle(Submission, _reduced_submission)
     for kind in get_args(Tests):
         copyreg.pickle(kind, _reduced_tests)
