@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 
 import grpc
 
@@ -12,14 +13,14 @@ from nouscoder.domain.submission import Limits, Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.interpreter_convert import answer_to
-from nouscoder.rpc.verdict_convert import limits_to, outcome_to, verdict_to
+from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
 from nouscoder.store.blobs import BlobsUnavailable
-from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
+from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.api import grpc_answers
 from nouscoder.verifier.api.grpc_answers import CallAnswers
-from nouscoder.verifier.api.grpc_parsing import submission_of
+from nouscoder.verifier.api.grpc_parsing import SMALL_BYTES, parsed_tests
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
@@ -62,7 +63,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> verifier_pb2.GradeResponse:
         """Grade one submission."""
         await _send_request_id(context)
-        verdict = await self._grader.grade(await submission_of(request.submission))
+        verdict = await self._grader.grade(await _submission(request.submission))
         response = verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
         await CallAnswers(self._answers, context).add(response)
         return response
@@ -72,7 +73,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
         """Grade one submission and stream the outcome of each test."""
         await _send_request_id(context)
-        submission, answers = await submission_of(request.submission), CallAnswers(self._answers, context)
+        submission, answers = await _submission(request.submission), CallAnswers(self._answers, context)
         async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, Verdict):
@@ -92,7 +93,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
 
             async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
                 try:
-                    verdict = await grade_patiently(self._grader, await _submission(request))
+                    verdict = await grade_patiently(self._grader, await _submission_of_batch(request))
                     return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
                 finally:
                     reservation.release(request.ByteSize())
@@ -154,9 +155,17 @@ async def _counted(
         yield request
 
 
-async def _submission(request: verifier_pb2.GradeBatchRequest) -> Submission:
+async def _submission_of_batch(request: verifier_pb2.GradeBatchRequest) -> Submission:
     """The submission of one request of a batch. Raises InvalidMessage that names the request."""
     try:
-        return await submission_of(request.submission)
+        return await _submission(request.submission)
     except InvalidMessage as error:
         raise InvalidMessage(f"{request.request_id:.100}: {error}") from error
+
+
+async def _submission(message: verdict_pb2.Submission) -> Submission:
+    """Protocol -> domain. Large tests are not converted on the event loop."""
+    if message.tests.ByteSize() <= SMALL_BYTES:
+        return submission_from(message)
+    tests, digest = await parsed_tests(message.tests.SerializeToString())
+    return replace(submission_from(message, tests), tests_digest=digest)
