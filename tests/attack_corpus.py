@@ -7,7 +7,8 @@ and `files`; `verdict` (one verdict, or a list of acceptable ones); `stdin`, `ou
 for a call, or `checker` or `interactor` (language and code), or `asserts`; `profile`; `wall_s`, `cpu_s`, `memory_mib`,
 `output_mib`, `processes`; `machine` for programs with system call numbers, `backends` for programs that have a meaning
 only there, `root` for those that need a service that is root, `slow` for those that are not in `make test` (with
-"corpus" only in `make test-corpus`), `why` for the reason. The test fills in @PROJECT@, @PORT@, @ABSTRACT@, @SOCKET@, @HOST@ and @SECRET@.
+"corpus" only in `make test-corpus`), `why` for the reason. The test fills in @PROJECT@, @PORT@, @ABSTRACT@, @SOCKET@,
+@HOST@ and @SECRET@.
 """
 
 from __future__ import annotations

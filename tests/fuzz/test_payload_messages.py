@@ -157,7 +157,7 @@ def test_messages_with_very_many_fields_are_refused_before_they_are_parsed(chann
     message = b"\x0a" + varint(len(submission)) + submission
     code, details = refusal(channel, message)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert details == "the request has more than 60,000 fields"
+    assert details == "the request has more than 45,000 fields"
     stream = channel.stream_stream(BATCH, request_serializer=bytes, response_deserializer=bytes)
     with pytest.raises(grpc.RpcError) as refused:
         list(stream(iter([message]), timeout=ANSWER_S))

@@ -211,6 +211,15 @@ def tests_from_json(data: bytes | str) -> Tests:
     return tests
 
 
+def tests_from_record(record: dict[str, Any]) -> Tests:
+    """Like `tests_from_json`, from the values of the JSON form, whose texts are not copied. Not for call tests.
+
+    Validating the values of call tests takes longer than validating their JSON. Raises pydantic's ValidationError.
+    """
+    tests: Tests = _TESTS.validate_python(record, strict=False).record()
+    return tests
+
+
 def head_record(tests: Tests) -> dict[str, object]:
     """The fields before `cases`."""
     match tests:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from nouscoder.domain.submission import Tests, TestsReference
 from nouscoder.formats.body import first_fault
 from nouscoder.formats.json_size import TooManyValues, ValueCount
-from nouscoder.formats.tests import TestsReferenceBody, canonical_json, tests_from_json
+from nouscoder.formats.tests import TestsReferenceBody, canonical_json, tests_from_json, tests_from_record
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.v1 import verdict_pb2
 
@@ -28,18 +28,29 @@ def tests_to(tests: Tests | TestsReference) -> verdict_pb2.Tests:
     return verdict_pb2.Tests(json=canonical_json(tests))
 
 
+def tests_from_text(text: bytes) -> Tests:
+    """The JSON form -> domain. Raises InvalidMessage naming the field at fault."""
+    try:
+        return tests_from_json(text)
+    except ValidationError as error:
+        field, wrong = first_fault(error, "tests")
+        raise InvalidMessage(f"{field}: {wrong}") from None
+
+
 def tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
     """Protocol -> domain. Raises InvalidMessage naming the field at fault."""
     try:
         match message.WhichOneof("kind"):
             case "json":
-                return tests_from_json(message.json)
+                return tests_from_text(message.json)
             case "digest":
                 return TestsReferenceBody(digest=message.digest).record()
             case None:
                 raise InvalidMessage("tests has none of stdin, call, asserts, checker, interactive, math, json, digest")
-            case _:
+            case "call":
                 return tests_from_json(json.dumps(_record(message)))
+            case _:
+                return tests_from_record(_record(message))
     except ValidationError as error:
         field, wrong = first_fault(error, "tests")
         raise InvalidMessage(f"{field}: {wrong}") from None
@@ -50,11 +61,10 @@ def tests_from_bytes(data: bytes) -> Tests | TestsReference:
     return tests_from(verdict_pb2.Tests.FromString(data))
 
 
-def weight_of_tests(data: bytes) -> int:
-    """The weight (formats/json_size.py) of all JSON texts in the bytes of a message. Raises InvalidMessage."""
+def weight_of_calls(data: bytes) -> int:
+    """The weight (formats/json_size.py) of all JSON texts of calls in the bytes of a message. Raises InvalidMessage."""
     message, values = verdict_pb2.Tests.FromString(data), ValueCount()
     try:
-        values.add(message.json)
         for case in message.call.cases:
             for text in (case.args_json, case.kwargs_json, case.expected_json):
                 values.add(text)

@@ -39,6 +39,7 @@ from nouscoder.domain.submission import (
     input_size,
 )
 from nouscoder.errors import NousCoderError
+from nouscoder.formats.decoding import give_way
 from nouscoder.formats.tests import canonical_parts
 from nouscoder.store.case_index import CaseIndex
 
@@ -92,6 +93,7 @@ def write_tests(tests: Tests, file: BinaryIO) -> tuple[str, int]:
     for number, part in enumerate(canonical_parts(tests)):
         frame += part
         text_bytes += len(part)
+        give_way(len(part))
         if 0 < number <= num_cases:
             index.cases.append((text_bytes, input_size(tests.cases[number - 1])))
         if number == 0 or len(frame) >= FRAME_BYTES:
@@ -208,8 +210,10 @@ class CaseFile:
 
     def case(self, index: int) -> Any:
         """One case as a JSON value. Raises CaseFileBroken."""
+        text = self.case_text(index)
+        give_way(len(text))
         try:
-            return from_json(self.case_text(index))
+            return from_json(text)
         except ValueError as error:
             raise CaseFileBroken(f"{self._path}, case {index}: {error}") from None
 

@@ -21,7 +21,7 @@ from nouscoder.rpc.wire_fields import has_more_fields
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 from nouscoder.verifier.access.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
 
-MOST_FIELDS = 60_000  # of a message with those inside it: 10,000 tests have 30,000
+MOST_FIELDS = 45_000  # of a message with those inside it: 10,000 tests have 30,000
 _FEW_FIELDS_BYTES = 64 * 1024  # the fields of a shorter message are not counted
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")
 if TYPE_CHECKING:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from nouscoder.domain.submission import Submission, Tests, TestsReference
+from dataclasses import replace
+
+from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.formats.json_size import ValueCount
-from nouscoder.rpc.tests_convert import tests_from_bytes, weight_of_tests
-from nouscoder.verifier.api.parsing import SMALL_WEIGHT, parsed
+from nouscoder.rpc.tests_convert import tests_from_bytes, tests_from_text, weight_of_calls
+from nouscoder.verifier.api.parsing import parsed
 
-SMALL_BYTES = SMALL_WEIGHT // 8  # fewer bytes weigh less, because no byte weighs more than 8
-
-
-async def parsed_tests(data: bytes) -> tuple[Tests | TestsReference, str]:
-    """The tests, and their digest if it is known, from the bytes of their message.
-
-    Raises InvalidMessage and InvalidSubmission, which name the field, and what `parsed` raises.
-    """
-    alone = await parsed(data, submission_of_tests, weigh=weight_of_tests)
-    return alone.tests, alone.tests_digest
+NO_TESTS = TestsReference("")  # of a submission whose tests are parsed apart
 
 
-def submission_of_tests(data: bytes, values: ValueCount) -> Submission:
+async def parsed_tests(data: bytes) -> Submission:
+    """A submission that has only tests, from their JSON form. Raises InvalidMessage and what `parsed` raises."""
+    return await parsed(data, submission_of_json)
+
+
+async def parsed_calls(data: bytes) -> Submission:
+    """Like `parsed_tests`, from the bytes of the message of call tests, whose values are JSON texts."""
+    return await parsed(data, submission_of_message, weigh=weight_of_calls)
+
+
+def with_tests(submission: Submission, parsed_apart: Submission) -> Submission:
+    """A submission with the tests of another one."""
+    return replace(submission, tests=parsed_apart.tests, tests_digest=parsed_apart.tests_digest)
+
+
+def submission_of_json(data: bytes, values: ValueCount) -> Submission:
+    """A submission that has only tests, from their JSON form."""
+    return Submission(tests=tests_from_text(data), code="")
+
+
+def submission_of_message(data: bytes, values: ValueCount) -> Submission:
     """A submission that has only tests, from the bytes of their message."""
     return Submission(tests=tests_from_bytes(data), code="")

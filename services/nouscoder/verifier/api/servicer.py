@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
-from dataclasses import replace
 
 import grpc
 
@@ -13,6 +12,7 @@ from nouscoder.domain.submission import Limits, Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.interpreter_convert import answer_to
+from nouscoder.rpc.tests_convert import tests_from
 from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
@@ -20,7 +20,7 @@ from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.api import grpc_answers
 from nouscoder.verifier.api.grpc_answers import CallAnswers
-from nouscoder.verifier.api.grpc_parsing import SMALL_BYTES, parsed_tests
+from nouscoder.verifier.api.grpc_parsing import NO_TESTS, parsed_calls, parsed_tests, with_tests
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
@@ -164,8 +164,15 @@ async def _submission_of_batch(request: verifier_pb2.GradeBatchRequest) -> Submi
 
 
 async def _submission(message: verdict_pb2.Submission) -> Submission:
-    """Protocol -> domain. Large tests are not converted on the event loop."""
-    if message.tests.ByteSize() <= SMALL_BYTES:
-        return submission_from(message)
-    tests, digest = await parsed_tests(message.tests.SerializeToString())
-    return replace(submission_from(message, tests), tests_digest=digest)
+    """Protocol -> domain. Large tests are not converted on the event loop. Even asking for their size takes long."""
+    tests = message.tests
+    match tests.WhichOneof("kind"):
+        case "json":
+            return with_tests(submission_from(message, NO_TESTS), await parsed_tests(tests.json))
+        case "call":
+            data = await asyncio.to_thread(tests.SerializeToString)
+            return with_tests(submission_from(message, NO_TESTS), await parsed_calls(data))
+        case None | "digest":
+            return submission_from(message)
+        case _:
+            return submission_from(message, await asyncio.to_thread(tests_from, tests))

@@ -36,7 +36,7 @@ from hashlib import blake2b
 from itertools import zip_longest
 
 from nouscoder.domain.submission import Comparator, ComparatorKind, JsonValue
-from nouscoder.formats.decoding import without_collections
+from nouscoder.formats.decoding import give_way, without_collections
 from nouscoder.formats.json_size import structure_weight
 
 ROUNDING_RELATIVE = 1e-9
@@ -180,6 +180,7 @@ def parse_result(encoded: bytes, expected_json: str) -> JsonValue | HugeInt:
         return _decoded(encoded)
     if has_more_values(encoded, expected_json):
         raise UnreadableResult("the result has more values than the expected value")
+    give_way(len(encoded))
     with without_collections():
         return _decoded(encoded)
 

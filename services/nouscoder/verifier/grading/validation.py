@@ -141,7 +141,7 @@ def _validate_pytest(tests: AssertTests) -> None:
 
 
 def _validate_profile(submission: Submission) -> None:
-    """A submission that LiveCodeBench's own grader does not support is refused."""
+    """A submission that LiveCodeBench's own grader does not support is refused. Its judge looks at the cases."""
     if submission.prelude is not Prelude.NONE and submission.language != "python":
         raise InvalidSubmission("prelude", "needs python")
     if submission.profile is Profile.PROCESS:
@@ -150,7 +150,3 @@ def _validate_profile(submission: Submission) -> None:
         raise InvalidSubmission("profile", "lcb does not support further files")
     if submission.language != "python" or not isinstance(submission.tests, StdinTests | CallTests):
         raise InvalidSubmission("profile", "lcb grades only python, and only stdin and call tests")
-    if isinstance(submission.tests, StdinTests) and any(case.args for case in submission.tests.cases):
-        raise InvalidSubmission("profile", "lcb does not support program arguments")
-    if isinstance(submission.tests, CallTests) and any(case.kwargs for case in submission.tests.cases):
-        raise InvalidSubmission("profile", "lcb does not support keyword arguments")

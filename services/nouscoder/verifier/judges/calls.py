@@ -6,6 +6,7 @@ import json
 
 from nouscoder.domain.submission import CallTests, Comparator, JsonValue
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.formats.decoding import give_way
 from nouscoder.verifier.grading.comparators import MIN_BOUND_BYTES, UnreadableResult, parse_result, same_value
 from nouscoder.verifier.judges.base import beginning, readable, size_of
 from nouscoder.verifier.sandbox.base import RunResult
@@ -32,6 +33,7 @@ class CallJudge:
     def stdin(self, index: int) -> bytes:
         """The arguments as JSON, in the format of sandbox.base.Program."""
         case = self._cases[index]
+        give_way(size_of(self._cases, index))
         return json.dumps({"args": list(case.args), "kwargs": case.kwargs}).encode()
 
     def arguments(self, index: int) -> tuple[str, ...]:
@@ -44,7 +46,9 @@ class CallJudge:
             return VerdictKind.RUNTIME_ERROR
         expected = self._cases[index].expected
         # A shorter result is within the bound of any expected value. Writing a large one takes a long time.
+        give_way(len(result.result))
         expected_json = json.dumps(expected) if len(result.result) > MIN_BOUND_BYTES else ""
+        give_way(len(result.result))
         try:
             value = parse_result(result.result, expected_json)
         except UnreadableResult:

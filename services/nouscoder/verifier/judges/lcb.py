@@ -24,6 +24,8 @@ from pathlib import Path
 
 from nouscoder.domain.submission import CallCase, CallTests, JsonValue, Limits, StdinCase, StdinTests
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.formats.decoding import give_way
+from nouscoder.formats.json_values import text_json
 from nouscoder.verifier.grading.comparators import (
     SMALL_BYTES,
     UnreadableResult,
@@ -31,6 +33,7 @@ from nouscoder.verifier.grading.comparators import (
     parse_result,
     result_bound,
 )
+from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.judges.base import beginning, encoded, readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
@@ -57,16 +60,20 @@ class LcbJudge:
     prelude = ""
 
     def __init__(self, tests: StdinTests | CallTests, limit_s: float) -> None:
+        """Reads all cases. Raises InvalidSubmission for those that LiveCodeBench's own grader does not support."""
         self._limit_s = math.ceil(limit_s)  # an alarm takes whole seconds
         self._entry = tests.entry_point if isinstance(tests, CallTests) else None
         self._cases = tests.cases
         self.num_tests = len(tests.cases)
-        # Case by case, because the interpreter runs nothing else while it writes one value.
-        texts = [tuple(json.dumps(value) for value in _values(case)) for case in tests.cases]
-        inputs = ", ".join(given for given, _ in texts)
+        given: list[str] = []
+        self._expected_json: list[str] = []
+        for case in tests.cases:
+            _require_supported(case)
+            for texts, value in zip((given, self._expected_json), _values(case), strict=True):
+                texts.append(text_json(value) if isinstance(value, str) else json.dumps(value))
+                give_way(len(texts[-1]))
         entry, limit = json.dumps(self._entry), json.dumps(self._limit_s)
-        self._batch = f'{{"args": [{entry}, [{inputs}], {limit}], "kwargs": {{}}}}'.encode()
-        self._expected_json = [expected for _, expected in texts]
+        self._batch = f'{{"args": [{entry}, [{", ".join(given)}], {limit}], "kwargs": {{}}}}'.encode()
 
     def source(self, code: str) -> str:
         """The driver, which holds the code as a string."""
@@ -154,6 +161,13 @@ class LcbJudge:
         """Input, expected and actual output; values as JSON."""
         given, expected = _values(self._cases[index])
         return _shown(given), _shown(expected), readable(result.stdout)
+
+
+def _require_supported(case: StdinCase | CallCase) -> None:
+    if isinstance(case, StdinCase) and case.args:
+        raise InvalidSubmission("profile", "lcb does not support program arguments")
+    if isinstance(case, CallCase) and case.kwargs:
+        raise InvalidSubmission("profile", "lcb does not support keyword arguments")
 
 
 def _values(case: StdinCase | CallCase) -> tuple[JsonValue, JsonValue]:
