@@ -203,6 +203,13 @@ def test_assert_tests_that_are_not_python_are_an_invalid_submission() -> None:
         assert refusal.value.field == field
 
 
+def test_what_livecodebench_does_not_support_in_a_case_is_refused_with_the_field() -> None:
+    for tests in (CallTests("f", (CallCase(kwargs={"a": 1}),)), StdinTests((StdinCase("", "", ("-x",)),))):
+        with pytest.raises(InvalidSubmission, match="lcb does not support") as refusal:
+            judge_for(Submission(tests, "x", profile=Profile.LCB))
+        assert refusal.value.field == "profile"
+
+
 def lcb_judge(*pairs: tuple[str, str]) -> LcbJudge:
     return LcbJudge(StdinTests(tuple(StdinCase(*pair) for pair in pairs)), limit_s=5.5)
 
@@ -317,7 +324,6 @@ def test_lcb_compares_lines_and_decimals(expected: str, printed: str, same: bool
         (Submission(StdinTests((StdinCase("", ""),)), "x", language="c", prelude=Prelude.LCB), "prelude"),
         (Submission(StdinTests((StdinCase("", ""),)), "x", language="c", profile=Profile.LCB), "profile"),
         (Submission(AssertTests(("assert 1",)), "x", profile=Profile.LCB), "profile"),
-        (Submission(CallTests("f", (CallCase(kwargs={"a": 1}),)), "x", profile=Profile.LCB), "profile"),
         (
             Submission(StdinTests((StdinCase("", ""),)), "x", comparator=Comparator(relative_tolerance=-1.0)),
             "comparator.relative_tolerance",
@@ -371,8 +377,11 @@ def test_a_missing_remark_is_empty() -> None:
 
 def test_of_large_values_only_the_beginning_is_written_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     values: JsonValue = [[number, 0.5, "\ud800"] for number in range(100_000)]
-    tests = CallTests("f", (CallCase((values,), {"key": values}, values),))
-    judges = [judge_for(Submission(tests, "x", profile=profile)) for profile in (Profile.PROCESS, Profile.LCB)]
+    kwargs: dict[Profile, dict[str, JsonValue]] = {Profile.PROCESS: {"key": values}, Profile.LCB: {}}
+    judges = [
+        judge_for(Submission(CallTests("f", (CallCase((values,), given, values),)), "x", profile=profile))
+        for profile, given in kwargs.items()
+    ]
     written = json.dumps(values)[:CLIP_CHARS]
     monkeypatch.setattr("json.dumps", lambda *_: pytest.fail("written as a whole"))
     for judge, begin in zip(judges, ('{"args": [', "["), strict=True):

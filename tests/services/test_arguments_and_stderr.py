@@ -24,6 +24,7 @@ from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.schema import parse_submission, request_of
 from nouscoder.verifier.grading import verdict_cache
 from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.judging import judge_for
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.local_grader import local_grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
@@ -71,7 +72,7 @@ def test_arguments_are_refused_where_no_program_takes_them() -> None:
     with pytest.raises(ValidationError, match="extra"):
         form.tests_from_json(json.dumps({"type": "interactive", "interactor": {"code": "1"}, "cases": [case]}))
     with pytest.raises(InvalidSubmission, match="lcb does not support program arguments"):
-        validate(Submission(TESTS, "1", profile=Profile.LCB), Bounds())
+        judge_for(Submission(TESTS, "1", profile=Profile.LCB))
 
 
 def noisy(stdin: bytes) -> RunResult:
