@@ -153,3 +153,28 @@ MESSAGES = _messages()
 CELLS = [
     verifier_pb2.InterpretRequest(code=code).SerializeToString() for code in ("1 + 1", "import os; os._exit(0)", "")
 ]
+
+
+def heavy_body(draw: random.Random) -> bytes:
+    """A valid request with about as many values as one may have: of one call, or of four."""
+    item, most = draw.choice((("7", 980_000), ("[]", 480_000), ("0.5", 240_000), ('{"a":1}', 70_000)))
+    values = f"[{','.join([item] * most)}]"
+    case = draw.choice((f'{{"args":[{values}],"expected":0}}', f'{{"args":[0],"expected":{values}}}'))
+    tests = f'{{"type":"call","entry_point":"f","cases":[{",".join([case] * draw.choice((1, 1, 4)))}]}}'
+    profile, last = draw.choice(("process", "process", "lcb")), draw.choice(("x", "0", "[x] * 9"))
+    return f'{{"code":"def f(x): return {last}","profile":"{profile}","tests":{tests}}}'.encode()
+
+
+def heavy_message(draw: random.Random) -> bytes:
+    """A valid message with very many values, or with more cases than it may have, or with a long text."""
+    tests = verdict_pb2.Tests()
+    match draw.randrange(3):
+        case 0:
+            tests.json = json.dumps(json.loads(heavy_body(draw))["tests"]).encode()
+        case 1:
+            tests.stdin.cases.extend([verdict_pb2.StdinCase(input="1", output="1")] * draw.choice((12_000, 300_000)))
+        case _:
+            tests.stdin.cases.add(input="1 " * 8_000_000, output="1")
+    return verifier_pb2.GradeRequest(
+        submission=verdict_pb2.Submission(code="print(1)", tests=tests)
+    ).SerializeToString()

@@ -17,11 +17,13 @@ from typing import Any, Protocol
 import grpc
 import httpx
 import pytest
-from tests.fuzz.live_seeds import BODIES, CELLS, MESSAGES, QUERIES, mutated
+from tests.fuzz.live_seeds import BODIES, CELLS, MESSAGES, QUERIES, heavy_body, heavy_message, mutated
 
 ANSWER_S = 120.0
 DEADLINE_S = "8"
 OF_THE_CLIENT = "Internal error from Core"  # grpc.aio says it when the call has ended before all messages are written
+_GRADING = ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch")
+_HEAVY_SHARE = 0.02  # of these requests, and of the calls of Grade
 NUM_REST, NUM_RAW, NUM_GRPC = 4, 2, 3
 
 
@@ -62,6 +64,8 @@ class Fuzzing:
                     await self._look_at_jobs(http, draw)
                     continue
                 body = mutated(draw.choice(BODIES[path]), draw)
+                if path in _GRADING and draw.random() < _HEAVY_SHARE:
+                    body = heavy_body(draw)
                 headers = {"X-Deadline-S": draw.choice((DEADLINE_S, DEADLINE_S, "0.01", "nan"))}
                 if path == "/v1/jobs":
                     headers["content-type"] = draw.choice(
@@ -120,11 +124,14 @@ class Fuzzing:
 
     async def calls(self, draw: random.Random) -> None:
         """Mutated messages to every method."""
-        async with grpc.aio.insecure_channel(self.verifier.grpc) as channel:
+        options = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(self.verifier.grpc, options) as channel:
             while self.goes_on():
                 name = draw.choice(("Grade", "GradeStream", "GradeBatch", "Interpret", "Capabilities"))
                 seeds = CELLS if name == "Interpret" else MESSAGES
                 messages = [mutated(draw.choice(seeds), draw) for _ in range(draw.choice((1, 1, 3)))]
+                if name == "Grade" and draw.random() < _HEAVY_SHARE:
+                    messages = [heavy_message(draw)]
                 await self._call(channel, name, messages)
 
     async def _call(self, channel: Any, name: str, messages: list[bytes]) -> None:
