@@ -32,7 +32,7 @@ from nouscoder.store.case_files import CaseFile, packed, unpacked
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 REQUEST, ANSWER, SIZE = struct.Struct("<IQQ"), struct.Struct("<QI?"), struct.Struct("<Q")
-MAX_CASE_WEIGHT = 1_000_000
+MAX_CASE_WEIGHT = 500_000
 _MOST_WEIGHT_OF_A_BYTE = 8
 _MEMORY_BYTES = 2 << 30
 _KEPT_MEMORY_BYTES = 512 << 20  # a process that took more ends after its answer

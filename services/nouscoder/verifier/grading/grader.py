@@ -31,6 +31,7 @@ from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.grading.judging import judge_for
 from nouscoder.verifier.grading.kill_rates import KillRates, KillTable
+from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.grading.progress import Progress
 from nouscoder.verifier.grading.pytest_library import PytestLibrary
 from nouscoder.verifier.grading.runs import has_free_order, has_parallel_tests, program_of
@@ -143,8 +144,8 @@ class Grader:
             code = text_to_grade(submission)
         else:
             code = await asyncio.to_thread(text_to_grade, submission)
-        is_light = submission.profile is Profile.PROCESS
-        judge = judge_for(submission) if is_light else await asyncio.to_thread(judge_for, submission)
+        reads_cases = submission.profile is Profile.LCB  # the others read a case when they run it
+        judge = await in_turn(judge_for, submission) if reads_cases else judge_for(submission)
         if code is None:
             progress = self._progress(submission, judge, begun, None)
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")

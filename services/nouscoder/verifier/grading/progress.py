@@ -23,6 +23,7 @@ from nouscoder.domain.submission import Profile, Submission
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.grading.comparators import SMALL_BYTES
 from nouscoder.verifier.grading.judging import failure_of, outcome_of, stderr_of
+from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.judges.base import Judge, takes_long
 from nouscoder.verifier.judges.partners import Ruling
 from nouscoder.verifier.sandbox.base import RunResult
@@ -133,7 +134,9 @@ class Progress:
         is_long = takes_long(self._submission.tests, index)
         if ruling is not None:
             kind = ruling.outcome
-        elif is_long or max(len(result.stdout), len(result.result or b"")) > SMALL_BYTES:
+        elif is_long:
+            kind = await in_turn(outcome_of, self.judge, index, result)
+        elif max(len(result.stdout), len(result.result or b"")) > SMALL_BYTES:
             kind = await asyncio.to_thread(outcome_of, self.judge, index, result)
         else:
             kind = outcome_of(self.judge, index, result)
@@ -145,7 +148,7 @@ class Progress:
             return _Judged(outcome, None, "")
         remark = "" if ruling is None else ruling.remark
         if is_long:
-            failure = await asyncio.to_thread(failure_of, self.judge, index, kind, result, remark)
+            failure = await in_turn(failure_of, self.judge, index, kind, result, remark)
         else:
             failure = failure_of(self.judge, index, kind, result, remark)
         return _Judged(outcome, failure, remark if kind is VerdictKind.INTERNAL_ERROR else "")

@@ -7,7 +7,6 @@ It never enters the candidate's sandbox.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,6 +27,7 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.judging import outcome_of
+from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.harness.frames import RESULT_FILE
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.judges.base import Judge, encoded, takes_long
@@ -134,7 +134,7 @@ def _partner(program: JudgeProgram, limits: Limits) -> Program:
 async def _given(judge: Judge, tests: Tests, index: int) -> tuple[bytes, tuple[str, ...]]:
     """What a program gets: its stdin and its arguments."""
     if takes_long(tests, index):
-        return await asyncio.to_thread(judge.stdin, index), await asyncio.to_thread(judge.arguments, index)
+        return await in_turn(judge.stdin, index), await in_turn(judge.arguments, index)
     return judge.stdin(index), judge.arguments(index)
 
 
