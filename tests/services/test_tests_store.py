@@ -29,7 +29,8 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.formats.tests import canonical_json, digest_of
 from nouscoder.store.blobs import FolderBlobs
-from nouscoder.store.case_files import CaseFile, CaseFileBroken, StoredCases, write_tests
+from nouscoder.store.case_files import CaseFile, CaseFileBroken, write_tests
+from nouscoder.store.stored_cases import StoredCases
 from nouscoder.store.tests import TestStore, UnknownTests
 from nouscoder.store.tests_cache import TestsCache, TestsTooLarge
 

@@ -14,47 +14,25 @@ import hashlib
 import io
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Generic, Self, TypeVar, overload
+from typing import Any, BinaryIO, Self
 
 import zstandard
 from pydantic_core import from_json
 
-from nouscoder.domain.submission import (
-    AssertTests,
-    CallCase,
-    CallTests,
-    CheckerTests,
-    InteractiveTests,
-    JudgeProgram,
-    JudgeProtocol,
-    MathCase,
-    MathTests,
-    StdinCase,
-    StdinTests,
-    Tests,
-    input_size,
-)
-from nouscoder.errors import NousCoderError
+from nouscoder.domain.submission import Tests, input_size
 from nouscoder.formats.decoding import give_way
 from nouscoder.formats.tests import canonical_parts
 from nouscoder.store.case_index import CaseIndex
-
-Case = TypeVar("Case")
+from nouscoder.store.stored_cases import CaseFileBroken as CaseFileBroken
+from nouscoder.store.stored_cases import tests_of
 
 FRAME_BYTES = 64 * 1024
 # For frames of this size level 3 takes twice the time of level 1 and makes them no smaller. Level 1 looks for repeats
 # of 6 bytes; with 7 it takes two thirds of its time on lists of numbers, and the frames grow by 0 to 6 %.
 _LEVEL, _SHORTEST_REPEAT = 1, 7
-_RECENT_CASES = 8
-_RECENT_BYTES = 1 << 20  # of the text of a case that is kept in memory
-
-
-class CaseFileBroken(NousCoderError):
-    """A file of tests is damaged; the message names it."""
 
 
 _of_thread = threading.local()
@@ -221,7 +199,7 @@ class CaseFile:
         """The tests; each case is read from the file when it is used. Raises CaseFileBroken."""
         try:
             head = from_json(self._read_frame(0) + b"]}")
-            return _tests(head, self)
+            return tests_of(head, self)
         except (ValueError, KeyError, TypeError) as error:
             raise CaseFileBroken(f"{self._path}: {type(error).__name__}: {error}") from None
 
@@ -251,85 +229,3 @@ class CaseFile:
                 raise CaseFileBroken(f"{self._path}, frame {number}: it has another length than its index says")
             self._frame = (number, text)
         return text
-
-
-class StoredCases(Sequence[Case], Generic[Case]):
-    """The cases of a file, each read when it is used. The last few are kept in memory, except large ones."""
-
-    def __init__(self, file: CaseFile, decode: Callable[[Any], Case]) -> None:
-        self._file = file
-        self._decode = decode
-        self._recent: OrderedDict[int, Case] = OrderedDict()
-        self._lock = threading.Lock()
-
-    @property
-    def input_sizes(self) -> Sequence[int]:
-        """The size of each case's input, without reading the cases."""
-        return self._file.input_sizes
-
-    def text_bytes(self, index: int) -> int:
-        """The size of a case as JSON, without reading it."""
-        return self._file.case_bytes(index)
-
-    def __len__(self) -> int:
-        return self._file.num_cases
-
-    @overload
-    def __getitem__(self, index: int) -> Case: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Case]: ...
-    def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
-        """Raises CaseFileBroken."""
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        at = range(len(self))[index]
-        with self._lock:  # tests of one submission are judged in several threads
-            case = self._recent.get(at)
-            if case is None:
-                case = self._read(at)
-        return case
-
-    def _read(self, at: int) -> Case:
-        try:
-            case = self._decode(self._file.case(at))
-        except (TypeError, KeyError) as error:
-            raise CaseFileBroken(f"case {at} is not a case: {type(error).__name__}: {error}") from None
-        if isinstance(case, CallCase) and self._file.case_bytes(at) > _RECENT_BYTES:
-            return case  # the values of several would be a million objects for the garbage collector
-        self._recent[at] = case
-        if len(self._recent) > _RECENT_CASES:
-            self._recent.popitem(last=False)
-        return case
-
-
-def _tests(head: dict[str, Any], file: CaseFile) -> Tests:
-    match head["type"]:
-        case StdinTests.type:
-            return StdinTests(StoredCases(file, _stdin))
-        case CallTests.type:
-            return CallTests(head["entry_point"], StoredCases(file, _call))
-        case AssertTests.type:
-            return AssertTests(StoredCases(file, str), head["setup"], head.get("module", ""))
-        case CheckerTests.type:
-            return CheckerTests(StoredCases(file, _stdin), _judge(head["checker"]))
-        case InteractiveTests.type:
-            checker = _judge(head["checker"]) if "checker" in head else None
-            unbuffered = head.get("unbuffered") is True
-            return InteractiveTests(StoredCases(file, _stdin), _judge(head["interactor"]), unbuffered, checker)
-        case MathTests.type:
-            return MathTests(StoredCases(file, lambda record: MathCase(**record)))
-        case other:
-            raise ValueError(f"{other!r:.40} is no type of tests")
-
-
-def _judge(record: dict[str, str]) -> JudgeProgram:
-    protocol = JudgeProtocol(record.get("protocol", JudgeProtocol.TESTLIB))
-    return JudgeProgram(record["code"], record["language"], protocol)
-
-
-def _stdin(record: Any) -> StdinCase:
-    return StdinCase(record["input"], record["output"], tuple(record.get("args", ())))
-
-
-def _call(record: Any) -> CallCase:
-    return CallCase(tuple(record["args"]), record["kwargs"], record["expected"])

@@ -19,6 +19,7 @@ import resource
 import socket
 import struct
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
@@ -76,6 +77,7 @@ def _answer(stream: BufferedRWPair, parse: Callable[[bytes, ValueCount], Any], b
     except MemoryError:
         parts = _raised(InvalidSubmission("body", "takes too much memory to parse"))
     except Exception as error:
+        error.add_note(f"In the parsing process:\n{traceback.format_exc()}")
         parts = _raised(error)
     is_last = _most_memory_bytes() > _KEPT_MEMORY_BYTES
     stream.write(ANSWER.pack(values.weight, len(parts), is_last))
