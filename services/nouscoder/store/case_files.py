@@ -15,6 +15,7 @@ import io
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -23,7 +24,7 @@ import zstandard
 from pydantic_core import from_json
 
 from nouscoder.domain.submission import Tests, input_size
-from nouscoder.formats.decoding import give_way
+from nouscoder.formats.decoding import LONG_BYTES, give_way, without_collections
 from nouscoder.formats.tests import canonical_parts
 from nouscoder.store.case_index import CaseIndex
 from nouscoder.store.stored_cases import CaseFileBroken as CaseFileBroken
@@ -191,7 +192,8 @@ class CaseFile:
         text = self.case_text(index)
         give_way(len(text))
         try:
-            return from_json(text)
+            with without_collections() if len(text) > LONG_BYTES else nullcontext():
+                return from_json(text)
         except ValueError as error:
             raise CaseFileBroken(f"{self._path}, case {index}: {error}") from None
 

@@ -8,8 +8,9 @@ from contextlib import aclosing, suppress
 
 import grpc
 
-from nouscoder.domain.submission import Limits, Submission
+from nouscoder.domain.submission import Limits, Submission, Tests, TestsReference
 from nouscoder.domain.verdict import Verdict
+from nouscoder.formats.decoding import without_collections
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.interpreter_convert import answer_to
 from nouscoder.rpc.tests_convert import tests_from
@@ -24,7 +25,7 @@ from nouscoder.verifier.api.grpc_parsing import NO_TESTS, parsed_calls, parsed_t
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle
 
@@ -175,4 +176,13 @@ async def _submission(message: verdict_pb2.Submission) -> Submission:
         case None | "digest":
             return submission_from(message)
         case _:
-            return submission_from(message, await asyncio.to_thread(tests_from, tests))
+            return submission_from(message, await asyncio.to_thread(_tests_from, tests))
+
+
+def _tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
+    """Protocol -> domain. Raises InvalidMessage, and InvalidSubmission for more tests than may be graded."""
+    num_tests = len(getattr(message, str(message.WhichOneof("kind"))).cases)
+    if num_tests > Bounds().num_tests:
+        raise InvalidSubmission("tests.cases", f"may hold at most {Bounds().num_tests} tests")
+    with without_collections():
+        return tests_from(message)
