@@ -112,11 +112,15 @@ async def serve(
             log.info("serving", extra={"not_served": not_served(section, with_broker)})
         else:
             share.ready()
-        # What has been loaded stays. Otherwise each full collection would look at all of it, for a tenth of a second.
-        gc.collect()
-        gc.freeze()
+        _keep_what_is_loaded()
         work = [client_tests.keep_sweeping(), *([] if jobs is None else [jobs.run()])]
         await run_until_stopped(stop, *work, *_workers(config, grader, cache, with_broker))
+
+
+def _keep_what_is_loaded() -> None:
+    """Full collections ignore what exists now. They would look at all of it, for a tenth of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _start_sandbox(section: VerifierSection, metrics: VerifierMetrics, stack: AsyncExitStack) -> SpillOverSandbox:

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from nouscoder.domain.submission import Profile, Submission
+from nouscoder.domain.submission import Profile, Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
@@ -41,7 +41,7 @@ from nouscoder.verifier.grading.test_work import SubmissionWork
 from nouscoder.verifier.grading.test_workers import WorkerGroup
 from nouscoder.verifier.grading.time_limits import extended_limits, max_repetitions_s
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
-from nouscoder.verifier.judges.base import Judge
+from nouscoder.verifier.judges.base import Judge, takes_long
 from nouscoder.verifier.judges.python_syntax import require_long_python
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import (
@@ -144,8 +144,7 @@ class Grader:
             code = text_to_grade(submission)
         else:
             code = await asyncio.to_thread(text_to_grade, submission)
-        reads_cases = submission.profile is Profile.LCB  # the others read a case when they run it
-        judge = await in_turn(judge_for, submission) if reads_cases else judge_for(submission)
+        judge = await _judge(submission)
         if code is None:
             progress = self._progress(submission, judge, begun, None)
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
@@ -246,3 +245,12 @@ class Grader:
             run_patience_s=self._policy.run_patience_s(program),
             on_outcome=on_outcome,
         )
+
+
+async def _judge(submission: Submission) -> Judge:
+    """The judge. That of the lcb profile reads all cases; the others read a case when they run it."""
+    if submission.profile is not Profile.LCB or isinstance(submission.tests, TestsReference):
+        return judge_for(submission)
+    if any(takes_long(submission.tests, index) for index in range(len(submission.tests.cases))):
+        return await in_turn(judge_for, submission)
+    return await asyncio.to_thread(judge_for, submission)  # so that nobody waits behind a large case of another
