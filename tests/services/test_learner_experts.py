@@ -372,5 +372,7 @@ def test_experts_that_are_not_whole_are_named(folder: Path) -> None:
 def test_only_the_chosen_experts_count_as_work() -> None:
     policy = random_policy_with_experts(0)
     of_one = sum(weight.numel() for name, weight in policy.named_parameters() if ".mlp.experts." in name) // 8
-    assert active_parameters(policy) == policy.num_parameters() - 6 * of_one
-    assert active_parameters(random_policy(0)) == random_policy(0).num_parameters()
+    embedding = policy.state_dict()["model.embed_tokens.weight"].numel()
+    assert active_parameters(policy) == policy.num_parameters() - 6 * of_one - embedding
+    tied = random_policy(0, tied=True)
+    assert active_parameters(tied) == tied.num_parameters(), "the embedding is the head too"

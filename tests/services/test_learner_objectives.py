@@ -122,7 +122,9 @@ def test_diagnostics_are_in_log_and_metrics_by_their_names() -> None:
     assert "entropy" in line
 
     registry = CollectorRegistry()
-    LearnerMetrics(registry).trained(trained, num_parameters=1, peak_flops=1.0)
+    LearnerMetrics(registry).trained(trained, flops=3.0, peak_flops=2.0)
+    assert registry.get_sample_value("nouscoder_learner_mfu") == pytest.approx(3.0 / trained.duration_s / 2.0)
+    assert trained.squared_tokens == sum((len(one.graded.rollout.token_ids) - 1) ** 2 for one in trained.scored)
     for name in ("advantage_min", "reference_distance", "reference_distance_max", "entropy"):
         assert registry.get_sample_value("nouscoder_learner_diagnostic", {"name": name}) == line[name]
 

@@ -12,7 +12,7 @@ from math import ceil
 
 from transformers import PreTrainedModel
 
-from nouscoder.learner.flops import active_parameters
+from nouscoder.learner.flops import active_parameters, attention_width
 from nouscoder.learner.packing import plan
 
 
@@ -29,17 +29,11 @@ class Cost:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Cost:
         """That of rollouts under this model."""
-        config = model.config.get_text_config()
-        width = config.num_attention_heads * (getattr(config, "head_dim", None) or _head_size(config))
-        return cls(config.num_hidden_layers * width / active_parameters(model))
+        return cls(attention_width(model) / active_parameters(model))
 
     def of_length(self, length: int) -> float:
         """The work of a rollout of this length."""
         return length + self.quadratic * length**2
-
-
-def _head_size(config: object) -> int:
-    return int(config.hidden_size // config.num_attention_heads)  # type: ignore[attr-defined]
 
 
 def rounds(lengths: Sequence[int], max_tokens: int, num_ranks: int, cost: Cost) -> list[list[list[int]]]:

@@ -97,6 +97,11 @@ class LearnerCore:
         return self._newest
 
     @property
+    def num_ranks(self) -> int:
+        """The processes that train together."""
+        return self._ranks.size
+
+    @property
     def progress(self) -> Progress:
         """The progress of the state in memory."""
         return self._progress

@@ -143,8 +143,8 @@ class LearnerMetrics:
         """Show the newest version that the broker knows."""
         self._policy_version.set(policy_version)
 
-    def trained(self, batch: TrainedBatch, num_parameters: int, peak_flops: float) -> None:
-        """Show a batch. Forward and backward pass take 6 FLOPs per parameter and token, without attention."""
+    def trained(self, batch: TrainedBatch, flops: float, peak_flops: float) -> None:
+        """Show a batch. `flops` are the operations of its steps (flops.py), `peak_flops` those of all devices."""
         self._steps.inc(len(batch.steps))
         self._skipped.inc(sum(step.skipped for step in batch.steps))
         self._last_step.set(time.time())
@@ -155,7 +155,7 @@ class LearnerMetrics:
         self._pass_rate.set(figures.pass_rate)
         self._guarded.show(figures)
         self._tokens_per_second.set(batch.tokens_per_second)
-        self._mfu.set(6 * num_parameters * batch.tokens_per_second / peak_flops)
+        self._mfu.set(flops / batch.duration_s / peak_flops)
         self._gradient_norm.set(batch.steps[-1].gradient_norm)
         for name, value in batch.steps[-1].diagnostics.items():
             self._diagnostic.labels(name).set(value)

@@ -13,8 +13,9 @@ from nouscoder.learner.token_traces import TokenTrace
 class StepMetrics:
     """One optimizer step. `step` counts from 1.
 
-    num_tokens counts loss tokens; model_tokens counts all input tokens of the model without padding. `diagnostics` are
-    those of every objective and those of this one, by name. A step that is `skipped` changed nothing.
+    num_tokens counts loss tokens; model_tokens counts all input tokens of the model without padding, and squared_tokens
+    is the sum of the squares of those of each rollout. `diagnostics` are those of every objective and those of this
+    one, by name. A step that is `skipped` changed nothing.
     """
 
     step: int
@@ -26,6 +27,7 @@ class StepMetrics:
     model_tokens: int
     duration_s: float
     diagnostics: Mapping[str, float]
+    squared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,16 @@ class TrainedBatch:
     traces: Mapping[str, TokenTrace] = field(default_factory=dict)
 
     @property
+    def model_tokens(self) -> int:
+        """Input tokens of the model without padding."""
+        return sum(step.model_tokens for step in self.steps)
+
+    @property
+    def squared_tokens(self) -> int:
+        """The sum of the squares of those of each rollout."""
+        return sum(step.squared_tokens for step in self.steps)
+
+    @property
     def tokens_per_second(self) -> float:
         """Input tokens of the model without padding, per second of the whole duration."""
-        return sum(step.model_tokens for step in self.steps) / self.duration_s
+        return self.model_tokens / self.duration_s

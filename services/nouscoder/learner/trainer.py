@@ -233,7 +233,7 @@ class Trainer:
             self.optimizer.step()
             self._computation.refresh()
         self.step += 1
-        rollouts = [item.graded.rollout for item in minibatch.scored]
+        lengths = input_lengths([item.graded.rollout for item in minibatch.scored])
         return StepMetrics(
             step=self.step,
             skipped=skipped,
@@ -241,7 +241,8 @@ class Trainer:
             gradient_norm=norm,
             learning_rate=rate,
             num_tokens=counts.num_tokens,
-            model_tokens=sum(len(rollout.token_ids) - 1 for rollout in rollouts),
+            model_tokens=sum(lengths),
+            squared_tokens=sum(length**2 for length in lengths),
             duration_s=time.monotonic() - started,
             diagnostics=diagnostics.over(self.ranks).result() if minibatch.parts else {},
         )

@@ -31,10 +31,11 @@ from nouscoder.learner.batch_source import BatchSource
 from nouscoder.learner.checkpoints import Checkpoints, KeptCheckpoint
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.curriculum_copy import CurriculumCopy
-from nouscoder.learner.flops import active_parameters, measured_peak_flops
+from nouscoder.learner.flops import flops_of_sums, measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.peers import Broker
 from nouscoder.learner.policy_sender import PolicySender
+from nouscoder.learner.precision import compute_dtype
 from nouscoder.learner.publication import Publication
 from nouscoder.learner.recovery import Recovery
 from nouscoder.learner.run_files import RunFiles
@@ -97,7 +98,8 @@ class LearnerWorker:
         """Train until the run's batches are done, then finish the run. Raises NousCoderError."""
         await self._start()
         if not self._peak_flops:
-            self._peak_flops = await self._in_thread(lambda: measured_peak_flops(self._config.learner.device))
+            device, dtype = self._config.learner.device, compute_dtype(self._config.learner)
+            self._peak_flops = await self._in_thread(lambda: measured_peak_flops(device, dtype))
         await self._wait_for_evaluation()
         status = await self._broker.status()
         if status.run_id not in ("", self._core.identity.run_id):
@@ -236,7 +238,8 @@ class LearnerWorker:
         except (LearnerError, TrainingError, RuntimeError) as error:  # RuntimeError is torch's
             await self._report_failure(recorded.batch_id, error)
             raise
-        self._metrics.trained(self._last, active_parameters(self._core.model), self._peak_flops)
+        flops = flops_of_sums(self._core.model, self._last.model_tokens, self._last.squared_tokens)
+        self._metrics.trained(self._last, flops, self._peak_flops * self._core.num_ranks)
 
     async def _report_failure(self, batch_id: int, error: Exception) -> None:
         """Tell the broker, which holds a batch back that fails again and again."""
