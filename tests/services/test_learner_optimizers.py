@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nouscoder.learner.adamw_8bit import AdamW8bit
 from nouscoder.learner.block_quantisation import BLOCK, dequantise, levels, num_blocks, quantise
+from nouscoder.learner.optimizers import put_states
 
 BETAS, RATE, DECAY = (0.9, 0.99), 2e-2, 0.05
 
@@ -145,3 +146,14 @@ def test_moments_take_little_more_than_two_bytes_a_weight() -> None:
     optimizer = AdamW8bit([weight], RATE, BETAS, 0.0)
     optimizer.step()
     assert sum(tensor.nbytes for tensor in optimizer.state[weight].values()) == 64 * (2 * 1024 + 2 * 4 * 4) + 4
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_number_of_the_step_is_where_the_kernel_reads_it(fused: bool) -> None:
+    """On the device of the weight for a fused kernel, as torch begins with; on the CPU for others."""
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(2, device="meta"))])
+    optimizer.param_groups[0]["fused"] = fused
+    put_states(optimizer, {0: {"step": torch.ones(()), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}})
+    (state,) = optimizer.state.values()
+    assert state["step"].device.type == ("meta" if fused else "cpu")
+    assert state["exp_avg"].device.type == "meta"

@@ -27,8 +27,12 @@ def prepare_thread(num_threads: int) -> None:
     """Make this thread's arithmetic deterministic. Call it in the training thread before any other use of torch."""
     # cuBLAS is deterministic only with a fixed workspace. It reads this variable when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Rows differ in length: without it the memory of a GPU is cut into blocks of lengths that do not come again.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(True)
+    # Else every tensor is filled before it is written. Nothing here reads what it has not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def trainer_at(

@@ -36,7 +36,8 @@ def optimizer_of(settings: LearnerSection, model: PreTrainedModel) -> Optimizer:
         lr=settings.learning_rate,
         betas=settings.adam_betas,
         weight_decay=settings.weight_decay,
-        foreach=True,
+        # On a GPU one kernel changes weights and moments in place, without copies of all moments.
+        **({"fused": True} if all(weight.device.type == "cuda" for weight in trained) else {"foreach": True}),
     )
 
 
@@ -63,6 +64,8 @@ def put_states(optimizer: Optimizer, states: Mapping[int, dict[str, Tensor]]) ->
     if states.keys() - set(range(len(weights))):
         raise ValueError(f"the optimizer has {len(weights)} weights, and the states are of more")
     optimizer.state.clear()
+    # The number of the step is on the CPU, except for a fused kernel.
+    stays = () if optimizer.param_groups[0].get("fused") else ("step",)
     for number, state in states.items():
         weight = weights[number]
         if state.keys() != _names_of(optimizer, weight):
@@ -71,5 +74,5 @@ def put_states(optimizer: Optimizer, states: Mapping[int, dict[str, Tensor]]) ->
                 " earlier one"
             )
         optimizer.state[weight] = {
-            name: tensor if name == "step" else tensor.to(weight.device) for name, tensor in state.items()
+            name: tensor if name in stays else tensor.to(weight.device) for name, tensor in state.items()
         }

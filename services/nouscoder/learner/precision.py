@@ -79,5 +79,7 @@ def _hand_over(master: Tensor, copied: Tensor) -> None:
     """Add the gradient of the copy to that of its master, in the type of the master."""
     gradient, copied.grad = copied.grad, None
     assert gradient is not None
-    gradient = gradient.to(master.device, master.dtype)
-    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+    if master.grad is None:
+        master.grad = gradient.to(master.device, master.dtype)
+    else:  # in the type of the master too, without a copy of the gradient in it
+        master.grad.add_(gradient.to(master.device))
