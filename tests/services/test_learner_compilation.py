@@ -45,7 +45,7 @@ def trained(**section: Any) -> tuple[list[Tensor], list[float], list[int]]:
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")  # of torch itself, when Dynamo and Inductor are imported and trace
 @pytest.mark.usefixtures("_repeatable")
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "attention", "full"])
 def test_a_compiled_policy_is_the_eager_one(checkpointing: str) -> None:
     exact, losses, _ = trained(activation_checkpointing=checkpointing)
     gradients, found, graphs = trained(activation_checkpointing=checkpointing, compile=True)
@@ -57,5 +57,5 @@ def test_a_compiled_policy_is_the_eager_one(checkpointing: str) -> None:
 
 
 def test_selective_checkpointing_of_compiled_layers_is_refused() -> None:
-    with pytest.raises(ValidationError, match="which compile hides: choose full"):
+    with pytest.raises(ValidationError, match="which compile hides: choose attention or full"):
         LearnerSection.model_validate({"compile": True, "activation_checkpointing": "selective"})

@@ -52,6 +52,21 @@ def test_fused_scores_and_their_gradients_equal_full_ones(dtype: torch.dtype, li
         assert float((one - other).norm() / other.norm()) < limit
 
 
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+def test_what_is_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch, entropy_gradient: bool) -> None:
+    """The functions themselves: compiling them takes a minute, and test_learner_compilation.py does."""
+    monkeypatch.setattr("nouscoder.learner.fused_head._compiled", lambda function: function)
+    tensors = inputs(torch.float64)
+    found, expected = (
+        fused_scores(*tensors, chunk_tokens=CHUNK, entropy_gradient=entropy_gradient, compiled=compiled)
+        for compiled in (True, False)
+    )
+    if not entropy_gradient:
+        found, expected = (found[0], found[0].detach()), (expected[0], expected[0].detach())
+    for one, other in zip(results(found, tensors[:3]), results(expected, tensors[:3]), strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-12
+
+
 def test_entropies_have_a_gradient_only_when_it_is_asked_for() -> None:
     tensors = inputs(torch.float64)
     logprobs, entropies = fused_scores(*tensors, chunk_tokens=CHUNK, entropy_gradient=False)

@@ -35,12 +35,14 @@ class Attention(StrEnum):
 class ActivationCheckpointing(StrEnum):
     """What the forward pass keeps of each decoder layer. The backward pass computes the rest again.
 
-    NONE keeps all; SELECTIVE the results of matrix products and attention; FULL the layer's input; OFFLOADED the
+    NONE keeps all; SELECTIVE the results of matrix products and attention; ATTENTION the layer's input and the
+    result of attention, whose time grows with the square of a rollout's length; FULL the layer's input; OFFLOADED the
     layer's input in the CPU's memory.
     """
 
     NONE = "none"
     SELECTIVE = "selective"
+    ATTENTION = "attention"
     FULL = "full"
     OFFLOADED = "offloaded"
 
@@ -85,6 +87,12 @@ class LearnerSection(Section):
     )
     activation_checkpointing: ActivationCheckpointing = Field(
         ActivationCheckpointing.NONE, description="what is kept of each layer for the backward pass"
+    )
+    checkpointed_layers: int = Field(
+        0,
+        ge=0,
+        description="only so many layers, the first ones, are checkpointed, and the others keep all: as few as memory"
+        " allows; 0: all",
     )
     dtype: ComputeType = Field(
         ComputeType.FLOAT32, description="type of the forward and backward pass; masters are float32 in each case"
@@ -224,6 +232,7 @@ class LearnerSection(Section):
     def _compiled_layers_are_computed_again_whole(self) -> LearnerSection:
         if self.compile and self.activation_checkpointing is ActivationCheckpointing.SELECTIVE:
             raise ValueError(
-                "activation_checkpointing selective chooses operations inside a layer, which compile hides: choose full"
+                "activation_checkpointing selective chooses operations inside a layer, which compile hides: choose"
+                " attention or full"
             )
         return self

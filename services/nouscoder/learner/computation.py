@@ -46,7 +46,7 @@ class Computation:
             compile_layers(self.model)
         if config.policy.router_replay:
             replay_experts(self.model)
-        checkpoint_activations(self.model, settings.activation_checkpointing)
+        checkpoint_activations(self.model, settings.activation_checkpointing, settings.checkpointed_layers)
         self.scorer = self._root_of(self.model)
 
     def refresh(self) -> None:
@@ -68,6 +68,6 @@ class Computation:
 
     def _root_of(self, model: PreTrainedModel) -> Scorer:
         # The ratios need exactly the distribution that was sampled from, so dropout is off.
-        root = Scorer(model, self._ranks.row).eval()
+        root = Scorer(model, self._ranks.row, compiled=self._settings.compile).eval()
         self._ranks.shard(root, model, self._dtype, on_cpu=self._masters_on_cpu)
         return root

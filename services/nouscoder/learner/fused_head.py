@@ -11,13 +11,23 @@ INVARIANT: no tensor has more than `chunk_tokens` times the vocabulary elements,
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+
+
+class _Chunk(NamedTuple):
+    """The logits of a chunk before the temperature, [chunk, vocabulary], and what its tokens have, [chunk] each."""
+
+    logits: Tensor
+    targets: Tensor
+    temperatures: Tensor
 
 
 def fused_scores(
@@ -29,16 +39,77 @@ def fused_scores(
     *,
     chunk_tokens: int,
     entropy_gradient: bool,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(log-probabilities, entropies), [tokens] each, in float32 or better; entropies in nats.
 
     states [tokens, hidden], weight [vocabulary, hidden], bias [vocabulary], targets [tokens], temperatures [tokens].
-    The entropies have a gradient only if `entropy_gradient`.
+    The entropies have a gradient only if `entropy_gradient`. `compiled`: torch.compile makes one or two passes over the
+    logits of what else takes ten.
     """
     scores: tuple[Tensor, Tensor] = _FusedScores.apply(  # type: ignore[no-untyped-call]
-        states, weight, bias, targets, temperatures, chunk_tokens, entropy_gradient
+        states, weight, bias, targets, temperatures, chunk_tokens, entropy_gradient, compiled
     )
     return scores
+
+
+def _scores(chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, entropies and normalisers, [chunk] each."""
+    logits = chunk.logits.to(_exact(chunk.logits)) / chunk.temperatures.unsqueeze(-1)
+    normalisers = logits.logsumexp(-1)
+    logprobs = logits - normalisers.unsqueeze(-1)
+    chosen = logprobs.gather(-1, chunk.targets.unsqueeze(-1)).squeeze(-1)
+    return chosen, -(logprobs.exp() * logprobs).sum(-1), normalisers
+
+
+def _scores_in_place(chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with one tensor fewer of the size of the logits, where nothing is compiled."""
+    logits = chunk.logits.to(_exact(chunk.logits)).div_(chunk.temperatures.unsqueeze(-1))
+    normalisers = logits.logsumexp(-1)
+    logits.sub_(normalisers.unsqueeze(-1))
+    chosen = logits.gather(-1, chunk.targets.unsqueeze(-1)).squeeze(-1)
+    return chosen, -logits.exp().mul_(logits).sum(-1), normalisers
+
+
+def _gradient(
+    chunk: _Chunk, normalisers: Tensor, entropies: Tensor, of_logprobs: Tensor, of_entropies: Tensor | None
+) -> Tensor:
+    """The gradient of the logits of a chunk, in their type."""
+    exact = chunk.logits.to(_exact(chunk.logits)) / chunk.temperatures.unsqueeze(-1)
+    logprobs = exact - normalisers.unsqueeze(-1)
+    of_chosen = (of_logprobs / chunk.temperatures).unsqueeze(-1)
+    factor = of_chosen
+    if of_entropies is not None:
+        of_entropy = (of_entropies / chunk.temperatures).unsqueeze(-1)
+        factor = (logprobs + entropies.unsqueeze(-1)) * of_entropy + of_chosen
+    columns = torch.arange(exact.shape[1], device=exact.device)
+    is_target = columns.unsqueeze(0) == chunk.targets.unsqueeze(-1)
+    of_logits = torch.where(is_target, of_chosen, 0.0) - logprobs.exp() * factor
+    return of_logits.to(chunk.logits.dtype)
+
+
+def _gradient_in_place(
+    chunk: _Chunk, normalisers: Tensor, entropies: Tensor, of_logprobs: Tensor, of_entropies: Tensor | None
+) -> Tensor:
+    """The same with fewer tensors of the size of the logits, where nothing is compiled."""
+    logprobs = chunk.logits.to(_exact(chunk.logits)).div_(chunk.temperatures.unsqueeze(-1))
+    logprobs.sub_(normalisers.unsqueeze(-1))
+    of_chosen = (of_logprobs / chunk.temperatures).unsqueeze(-1)
+    probabilities = logprobs.exp()
+    if of_entropies is not None:
+        of_entropy = (of_entropies / chunk.temperatures).unsqueeze(-1)
+        logprobs.add_(entropies.unsqueeze(-1)).mul_(of_entropy).add_(of_chosen)
+        of_logits = probabilities.mul_(logprobs).neg_()
+    else:
+        of_logits = probabilities.mul_(-of_chosen)
+    where = chunk.targets.unsqueeze(-1)
+    of_logits.scatter_(-1, where, of_logits.gather(-1, where) + of_chosen)
+    return of_logits.to(chunk.logits.dtype)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
 
 
 class _FusedScores(Function):
@@ -52,18 +123,17 @@ class _FusedScores(Function):
         temperatures: Tensor,
         chunk_tokens: int,
         entropy_gradient: bool,
+        compiled: bool,
     ) -> tuple[Tensor, Tensor]:
+        score = _compiled(_scores) if compiled else _scores_in_place
         size = len(targets)
         logprobs = torch.empty(size, dtype=_exact(states), device=states.device)
         entropies, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for part in _chunks(size, chunk_tokens):
-            logits = _logits(states[part], weight, bias, temperatures[part])
-            normalisers[part] = logits.logsumexp(-1)
-            logits.sub_(normalisers[part].unsqueeze(-1))
-            logprobs[part] = logits.gather(-1, targets[part].unsqueeze(-1)).squeeze(-1)
-            entropies[part] = -logits.exp().mul_(logits).sum(-1)
+            chunk = _Chunk(F.linear(states[part], weight, bias), targets[part], temperatures[part])
+            logprobs[part], entropies[part], normalisers[part] = score(chunk)
         ctx.save_for_backward(states, weight, bias, targets, temperatures, normalisers, entropies)
-        ctx.chunk_tokens, ctx.entropy_gradient = chunk_tokens, entropy_gradient
+        ctx.chunk_tokens, ctx.entropy_gradient, ctx.compiled = chunk_tokens, entropy_gradient, compiled
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -72,29 +142,21 @@ class _FusedScores(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias, targets, temperatures, normalisers, entropies = ctx.saved_tensors
+        gradient = _compiled(_gradient) if ctx.compiled else _gradient_in_place
         of_states, of_weight, of_bias = _zeros(ctx, states, weight, bias)
         for part in _chunks(len(targets), ctx.chunk_tokens):
-            logprobs = _logits(states[part], weight, bias, temperatures[part])
-            logprobs.sub_(normalisers[part].unsqueeze(-1))
-            of_chosen = (gradients[0][part] / temperatures[part]).unsqueeze(-1)
-            probabilities = logprobs.exp()
-            if ctx.entropy_gradient:
-                of_entropy = (gradients[1][part] / temperatures[part]).unsqueeze(-1)
-                logprobs.add_(entropies[part].unsqueeze(-1)).mul_(of_entropy).add_(of_chosen)
-                of_logits = probabilities.mul_(logprobs).neg_()
-            else:
-                of_logits = probabilities.mul_(-of_chosen)
-            where = targets[part].unsqueeze(-1)
-            of_logits.scatter_(-1, where, of_logits.gather(-1, where) + of_chosen)
+            chunk = _Chunk(F.linear(states[part], weight, bias), targets[part], temperatures[part])
+            of_entropies = gradients[1][part] if ctx.entropy_gradient else None
+            of_logits = gradient(chunk, normalisers[part], entropies[part], gradients[0][part], of_entropies)
             if of_bias is not None:
-                of_bias += of_logits.sum(0)
-            of_logits = of_logits.to(weight.dtype)
+                of_bias += of_logits.sum(0, dtype=of_bias.dtype)
             if of_states is not None:
                 of_states[part] = of_logits @ weight
             if of_weight is not None:
                 of_weight += of_logits.T @ states[part]
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
-        return of_states, of_weight, None if of_bias is None else of_bias.to(bias.dtype), None, None, None, None
+        of_bias = None if of_bias is None else of_bias.to(bias.dtype)
+        return of_states, of_weight, of_bias, None, None, None, None, None
 
 
 def _exact(tensor: Tensor) -> torch.dtype:
@@ -104,11 +166,6 @@ def _exact(tensor: Tensor) -> torch.dtype:
 
 def _chunks(size: int, chunk_tokens: int) -> list[slice]:
     return [slice(start, start + chunk_tokens) for start in range(0, size, chunk_tokens)]
-
-
-def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor) -> Tensor:
-    """New logits [chunk, vocabulary] at the temperatures of the tokens."""
-    return F.linear(states, weight, bias).to(_exact(states)).div_(temperatures.unsqueeze(-1))
 
 
 def _zeros(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -1,11 +1,13 @@
 """Log-probabilities and entropies of loss tokens under a causal language model of transformers.
 
-Only hidden states that predict a loss token go through the head, at most `_MAX_LOGITS` logits at once.
+Only hidden states that predict a loss token go through the head, at most `_MAX_LOGITS` logits at once, or
+`_MAX_COMPILED_LOGITS` where the head is compiled.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from nouscoder.learner.fused_head import fused_scores
 from nouscoder.learner.packing import MicroBatch
 
 _MAX_LOGITS = 2**26  # 256 MiB of float32
+_MAX_COMPILED_LOGITS = 2**28  # 512 MiB of bfloat16: what is compiled has no logits in float32
 
 
 class Scorer(nn.Module):
@@ -24,18 +27,19 @@ class Scorer(nn.Module):
     With a `row`, its ranks hold each micro-batch together, and all get the scores of the whole.
     """
 
-    def __init__(self, model: PreTrainedModel, row: RowGroup | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, row: RowGroup | None = None, *, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
         self._row = row
+        self._score = partial(score_tokens, compiled=compiled)
 
     def forward(self, micro_batch: MicroBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies): FSDP looks for gradients in tuples, and not in TokenScores."""
         if self._row is None:
-            scores = score_tokens(self.model, micro_batch, entropy_gradient=entropy_gradient)
+            scores = self._score(self.model, micro_batch, entropy_gradient=entropy_gradient)
             return scores.logprobs, scores.entropies
         part = part_of(micro_batch, self._row)
-        scores = score_tokens(self.model, part.micro_batch, entropy_gradient=entropy_gradient)
+        scores = self._score(self.model, part.micro_batch, entropy_gradient=entropy_gradient)
         mine = torch.stack([scores.logprobs, scores.entropies])
         logprobs, entropies = self._row.gather_scores(mine, part.owners).unbind()
         return logprobs, entropies if entropy_gradient else entropies.detach()
@@ -49,10 +53,13 @@ class TokenScores:
     entropies: Tensor
 
 
-def score_tokens(model: PreTrainedModel, micro_batch: MicroBatch, *, entropy_gradient: bool = False) -> TokenScores:
+def score_tokens(
+    model: PreTrainedModel, micro_batch: MicroBatch, *, entropy_gradient: bool = False, compiled: bool = False
+) -> TokenScores:
     """Scores under softmax(logits / temperature of the rollout), from which the tokens were sampled (at top-p 1).
 
-    The entropies have a gradient only if `entropy_gradient`. Raises ValueError for a head that is not linear.
+    The entropies have a gradient only if `entropy_gradient`. `compiled`: the head is compiled too.
+    Raises ValueError for a head that is not linear.
     """
     # An attention that ignores the layout finds the sequences by their positions, which start again from 0.
     experts = {} if micro_batch.experts is None else {"experts": micro_batch.experts.on(micro_batch.input_ids.device)}
@@ -72,7 +79,8 @@ def score_tokens(model: PreTrainedModel, micro_batch: MicroBatch, *, entropy_gra
         head.bias,
         micro_batch.targets,
         micro_batch.temperatures,
-        chunk_tokens=max(1, _MAX_LOGITS // head.out_features),
+        chunk_tokens=max(1, (_MAX_COMPILED_LOGITS if compiled else _MAX_LOGITS) // head.out_features),
         entropy_gradient=entropy_gradient,
+        compiled=compiled,
     )
     return TokenScores(logprobs, entropies)
