@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 from nouscoder.config import Attention
 from nouscoder.learner import attention
 from nouscoder.learner.attention import chosen, use_attention, why_not
+from nouscoder.learner.head_groups import head_groups
 from nouscoder.learner.packed_attention import PACKED_ATTENTION, RowLayout, Segments
 from nouscoder.learner.synthetic import random_policy
 from nouscoder.learner.varlen_attention import FA2_VARLEN, SDPA_VARLEN, TORCH_VARLEN
@@ -143,6 +144,24 @@ def test_without_a_layout_each_row_is_one_sequence(backend: Backend) -> None:
     q, k, v = (one[0].transpose(0, 1).double().cpu() for one in given)
     expected = attention_in_loops(q, k, v, ([6], [6]), None, 3)
     assert difference(output[0].detach(), expected.detach()) < backend.limit
+
+
+def test_heads_in_several_calls_of_the_kernel_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the backward pass would leave processors of a GPU without work (head_groups.py)."""
+    monkeypatch.setattr("nouscoder.learner.varlen_attention.varlen_attn", varlen_attn_on_cpu)
+    monkeypatch.setattr("nouscoder.learner.varlen_attention._head_groups", lambda query, *_: (2, 2))
+    ends = [*accumulate(LENGTHS)]
+    check(EXACT[2], RowLayout.of(LENGTHS, CPU), (ends, ends))
+
+
+def test_head_groups_give_all_processors_work() -> None:
+    assert head_groups(1, 32, 4, 132) == (12, 12, 4, 4)
+    assert head_groups(8, 32, 4, 132) == (32,), "enough sequences"
+    for sequences in range(1, 12):
+        for heads_a_key in (1, 2, 4, 8):
+            groups = head_groups(sequences, 32, heads_a_key, 132)
+            assert sum(groups) == 32
+            assert not any(size % heads_a_key for size in groups)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from nouscoder.learner.head_groups import head_groups
 from nouscoder.learner.packed_attention import Layout, Segments, packed_attention
 
 TORCH_VARLEN = "nouscoder_varlen"
@@ -38,7 +39,29 @@ class Kernel(Protocol):
 def torch_varlen(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, window: int | None
 ) -> Tensor:
-    """torch's kernel, on CUDA in 16 bits."""
+    """torch's kernel, on CUDA in 16 bits. Several calls have some of the heads each (head_groups.py)."""
+    groups = [*_head_groups(query, key, segments)]
+    if len(groups) == 1:
+        return _one_call(query, key, value, segments, scale, window)
+    of_keys = [size * key.shape[1] // query.shape[1] for size in groups]
+    queries, keys, values = (
+        torch.split(one, sizes, 1) for one, sizes in ((query, groups), (key, of_keys), (value, of_keys))
+    )
+    parts = zip(queries, keys, values, strict=True)
+    return torch.cat([_one_call(*part, segments, scale, window) for part in parts], dim=1)
+
+
+def _head_groups(query: Tensor, key: Tensor, segments: Segments) -> tuple[int, ...]:
+    heads = query.shape[1]
+    if not (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled() and query.is_cuda):
+        return (heads,)
+    processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+    return head_groups(len(segments.cu_queries) - 1, heads, heads // key.shape[1], processors)
+
+
+def _one_call(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, window: int | None
+) -> Tensor:
     output = varlen_attn(
         query,
         key,
