@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,11 +93,33 @@ def bench_broker(
 def bench_learner(
     rounds: Annotated[int, typer.Option(min=1, help="how often everything is measured; the medians count")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the training")] = 1,
+    shape: Annotated[
+        str, typer.Option(help="only this: MFU and memory of a step with a policy of this shape, such as qwen3-4b")
+    ] = "",
+    row_tokens: Annotated[int, typer.Option(min=64, help="with --shape: tokens of a row")] = 32768,
+    rows: Annotated[int, typer.Option(min=1, help="with --shape: rows of a step")] = 2,
+    sequences: Annotated[int, typer.Option(min=1, help="with --shape: rollouts of a row")] = 8,
+    context: Annotated[bool, typer.Option(help="with --shape: find the longest rollout that fits")] = False,
+    limit: Annotated[float, typer.Option(min=1, help="with --context: seconds of the search")] = 240.0,
     as_json: JsonOption = False,
+    overrides: SetOption = None,
 ) -> None:
-    """Train a batch of random rollouts, compared with a bare forward and backward pass on the same tokens."""
+    """Train a batch of random rollouts, compared with a bare forward and backward pass on the same tokens.
+
+    With --shape the settings are those of [learner], such as --set learner.device=cuda.
+    """
     import json
 
+    if shape:
+        from nouscoder.bench import learner_step
+        from nouscoder.config import load_config
+
+        load = learner_step.StepLoad(shape, row_tokens, rows, sequences, rounds, context, limit)
+        config = load_config(None, [*learner_step.defaults(load), *(overrides or ())])
+        found = learner_step.bench_step(load, config, partial(typer.echo, err=as_json))
+        if as_json:
+            typer.echo(json.dumps(learner_step.as_record(found), indent=1))
+        return
     from nouscoder.bench import learner
 
     result = learner.bench_learner(rounds, threads)
