@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -33,3 +34,11 @@ async def test_what_the_work_raises_reaches_its_caller_only() -> None:
     with pytest.raises(ZeroDivisionError):
         await in_turn(divmod, 1, 0)
     assert await in_turn(divmod, 7, 2) == (3, 1)
+
+
+async def test_the_garbage_collector_is_off_meanwhile() -> None:
+    assert gc.isenabled()
+    assert not await in_turn(gc.isenabled)
+    with pytest.raises(ZeroDivisionError):
+        await in_turn(divmod, 1, 0)
+    assert gc.isenabled()

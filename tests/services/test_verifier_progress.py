@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import random
 import threading
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -234,3 +237,41 @@ async def test_an_exception_of_the_source_comes_after_the_answers() -> None:
     with pytest.raises(RuntimeError, match="source"):
         await read()
     assert seen == [1]
+
+
+class Item:
+    """Can be referred to weakly."""
+
+
+@pytest.mark.parametrize("fails_in", ["source", "work"])
+async def test_a_failure_keeps_no_item_until_a_garbage_collection(fails_in: str) -> None:
+    items: list[weakref.ref[Item]] = []
+
+    def made() -> Item:
+        item = Item()
+        items.append(weakref.ref(item))
+        return item
+
+    async def source() -> AsyncIterator[Item]:
+        while True:
+            yield made()
+            if fails_in == "source" and len(items) == 3:
+                raise RuntimeError
+
+    async def work(item: Item) -> int:
+        if fails_in == "work" and len(items) == 3:
+            raise RuntimeError
+        return 1
+
+    async def read() -> None:
+        async for _ in map_concurrently(source(), work, 2):
+            pass
+
+    gc.disable()
+    try:
+        with contextlib.suppress(RuntimeError):
+            await read()
+        await asyncio.sleep(0)  # callbacks of what was cancelled are still to be called
+        assert [one() for one in items if one() is not None] == []
+    finally:
+        gc.enable()

@@ -64,26 +64,34 @@ class StatusCodes(grpc.aio.ServerInterceptor):
             try:
                 return await act(request, context)
             except Exception as error:
-                await self._end(error, context)
+                ending = self._ending(error)
+            del request  # gRPC keeps this frame until a garbage collection
+            return await context.abort(*ending)
 
         async def answers(request: Any, context: _Context) -> AsyncIterator[Any]:
+            stream = act(request, context)
             try:
-                async with aclosing(act(request, context)) as stream:
+                async with aclosing(stream):
                     async for one in stream:
                         yield one
             except Exception as error:
-                await self._end(error, context)
+                ending = self._ending(error)
+            else:
+                return
+            del request, stream
+            await context.abort(*ending)
 
         return rebuilt(handler, answers if handler.response_streaming else answer)
 
-    async def _end(self, error: Exception, context: _Context) -> None:
+    def _ending(self, error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+        """Code, message and trailers. Raises `error` when it is not in the table."""
         code = self.code_of(error)
         if code is None:
             raise error
         trailer = [(ERROR_TRAILER, type(error).__name__)]
         if isinstance(error, RetryLater):
             trailer.append(("retry-after", str(error.retry_after_s)))
-        await context.abort(code, str(error), tuple(trailer))
+        return code, str(error), tuple(trailer)
 
 
 def rebuilt(handler: _Handler, act: Callable[..., Any], deserializer: Any = None) -> _Handler:

@@ -35,20 +35,24 @@ from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrade
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
+from nouscoder.verifier.api import parsing
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.api.tls import grpc_credentials
+from nouscoder.verifier.grading import long_work
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.grading.second_runner import with_second_runner
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import open_jobs
+from nouscoder.verifier.observe import full_collections
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import open_tracing, traced_grader, traced_sandbox
 from nouscoder.verifier.observe.tracing_fronts import trace_fronts
+from nouscoder.verifier.processes.large_blocks import return_large_blocks
 from nouscoder.verifier.processes.share import Share
 from nouscoder.verifier.processes.shares import Place
 from nouscoder.verifier.sandbox import Sandbox, SpillOverSandbox, open_backends
@@ -67,6 +71,7 @@ async def serve(
 
     With `place` this process is one of several, and `channel` is the socket to their parent.
     """
+    return_large_blocks()
     stop = stop_event()
     share = None if place is None or channel is None else Share(place, channel, stop)
     section = config.verifier
@@ -74,6 +79,7 @@ async def serve(
         handler.addFilter(CallerFilter())
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
+    metrics.watch_threads(lambda: {"body": parsing.thread.waits, "test": long_work.thread.waits})
     async with AsyncExitStack() as stack:
         sandbox = await _start_sandbox(section, metrics, stack)
         tracing = open_tracing(section.tracing_endpoint, stack)
@@ -113,7 +119,7 @@ async def serve(
         else:
             share.ready()
         _keep_what_is_loaded()
-        work = [client_tests.keep_sweeping(), *([] if jobs is None else [jobs.run()])]
+        work = [client_tests.keep_sweeping(), full_collections.run(budget), *([] if jobs is None else [jobs.run()])]
         await run_until_stopped(stop, *work, *_workers(config, grader, cache, with_broker))
 
 

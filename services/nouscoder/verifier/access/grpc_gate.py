@@ -127,10 +127,14 @@ def _counted(handler: _Handler, budget: MemoryBudget) -> _Handler:
         return _parse(handler, data)
 
     async def answer(data: bytes, context: _Context) -> Any:
-        return await act(admitted(data, context), context)
+        requests = [admitted(data, context)]
+        del data  # gRPC keeps this frame until a garbage collection when the call is aborted
+        return await act(requests.pop(), context)
 
     async def answers(data: bytes, context: _Context) -> AsyncIterator[Any]:
-        async with aclosing(act(admitted(data, context), context)) as stream:
+        requests = [admitted(data, context)]
+        del data
+        async with aclosing(act(requests.pop(), context)) as stream:
             async for one in stream:
                 yield one
 

@@ -11,15 +11,14 @@ decoded.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from nouscoder.formats.json_size import BYTES_PER_WEIGHT, TooManyValues, ValueCount, rough_weight
 from nouscoder.verifier.access.memory_budget import charge_decoded
 from nouscoder.verifier.api.parse_process import ParseProcess
+from nouscoder.verifier.grading.one_thread import OneThread
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 SMALL_BYTES = 256 * 1024
@@ -28,7 +27,7 @@ SMALL_WEIGHT = 10_000
 Parsed = TypeVar("Parsed")
 Parse = Callable[[bytes, ValueCount], Parsed]
 Charge = Callable[[], Awaitable[None]]
-_worker = ThreadPoolExecutor(1, "parse")
+thread = OneThread("parse")
 _process = ParseProcess()
 
 
@@ -42,11 +41,12 @@ async def parsed(
 
     `parse` also gets the count of the body's values, to which it adds texts that it decodes. `patiently` gets a
     function that charges the memory budget, and may call it again after MemoryBudgetExceeded. `weigh` returns the
-    weight of a body that is not JSON. Raises what `parse` and `weigh` raise, MemoryBudgetExceeded and ParsingFailed.
+    weight of a body that is not JSON. Raises what `parse` and `weigh` raise, MemoryBudgetExceeded, ParsingFailed, and
+    QueueFull when other bodies take too long.
     """
     rough = rough_weight(body) if len(body) <= SMALL_BYTES else SMALL_WEIGHT + 1
     is_small = rough <= SMALL_WEIGHT
-    values = ValueCount(rough if is_small else await _in_worker(weigh or _weight, body))
+    values = ValueCount(rough if is_small else await thread.run(weigh or _weight, body))
 
     async def charge() -> None:
         charge_decoded(BYTES_PER_WEIGHT * values.weight)
@@ -56,13 +56,8 @@ async def parsed(
         return parse(body, values)
     before = values.weight
     act = parse if before <= SMALL_WEIGHT else functools.partial(_process.parse, parse)
-    found: Parsed = await _in_worker(act, body, values)
+    found: Parsed = await thread.run(act, body, values)
     charge_decoded(BYTES_PER_WEIGHT * (values.weight - before))
-    return found
-
-
-async def _in_worker(act: Callable[..., Parsed], *arguments: object) -> Parsed:
-    found: Parsed = await asyncio.get_running_loop().run_in_executor(_worker, act, *arguments)
     return found
 
 

@@ -100,11 +100,12 @@ async def map_concurrently(
     source = items.__aiter__()
     failure: Exception | None = None
     ended = False
+    waiting, done = set[asyncio.Future[Any]](), set[asyncio.Future[Any]]()
     try:
         while not ended or pending:
             if not ended and feed is None and len(pending) < at_once:
                 feed = asyncio.ensure_future(_next(source))
-            waiting: set[asyncio.Future[Any]] = {*pending} | ({feed} if feed is not None else set())
+            waiting = {*pending} | ({feed} if feed is not None else set())
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if feed is not None and feed in done:
                 done = done - {feed}
@@ -115,16 +116,20 @@ async def map_concurrently(
                 except Exception as error:
                     ended, failure = True, error
                 feed = None
-            for answer in done:
-                pending.discard(answer)
-                yield answer.result()
+            pending -= done
+            while done:
+                yield done.pop().result()
         if failure is not None:
             raise failure
     finally:
-        unfinished: list[asyncio.Future[Any]] = [*pending, *([feed] if feed is not None else [])]
+        unfinished: list[asyncio.Future[Any]] = [*pending, *done, *([feed] if feed is not None else [])]
         for future in unfinished:
             future.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
+        # A failed one holds its error, whose traceback holds this frame, and so all items until a garbage collection.
+        feed, failure = None, None
+        for futures in (pending, waiting, done, unfinished):
+            futures.clear()
 
 
 async def _next(source: AsyncIterator[Item]) -> Item:

@@ -121,6 +121,21 @@ class _BackendCollector(Collector):
         yield from (hits, misses, held)
 
 
+class _ThreadCollector(Collector):
+    """The waits for threads that do one work at a time, read at each scrape."""
+
+    def __init__(self) -> None:
+        self.waits: Callable[[], Mapping[str, tuple[int, float]]] = dict
+
+    def collect(self) -> Iterator[Metric]:
+        """The current values."""
+        text = "Seconds that large bodies and large tests waited for their thread"
+        waits = SummaryMetricFamily(f"{_PREFIX}thread_wait_seconds", text, labels=["for"])
+        for name, (num, seconds) in self.waits().items():
+            waits.add_metric([name], num, seconds)
+        yield waits
+
+
 def _gauge_by_state(name: str, text: str, states: Mapping[str, float]) -> GaugeMetricFamily:
     gauge = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=["state"])
     for state, value in states.items():
@@ -151,7 +166,8 @@ class VerifierMetrics:
         self._load = _LoadCollector()
         self._runners = _RunnerCollector()
         self._backends = _BackendCollector()
-        for collector in (self._load, self._runners, self._backends):
+        self._threads = _ThreadCollector()
+        for collector in (self._load, self._runners, self._backends, self._threads):
             registry.register(collector)
         self._clients: dict[str, Counter] = {}
         self._by_client = _counter(
@@ -192,6 +208,10 @@ class VerifierMetrics:
     def watch_backends(self, uses: Callable[[], Mapping[str, BackendUse]]) -> None:
         """Set the source of what each backend has done."""
         self._backends.uses = uses
+
+    def watch_threads(self, waits: Callable[[], Mapping[str, tuple[int, float]]]) -> None:
+        """Set the source of the waits for threads, by what waits: their number and the seconds."""
+        self._threads.waits = waits
 
     def watch_queue(self, queue: Callable[[], tuple[float, int]]) -> None:
         """Set the source of the wait of the oldest submission, in seconds, and the number of clients that wait."""
