@@ -58,11 +58,11 @@ def whole_folder(final: Path) -> Iterator[Path]:
             yield part
             for file in part.iterdir():
                 file.chmod(_READABLE)
-                _flush(file)
-            _flush(part)
+                flush(file)
+            flush(part)
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
-            _flush(final.parent)
+            flush(final.parent)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
@@ -80,7 +80,7 @@ def whole_file(final: Path) -> Iterator[BinaryIO]:
                 output.flush()
                 os.fsync(output.fileno())
             part.rename(final)
-            _flush(final.parent)
+            flush(final.parent)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
@@ -160,7 +160,8 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

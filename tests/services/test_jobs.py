@@ -386,6 +386,23 @@ async def test_a_repeated_request_with_the_same_key_is_the_same_job(tmp_path: Pa
         )
 
 
+async def test_a_request_with_the_key_of_a_job_that_is_being_deleted_waits_and_is_a_new_job(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        key = {"Idempotency-Key": "step 7"}
+        old = (await service.submit(lines(3), headers=key)).json()
+        await service.finished(old["id"])
+        (job,) = service.jobs._store
+        async with job.lock:  # as when a thread works on its files
+            deleting = asyncio.create_task(service.http.delete(f"/v1/jobs/{old['id']}"))
+            while [*service.jobs._store]:
+                await asyncio.sleep(0.01)
+            sending = asyncio.create_task(service.submit(lines(5), headers=key))
+            await asyncio.sleep(0.05)
+        assert (await deleting).status_code == 200
+        sent = await sending
+        assert (sent.status_code, sent.json()["id"], sent.json()["total"]) == (202, old["id"], 5), sent.text
+
+
 async def test_results_that_take_too_many_bytes_end_the_job(tmp_path: Path) -> None:
     async with serving(tmp_path, client_bytes=10_000) as service:
         job_id = (await service.submit(lines(60))).json()["id"]

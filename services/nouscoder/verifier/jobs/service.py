@@ -73,7 +73,7 @@ class Jobs:
         try:
             return self._answer(self._store.job(caller.client, job_id))
         except UnknownJob:
-            pass
+            await self._store.removals(job_id)
         job = await self._intake.receive(caller, job_id, options, body)
         log.info("job received", extra={"job": job_id, "total": job.record.total})
         self._dispatcher.wake()
@@ -207,6 +207,7 @@ async def open_jobs(
         await asyncio.to_thread(store.load)
         yield Jobs(store, grader, budget, max_line_bytes, webhooks)
     finally:
+        await store.removals()
         store.close()
 
 

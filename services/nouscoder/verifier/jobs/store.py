@@ -1,8 +1,9 @@
 """All jobs of the service, in one folder.
 
 INVARIANT: the jobs of one client and of all clients stay within `JobBounds`, in number, in submissions that are left,
-and in bytes. A client can neither use nor see the job of another client. A folder without job.json is an upload that
-did not end, and is removed at the next start.
+and in bytes. A client can neither use nor see the job of another client. An upload has a folder of its own, which gets
+the job's name when it is whole; what is left of others is removed at the next start. A removal that has begun ends,
+whatever becomes of its request, and its job's id is not used before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nouscoder.atomic_files import naming_storage_faults, write_whole
+from nouscoder.atomic_files import flush, naming_storage_faults, write_whole
 from nouscoder.folder_lock import lock_file
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.jobs.folder import RECORD, REQUESTS, JobBroken, JobFolder
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _CLIENT_UPLOADS = 2
 _UPLOADS = 8
+_UPLOAD = ".upload-"  # in the name of its folder
+_REMOVAL_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class JobStore:
         self._uploads: dict[str, str] = {}  # client by job id
         self._bytes: Counter[str] = Counter()
         self._adding = asyncio.Lock()
+        self._removals: dict[str, asyncio.Task[None]] = {}
+        self._unreadable: set[str] = set()
         with naming_storage_faults(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = lock_file(folder / "lock", f"another service uses the jobs in {folder}: give each its own folder")
@@ -95,13 +100,14 @@ class JobStore:
         for path in sorted(self._folder.iterdir()):
             if not path.is_dir():
                 continue
-            if not (path / RECORD).exists():
+            if _UPLOAD in path.name or not (path / RECORD).exists():
                 shutil.rmtree(path, ignore_errors=True)
                 continue
             try:
                 job = JobFolder.opened(path)
             except JobBroken as error:
                 log.error("a job cannot be read", extra={"detail": str(error)})
+                self._unreadable.add(path.name)
                 continue
             self._jobs[job.record.job_id] = job
             self._bytes[job.record.client] += job.num_bytes
@@ -138,7 +144,7 @@ class JobStore:
     def upload(self, caller: Caller, job_id: str) -> Iterator[Upload]:
         """A place for a new job. It is removed unless `add` was called. Raises JobsFull, JobConflict, StorageError."""
         self._admit(caller.client, job_id)
-        path = self._folder / job_id
+        path = self._folder / f"{job_id}{_UPLOAD}{secrets.token_hex(4)}"
         upload = Upload(self, path, job_id, caller)
         self._uploads[job_id] = caller.client
         try:
@@ -154,6 +160,10 @@ class JobStore:
     def _admit(self, client: str, job_id: str) -> None:
         if job_id in self._uploads:
             raise JobConflict("a job with this Idempotency-Key is being received")
+        if job_id in self._removals:
+            raise JobConflict("the job with this Idempotency-Key is being removed; retry")
+        if job_id in self._unreadable:
+            raise JobConflict("the job with this Idempotency-Key cannot be read; use another key")
         own = sum(owner == client for owner in self._uploads.values())
         if own >= _CLIENT_UPLOADS or len(self._uploads) >= _UPLOADS:
             raise UploadsFull
@@ -164,8 +174,11 @@ class JobStore:
         """Make a job of a whole upload. Raises JobsFull and StorageError."""
         async with self._adding:  # one at a time, because the bounds apply to sums
             self._admit_submissions(upload.caller.client, total)
-            job = await asyncio.to_thread(self._made, upload, options, total)
-            self._jobs[upload.job_id] = job
+            await asyncio.to_thread(self._write_record, upload, options, total)
+            # Nothing is awaited here: the job is in its folder and in `_jobs`, or in neither.
+            job = self._jobs[upload.job_id] = self._named(upload)
+        with naming_storage_faults(self._folder):
+            await asyncio.to_thread(flush, self._folder)
         return job
 
     def _admit_submissions(self, client: str, total: int) -> None:
@@ -178,7 +191,7 @@ class JobStore:
         if total + sum(job.num_left for job in self._jobs.values()) > self.bounds.submissions:
             raise JobsFull(f"the unfinished jobs would have more than {self.bounds.submissions} submissions")
 
-    def _made(self, upload: Upload, options: JobOptions, total: int) -> JobFolder:
+    def _write_record(self, upload: Upload, options: JobOptions, total: int) -> None:
         quota = upload.caller.quota
         record = JobRecord(
             job_id=upload.job_id,
@@ -190,7 +203,18 @@ class JobStore:
             total=total,
         )
         write_whole(upload.path / RECORD, record.model_dump_json().encode())
-        return JobFolder.opened(upload.path)
+
+    def _named(self, upload: Upload) -> JobFolder:
+        """The job of a whole upload, whose folder gets the job's name. Raises StorageError."""
+        path = self._folder / upload.job_id
+        with naming_storage_faults(path):
+            shutil.rmtree(path, ignore_errors=True)  # the rest of a removal that failed
+            upload.path.rename(path)
+        try:
+            return JobFolder.opened(path)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
 
     def charge(self, client: str, num_bytes: int) -> None:
         """Count bytes of the client's jobs. Raises JobsFull when they are too many."""
@@ -212,12 +236,24 @@ class JobStore:
         job.notify()
 
     async def remove(self, job: JobFolder) -> None:
-        """Remove a job with its results. Cancels what is graded of it."""
+        """Remove a job with its results, also when this call is cancelled. Cancels what is graded of it."""
         job.cancel()
-        if self._jobs.pop(job.record.job_id, None) is None:
+        job_id = job.record.job_id
+        if self._jobs.pop(job_id, None) is None:
             return
+        removal = self._removals[job_id] = asyncio.create_task(self._remove(job))
+        removal.add_done_callback(lambda _: self._removals.pop(job_id))
+        await asyncio.shield(removal)
+
+    async def _remove(self, job: JobFolder) -> None:
         async with job.lock:
             self._bytes[job.record.client] -= job.num_bytes
             job.is_removed = True
             await asyncio.to_thread(job.remove)
         job.notify()
+
+    async def removals(self, job_id: str | None = None) -> None:
+        """Wait for the removal of this job, else for all that have begun, for _REMOVAL_PATIENCE_S at most."""
+        ending = {task for name, task in self._removals.items() if job_id in (None, name)}
+        if ending:
+            await asyncio.wait(ending, timeout=_REMOVAL_PATIENCE_S)
