@@ -100,3 +100,4 @@ async def test_garbage_that_has_become_old_is_collected(monkeypatch: pytest.Monk
             for _ in range(_SOME + 1):
                 gc.collect(1)
             await asyncio.sleep(0)
+    assert found() is None

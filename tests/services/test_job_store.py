@@ -91,3 +91,21 @@ async def test_a_job_that_cannot_be_read_keeps_its_folder(folder: Path) -> None:
     assert (folder / "a" / "job.json").read_text() == "broken"
     assert folders_in(folder) == ["a"]
     store.close()
+
+
+async def test_a_job_that_is_removed_before_its_request_is_answered_is_counted_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore(folder, JobBounds())
+    loop = asyncio.get_running_loop()
+
+    def flush(_: Path) -> None:  # in a thread, between the job's begin and the answer
+        asyncio.run_coroutine_threadsafe(store.remove(store.job("ann", "a")), loop).result(60)
+
+    monkeypatch.setattr("nouscoder.verifier.jobs.store.flush", flush)
+    with store.upload(CALLER, "a") as upload:
+        upload.requests.write_text("{}\n")
+        upload.charge(3)
+        await store.add(upload, JobOptions(), 1)
+    assert store._bytes["ann"] == 0
+    store.close()

@@ -387,7 +387,14 @@ async def test_a_repeated_request_with_the_same_key_is_the_same_job(tmp_path: Pa
 
 
 async def test_a_request_with_the_key_of_a_job_that_is_being_deleted_waits_and_is_a_new_job(tmp_path: Path) -> None:
+    waits = asyncio.Event()
     async with serving(tmp_path) as service:
+        removals = service.jobs._store.removals
+
+        async def noted(job_id: str | None = None) -> None:
+            waits.set()
+            await removals(job_id)
+
         key = {"Idempotency-Key": "step 7"}
         old = (await service.submit(lines(3), headers=key)).json()
         await service.finished(old["id"])
@@ -396,8 +403,9 @@ async def test_a_request_with_the_key_of_a_job_that_is_being_deleted_waits_and_i
             deleting = asyncio.create_task(service.http.delete(f"/v1/jobs/{old['id']}"))
             while [*service.jobs._store]:
                 await asyncio.sleep(0.01)
+            service.jobs._store.removals = noted  # type: ignore[method-assign]
             sending = asyncio.create_task(service.submit(lines(5), headers=key))
-            await asyncio.sleep(0.05)
+            await waits.wait()
         assert (await deleting).status_code == 200
         sent = await sending
         assert (sent.status_code, sent.json()["id"], sent.json()["total"]) == (202, old["id"], 5), sent.text

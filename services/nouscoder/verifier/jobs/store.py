@@ -64,6 +64,7 @@ class Upload:
         self.job_id = job_id
         self.caller = caller
         self.num_bytes = 0
+        self.is_added = False
         self._store = store
 
     @property
@@ -153,7 +154,7 @@ class JobStore:
             yield upload
         finally:
             del self._uploads[job_id]
-            if job_id not in self._jobs:
+            if not upload.is_added:
                 shutil.rmtree(path, ignore_errors=True)
                 self._bytes[caller.client] -= upload.num_bytes
 
@@ -177,6 +178,7 @@ class JobStore:
             await asyncio.to_thread(self._write_record, upload, options, total)
             # Nothing is awaited here: the job is in its folder and in `_jobs`, or in neither.
             job = self._jobs[upload.job_id] = self._named(upload)
+            upload.is_added = True
         with naming_storage_faults(self._folder):
             await asyncio.to_thread(flush, self._folder)
         return job
