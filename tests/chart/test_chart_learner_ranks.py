@@ -1,4 +1,4 @@
-"""A learner of several pods: each kind of workload tells every process its rank, as learner/place.py reads it."""
+"""A learner of several pods: each workload tells every process its rank, as learner/parallel/ranks.py reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 from tests.redis_process import free_port
 
-from nouscoder.learner.place import Place, place_of
+from nouscoder.learner.parallel.ranks import Place, place_of
 
 if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig

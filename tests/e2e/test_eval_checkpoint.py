@@ -16,7 +16,7 @@ from nouscoder.demo.tokenizer import EOS_ID
 from nouscoder.errors import NousCoderError
 from nouscoder.evaluation.checkpoint import Checkpoint
 from nouscoder.generation.openai import one_policy
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 
 PROMPTS = {"p0": "Print 1.\n", "p1": "Print the number 2.\n"}

@@ -28,7 +28,7 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests
 from nouscoder.domain.verdict import FirstFailure, Verdict, VerdictKind
 from nouscoder.generation.environments.feedback import feedback_on
-from nouscoder.learner.saved_batches import SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.run.export import export
 from nouscoder.sft.rollouts import demonstration
 

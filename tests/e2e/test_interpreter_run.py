@@ -22,7 +22,7 @@ from nouscoder.demo.warmstart import WarmStartBudget, teach_batches
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.submission import MathCase, MathTests
-from nouscoder.learner.saved_batches import SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.sft.rollouts import demonstration
 
 NUM_TRAIN, NUM_HELD_OUT = 200, 80

@@ -21,14 +21,14 @@ from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.lease import LeasedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.run_status import RunStatus
-from nouscoder.learner import checkpoints, kept_checkpoints
 from nouscoder.learner.core import LearnerCore
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.policy_files import PolicyFiles
-from nouscoder.learner.policy_sender import PolicySender
-from nouscoder.learner.run_files import RunFiles
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.publication.published import PolicyFiles
+from nouscoder.learner.publication.publisher import PolicySender
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.state import checkpoints
+from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.retry import Retry
 from nouscoder.rpc.status_codes import StatusCodes
@@ -157,7 +157,7 @@ def _at(owner: Any, name: str, call: int, *, before: bool) -> Callable[[], None]
 # Version 2 is the second that is measured. A checkpoint has four files, so the sixth link is in the middle of its own.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before the checkpoint is kept": _at(checkpoints, "keep_checkpoint", 2, before=True),
-    "in the middle of the checkpoint that is kept": _at(kept_checkpoints, "link_or_copy", 6, before=False),
+    "in the middle of the checkpoint that is kept": _at(checkpoints, "link_or_copy", 6, before=False),
     "after the checkpoint is kept": _at(checkpoints, "keep_checkpoint", 2, before=False),
     "before the weights are kept": _at(periodic_evaluation, "keep_weights", 2, before=True),
     "after the weights are kept": _at(periodic_evaluation, "keep_weights", 2, before=False),

@@ -19,8 +19,8 @@ from nouscoder.bench.learner import (
     bench_learner,
     policy_of,
 )
-from nouscoder.learner.packing import input_lengths
-from nouscoder.learner.synthetic import random_batch
+from nouscoder.learner.model.packing import input_lengths
+from nouscoder.learner.model.synthetic import random_batch
 
 TINY = LearnerLoad(hidden_size=32, num_layers=2, vocabulary=128, prompt_tokens=8, max_tokens=24, row_tokens=128)
 

@@ -14,8 +14,8 @@ from nouscoder.bench.learner_step import StepLoad, as_record, bench_step, defaul
 from nouscoder.bench.shaped_batch import shaped_batch
 from nouscoder.bench.shaped_policy import shaped_policy
 from nouscoder.config import load_config
-from nouscoder.learner.flops import training_flops
-from nouscoder.learner.packing import input_lengths
+from nouscoder.learner.model.packing import input_lengths
+from nouscoder.learner.parallel.balance import training_flops
 
 LOAD = StepLoad("tiny", row_tokens=64, rows=2, sequences=4, rounds=1, context=True, limit_s=0.001)
 GIB = 2**30

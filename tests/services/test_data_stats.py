@@ -21,7 +21,7 @@ from nouscoder.config import Config
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.problem_statistics import CurriculumState
-from nouscoder.learner.curriculum_copy import FILE, CurriculumCopy, read_copy
+from nouscoder.learner.state.curriculum_copy import FILE, CurriculumCopy, read_copy
 from nouscoder.rpc.channel import PeerUnreachable
 
 

@@ -24,7 +24,7 @@ from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler,
 from nouscoder.generation.environments.episode import Episode
 from nouscoder.generation.environments.single_turn import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.learner.packing import pack
+from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.policy_folder.weights_files import weights_files
 

@@ -27,7 +27,7 @@ from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefu
 from nouscoder.generation.environments.feedback import Feedback, feedback_on
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.generation.environments.tools import Calls, Tools
-from nouscoder.learner.packing import pack
+from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
 from nouscoder.rpc.verifier_client import VerifierClient

@@ -25,7 +25,7 @@ from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.interpreter import WithInterpreter, call_in, reply_to_call
 from nouscoder.generation.environments.tools import Tools
-from nouscoder.learner.packing import pack
+from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
 from nouscoder.rpc.verifier_client import VerifierClient

@@ -28,9 +28,9 @@ from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_cache import CacheUnusable, PolicyCache
 from nouscoder.generation.policy_source import LearnerSource
-from nouscoder.learner.policy_files import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
-from nouscoder.learner.run_files import RunFiles
+from nouscoder.learner.publication.published import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_folder.delta import write_delta
 from nouscoder.policy_folder.weights_files import ADAPTER_FILE, shards_of
 from nouscoder.rpc.channel import PeerUnreachable

@@ -30,21 +30,21 @@ from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.resumable import ResumableSampler
-from nouscoder.learner.activation_checkpointing import checkpoint_activations
-from nouscoder.learner.flops import active_parameters
-from nouscoder.learner.logprobs import score_tokens
-from nouscoder.learner.packing import MicroBatch, pack_row
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.router_replay import replay_experts
-from nouscoder.learner.synthetic import (
+from nouscoder.learner.model.computation import checkpoint_activations
+from nouscoder.learner.model.experts import replay_experts
+from nouscoder.learner.model.logprobs import score_tokens
+from nouscoder.learner.model.packing import MicroBatch, pack_row
+from nouscoder.learner.model.synthetic import (
     random_batch,
     random_policy,
     random_policy_with_experts,
     with_random_experts,
     write_policy_folder,
 )
+from nouscoder.learner.model.weights import load_model, stored_dtypes
+from nouscoder.learner.parallel.balance import active_parameters
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
-from nouscoder.learner.weights import load_model, stored_dtypes
 from nouscoder.policy_folder.experts import merge_experts, routers_of, split_experts
 from nouscoder.policy_folder.weights_files import weights_files
 from nouscoder.store.partial_record import decode_pieces, encode_piece

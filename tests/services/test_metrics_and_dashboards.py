@@ -25,7 +25,7 @@ from nouscoder.domain.ledger import IN_FLIGHT, Ledger, RolloutState
 from nouscoder.domain.run_status import RunStatus, StreamStatus
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
-from nouscoder.learner.metrics import LearnerMetrics, WaitReason
+from nouscoder.learner.metrics.prometheus import LearnerMetrics, WaitReason
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.base import BackendUse

@@ -33,11 +33,11 @@ from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.weights import load_model
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
-from nouscoder.learner.weights import load_model
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.store.blobs import FolderBlobs

@@ -17,8 +17,8 @@ from nouscoder.config import Config, load_config
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.synthetic import random_policy
+from nouscoder.learner.model.synthetic import random_policy
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.retry import Retry
 from nouscoder.rpc.generation_client import PolicyReplaced
 from nouscoder.run import periodic_evaluation

@@ -12,8 +12,8 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from nouscoder.config import Config, load_config
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.run import plan
 from nouscoder.run.evaluations import drop_worse, keep_weights, recorded_evaluations, weights_folder

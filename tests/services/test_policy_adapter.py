@@ -26,13 +26,13 @@ from nouscoder.generation.errors import PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_source import FolderSource
-from nouscoder.learner import compare_run
+from nouscoder.learner import compare
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.fake_broker import FakeBroker
-from nouscoder.learner.lora import add_adapters
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.model.weights import add_adapters
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.policy_tensors import PolicyTensors
@@ -134,7 +134,7 @@ async def test_a_learner_that_resumes_publishes_the_same_adapter(
 def test_the_objectives_are_compared_at_a_published_adapter(
     runs: dict[str, tuple[Config, list[PolicyManifest]]],
 ) -> None:
-    merged, adapted_ = (compare_run._policy(config, config.run.folder, 2) for config, _ in runs.values())
+    merged, adapted_ = (compare._policy(config, config.run.folder, 2) for config, _ in runs.values())
     for name, weight in merged.state_dict().items():
         torch.testing.assert_close(adapted_.state_dict()[name], weight, rtol=2**-7, atol=0)
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder import delta as module
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta, change, write_delta
 from nouscoder.rpc.policy_convert import decode_manifest, encode_manifest

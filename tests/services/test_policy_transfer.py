@@ -30,11 +30,10 @@ from nouscoder.generation.errors import PolicyUnusable
 from nouscoder.generation.learner_memory import LearnerMemory
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.policies import Policies
-from nouscoder.learner.policy_files import PolicyFiles
-from nouscoder.learner.policy_sender import NotInMemory, PolicySender, TooManyTransfers
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.run_files import RunFiles
+from nouscoder.learner.publication.published import PolicyFiles, PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import NotInMemory, PolicySender, TooManyTransfers
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_transfer import group, transfer
 from nouscoder.policy_transfer.group import TransferError, call_meeting
 from nouscoder.policy_transfer.shard_bytes import ShardImage, tensors_of

@@ -28,9 +28,9 @@ from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import Unusable
 from nouscoder.learner.core import LearnerCore
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerUnreachable

@@ -16,7 +16,7 @@ from nouscoder.cli.app import app
 from nouscoder.config import Config
 from nouscoder.domain.books import Books, TrainedGroups
 from nouscoder.folder_lock import FolderInUse, lock_file
-from nouscoder.learner.identity import open_identity
+from nouscoder.learner.state.run_files import open_identity
 from nouscoder.run.runs import RunsError, list_runs, remove_run
 
 

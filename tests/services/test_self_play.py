@@ -26,8 +26,8 @@ from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32
 from nouscoder.domain.verdict import Verdict
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
-from nouscoder.learner.weights import load_model
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.weights import load_model
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.view import PlainView, View
 from nouscoder.self_play import run as rounds

@@ -18,8 +18,8 @@ from nouscoder.domain.message import Message, Role
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.generation.environments.prompts import Prompts
-from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.synthetic import random_batch
+from nouscoder.learner.model.synthetic import random_batch
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.sft.encoding import Encoder
 from nouscoder.sft.examples import BadExample, example_of

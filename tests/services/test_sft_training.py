@@ -19,8 +19,8 @@ from nouscoder.config.sft import SftScheduleSection
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import Unusable
-from nouscoder.learner.checkpoint import CheckpointError
-from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.state.checkpoint import CheckpointError
 from nouscoder.learner.trainer import TrainingError
 from nouscoder.sft.rollouts import Part, again, rollout_of
 from nouscoder.sft.training import ListedBatches, SupervisedTraining, training_config

@@ -16,7 +16,7 @@ from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.reward_trend import BatchRewards, Direction, reward_trend
 from nouscoder.domain.submission import StdinCase, StdinTests
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.run import smoke
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.smoke import SmokeTest, default_batches, smoke_config, training_config

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from nouscoder.bench.chaos_result import Trained
-from nouscoder.learner.saved_batches import SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatches
 
 _EVERY_BATCH = 1_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 
 if __name__ == "__main__":
     write_policy_folder(Path(sys.argv[1]), random_policy(int(sys.argv[2])))

@@ -31,9 +31,8 @@ from nouscoder.config import Config, LearnerSection, LoraSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.packed_attention import PACKED_ATTENTION
-from nouscoder.learner.packing import input_lengths, pack
-from nouscoder.learner.synthetic import random_batch
+from nouscoder.learner.model.packing import PACKED_ATTENTION, input_lengths, pack
+from nouscoder.learner.model.synthetic import random_batch
 from nouscoder.learner.trainer import Trainer
 
 _STEPS_PER_BATCH = 4

@@ -8,9 +8,10 @@ The policy has the shape of a real one and random weights. A batch fills `rows` 
     step      a batch of one step by the learner's trainer
     context   how long one rollout of a step can be (learner_context.py)
 
-MFU is the operations of the rollouts (learner/flops.py: attention counted, what is computed again not) by the seconds
-and the device's peak: learner.peak_flops, else that of the vendor's data sheet, else that of a matrix product. A
-rate is that of the median round. Peak memory is what tensors took at most in the step, without the allocator's reserve.
+MFU is the operations of the rollouts (learner/parallel/balance.py: attention counted, what is computed again not) by
+the seconds and the device's peak: learner.peak_flops, else that of the vendor's data sheet, else that of a matrix
+product. A rate is that of the median round. Peak memory is what tensors took at most in the step, without the allocator's
+reserve.
 """
 
 from __future__ import annotations
@@ -35,13 +36,11 @@ from nouscoder.bench.shaped_batch import shaped_batch
 from nouscoder.bench.shaped_policy import SHAPES, shaped_policy
 from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
-from nouscoder.learner.activation_checkpointing import checkpoint_activations
-from nouscoder.learner.attention import use_attention
-from nouscoder.learner.compilation import compile_layers
-from nouscoder.learner.flops import data_sheet_peak_flops, measured_peak_flops, training_flops
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.packing import MicroBatch, input_lengths, pack
-from nouscoder.learner.precision import compute_dtype
+from nouscoder.learner.model.attention import use_attention
+from nouscoder.learner.model.computation import checkpoint_activations, compile_layers, compute_dtype
+from nouscoder.learner.model.packing import MicroBatch, input_lengths, pack
+from nouscoder.learner.parallel.balance import data_sheet_peak_flops, measured_peak_flops, training_flops
 from nouscoder.learner.trainer import Trainer
 
 _HEAD_CHUNK = 2048

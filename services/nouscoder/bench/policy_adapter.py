@@ -21,7 +21,7 @@ from nouscoder.bench.errors import BenchError
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engines.weights import ModelWeights
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
 from nouscoder.policy_folder.policy_tensors import PolicyTensors
 from nouscoder.policy_folder.weights_files import policy_files

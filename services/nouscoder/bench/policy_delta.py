@@ -18,7 +18,7 @@ from nouscoder.atomic_files import sha256_of
 from nouscoder.bench.errors import BenchError
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
 from nouscoder.policy_folder.delta import apply_delta, write_delta
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.learner.precision import round_weights
+from nouscoder.learner.model.computation import round_weights
 
 # Layers, hidden size, MLP, heads, key heads, head size, vocabulary; embedding and head are one matrix.
 SHAPES = {

@@ -10,7 +10,7 @@ from nouscoder.cli.status_text import broker_of
 from nouscoder.config import Config
 from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.curriculum_copy import FILE, read_copy
+from nouscoder.learner.state.curriculum_copy import FILE, read_copy
 
 _HEAD = ("problem", "groups", "filtered", "sampled", "accepted", "pass rate", "in a row", "last groups")
 

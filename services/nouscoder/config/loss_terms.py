@@ -11,7 +11,7 @@ from nouscoder.domain.advantage import Estimator, Overlong
 
 
 class CorrectionKind(StrEnum):
-    """How pi_old / pi_sampler enters the loss: the formulas are in learner/objectives/correction.py."""
+    """How pi_old / pi_sampler enters the loss: the formulas are in learner/objectives/composition.py."""
 
     NONE = "none"
     TOKEN = "token"
@@ -42,7 +42,7 @@ class CorrectionSection(Section):
 
 
 class KlEstimator(StrEnum):
-    """Schulman's estimators of the KL divergence: the formulas are in learner/objectives/reference_kl.py."""
+    """Schulman's estimators of the KL divergence: the formulas are in learner/objectives/composition.py."""
 
     K1 = "k1"
     K2 = "k2"

@@ -14,7 +14,7 @@ from nouscoder.config.base import InputFile, Section
 
 
 class Aggregation(StrEnum):
-    """How the values of loss tokens become one loss: the formulas are in learner/objectives/aggregation.py."""
+    """How the values of loss tokens become one loss: the formulas are in learner/objectives/composition.py."""
 
     TOKEN_MEAN = "token_mean"
     SEQUENCE_MEAN = "sequence_mean"

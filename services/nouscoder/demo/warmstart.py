@@ -4,8 +4,8 @@ There are three stages: excerpts of right demonstrations whose width grows (exce
 and noisy ones (noise.py), which set the error rate of the finished policy. A share of the whole ones may be proposals
 of the problem (proposals.py), with the same noise in their program. Only program tokens and the eos are in the loss.
 
-Muon (learner/muon.py) trains the matrices, because the policy then learns to copy in a third of the steps that AdamW
-takes. AdamW trains the embedding and the norms.
+Muon (learner/optimizer.py) trains the matrices, because the policy then learns to copy in a third of the steps that
+AdamW takes. AdamW trains the embedding and the norms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nouscoder.demo.problems import DemoProblem, prompt_of
 from nouscoder.demo.proposals import PROPOSING_PROMPT, can_be_proposed, proposed
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Rollout
-from nouscoder.learner.line_file import Line
+from nouscoder.learner.state.run_log import Line
 from nouscoder.sft.rollouts import demonstration
 from nouscoder.sft.training import ListedBatches, SupervisedTraining
 

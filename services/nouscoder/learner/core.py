@@ -22,20 +22,17 @@ from nouscoder.domain.books import Books, RunIdentity
 from nouscoder.domain.policy import PolicyManifest, Transport, WeightTransfer
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.folder_lock import lock_file
-from nouscoder.learner.batch_settings import BatchSettings
-from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress
-from nouscoder.learner.commands import Command, Leader, Work
-from nouscoder.learner.identity import open_identity
 from nouscoder.learner.loading import prepare_thread, trainer_at
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.ranks import Ranks
-from nouscoder.learner.run_files import RunFiles
-from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
-from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.step_metrics import TrainedBatch
-from nouscoder.learner.token_records import TokenRecords
+from nouscoder.learner.metrics.step import TokenRecords, TrainedBatch
+from nouscoder.learner.model.weights import stored_dtypes
+from nouscoder.learner.parallel.rank_messages import Command, Leader, Work
+from nouscoder.learner.parallel.ranks import Ranks
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress
+from nouscoder.learner.state.run_files import RunFiles, open_identity
+from nouscoder.learner.state.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
+from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatches
 from nouscoder.learner.trainer import Trainer
-from nouscoder.learner.weights import stored_dtypes
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 log = logging.getLogger(__name__)

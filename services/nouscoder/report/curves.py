@@ -81,7 +81,7 @@ def time_chart(batches: Sequence[Lines]) -> Chart:
 
 
 def _batch_charts(batches: Sequence[Lines]) -> list[Chart]:
-    """Charts with one point per batch, at its last step. The keys are those of learner/run_log.py."""
+    """Charts with one point per batch, at its last step. The keys are those of learner/state/run_log.py."""
 
     def chart(
         title: str, *series: Series, unit: str = "", low: float | None = None, high: float | None = None

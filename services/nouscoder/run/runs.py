@@ -18,7 +18,7 @@ from nouscoder.broker.run_keys import RunInRedis, RunKeys
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError
 from nouscoder.folder_lock import lock_file
-from nouscoder.learner.identity import FILE, read_run_id
+from nouscoder.learner.state.run_files import FILE, read_run_id
 
 
 class RunsError(NousCoderError):

@@ -24,8 +24,8 @@ from nouscoder.data.reading import load_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.problem_statistics import ProblemStatistics
 from nouscoder.domain.proposal_pool import PooledProblem, PoolRules, next_pool
-from nouscoder.learner.curriculum_copy import FILE as CURRICULUM
-from nouscoder.learner.curriculum_copy import read_copy
+from nouscoder.learner.state.curriculum_copy import FILE as CURRICULUM
+from nouscoder.learner.state.curriculum_copy import read_copy
 from nouscoder.self_play.parts import PROPOSE, TRAIN, part_folder
 from nouscoder.self_play.round import ACCEPTED, JUDGED
 

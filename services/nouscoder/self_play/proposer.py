@@ -22,9 +22,9 @@ from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.learner.loading import prepare_thread, trainer_at
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.run_files import RunFiles
-from nouscoder.learner.weights import stored_dtypes
+from nouscoder.learner.model.weights import stored_dtypes
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.self_play.rollout_log import RolloutLog
 from nouscoder.self_play.round import JUDGED, PROPOSALS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nouscoder.config import Config
-from nouscoder.learner.line_file import Line
+from nouscoder.learner.state.run_log import Line
 from nouscoder.run.model_card import LIMITS, base_model, heading, table
 from nouscoder.sft.reading import Examples
 

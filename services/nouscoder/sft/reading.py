@@ -17,7 +17,7 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.supervised import Candidate, ChoiceRules, choose, is_held_out
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
-from nouscoder.learner.saved_batches import SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.sft.encoding import Encoder
 from nouscoder.sft.examples import BadExample, example_of
 from nouscoder.sft.rollouts import again

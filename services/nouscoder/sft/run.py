@@ -22,8 +22,8 @@ from nouscoder.config import Config, load_config
 from nouscoder.domain.supervised import EpochOrder
 from nouscoder.errors import Unusable
 from nouscoder.generation.environments.base import EnvironmentUnusable
-from nouscoder.learner.line_file import Line
-from nouscoder.learner.ranks import Ranks
+from nouscoder.learner.parallel.ranks import Ranks
+from nouscoder.learner.state.run_log import Line
 from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.progress_bar import Advance, progress_bar
