@@ -10,8 +10,8 @@ The policy has the shape of a real one and random weights. A batch fills `rows` 
 
 MFU is the operations of the rollouts (learner/parallel/balance.py: attention counted, what is computed again not) by
 the seconds and the device's peak: learner.peak_flops, else that of the vendor's data sheet, else that of a matrix
-product. A rate is that of the median round. Peak memory is what tensors took at most in the step, without the allocator's
-reserve.
+product. A rate is that of the median round. Peak memory is what tensors took at most in the step, without the
+allocator's reserve.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ class SharedTerms:
 class SurrogateObjective(ABC, Generic[Settings]):
     """An objective that differs from others in its surrogate only.
 
-    Diagnostics besides those of the surrogate: mismatch_truncated or mismatch_masked, see the corrections above; reference_kl
-    and entropy_coefficient, when these terms are on.
+    Diagnostics besides those of the surrogate: mismatch_truncated or mismatch_masked, see the corrections above;
+    reference_kl and entropy_coefficient, when these terms are on.
     """
 
     has_teacher: ClassVar[bool] = False
