@@ -15,7 +15,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 from tests.attack_corpus import Attack
 
-from nouscoder.domain.interpreter import CallEnd
+from nouscoder.domain.conversation import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy

@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry
 from tests.chart.conftest import merged
 
 from nouscoder.broker.metrics import BrokerCollector
-from nouscoder.domain.ledger import Ledger
-from nouscoder.domain.run_status import RunStatus, StreamStatus
+from nouscoder.domain.run_status import Ledger, RunStatus, StreamStatus
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 

@@ -19,8 +19,10 @@ from nouscoder.config import ConfigError, load_config
 from nouscoder.domain.curriculum import (
     Choice,
     Curriculum,
+    CurriculumState,
     OnlineFilter,
     Priorities,
+    ProblemStatistics,
     Schedule,
     Stage,
     fixed_subset,
@@ -28,7 +30,6 @@ from nouscoder.domain.curriculum import (
     potential_stages,
     task_seed,
 )
-from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
 from nouscoder.errors import Unusable
 
 _IDS = [f"p{i}" for i in range(7)]

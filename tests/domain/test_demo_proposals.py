@@ -6,9 +6,9 @@ from random import Random
 
 from nouscoder.config import load_config
 from nouscoder.config.recipes import recipe_path
+from nouscoder.demo.policy import CharTokenizer
 from nouscoder.demo.problems import Split, problems
 from nouscoder.demo.proposals import MOST_CHARS, PROPOSING_PROMPT, can_be_proposed, proposed
-from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.demo.warmstart import WarmStartBudget, demonstration_batches
 from nouscoder.self_play.proposals import Bounds, read_proposal
 

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.expert_choices import ExpertChoices, joined
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
-from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, spans_of
+from nouscoder.domain.tokens import Completion, ExpertChoices, FinishReason, float32, int32, joined, spans_of
 from nouscoder.store.record_sections import RecordError
 from nouscoder.store.rollout_record import decode_rollout, decode_text, encode_rollout
 

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
-from nouscoder.demo.tokenizer import EOS_ID
+from nouscoder.demo.policy import EOS_ID
 from nouscoder.errors import NousCoderError
-from nouscoder.evaluation.checkpoint import Checkpoint
+from nouscoder.evaluation.evaluate import Checkpoint
 from nouscoder.generation.openai import one_policy
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.policy_folder.tokenizer import load_tokenizer

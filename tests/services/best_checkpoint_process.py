@@ -32,9 +32,9 @@ from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.retry import Retry
 from nouscoder.rpc.status_codes import StatusCodes
-from nouscoder.run import evaluations, periodic_evaluation
+from nouscoder.run import evaluation
+from nouscoder.run.evaluation import PeriodicEvaluation
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.periodic_evaluation import PeriodicEvaluation
 from nouscoder.run.services import EVALUATION_ERRORS
 from nouscoder.run.view import PlainView
 from nouscoder.v1 import learner_pb2_grpc
@@ -141,7 +141,7 @@ async def _train(config: Config, folder: RunFolder, broker: Any) -> None:
                 await asyncio.sleep(0.005)
             await running
         await worker.close()
-    evaluations.drop_worse(folder.path)  # as the run does after its last evaluation
+    evaluation.drop_worse(folder.path)  # as the run does after its last evaluation
     folder.close()
 
 

@@ -15,7 +15,7 @@ from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.config import Config, SingleTurnSection, load_config
 from nouscoder.data.problem_index import ProblemIndex, build_index
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import LeasedTask, RecordedGrading
 from nouscoder.domain.policy import PolicyManifest, Shard

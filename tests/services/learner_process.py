@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.batch import Batch
-from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.run_status import Ledger
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics.prometheus import LearnerMetrics

@@ -9,8 +9,8 @@ from tests.services.conftest import BrokerRig
 
 from nouscoder.broker.core import Broker
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.domain.lease import LeasedTask
-from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
 from nouscoder.domain.verdict import VerdictKind
 
 NewBroker = Callable[..., Broker]

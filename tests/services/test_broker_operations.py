@@ -10,9 +10,8 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, Refused
-from nouscoder.domain.dead_letter import GivenUpFor
 from nouscoder.domain.lease import LeasedTasks, LeaseLoss
-from nouscoder.domain.run_status import RunMode
+from nouscoder.domain.run_status import GivenUpFor, RunMode
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.broker_convert import leased_tasks_to
 from nouscoder.rpc.rollout_convert import task_from, task_to

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from nouscoder.broker.core import Broker
 from nouscoder.broker.serving import serve_broker
 from nouscoder.cli.app import app
-from nouscoder.cli.stats_text import NoStatistics, stats_text
-from nouscoder.cli.status_text import broker_of
+from nouscoder.cli.data import NoStatistics, stats_text
+from nouscoder.cli.status import broker_of
 from nouscoder.config import Config
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
-from nouscoder.domain.problem_statistics import CurriculumState
+from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.learner.state.curriculum_copy import FILE, CurriculumCopy, read_copy
 from nouscoder.rpc.channel import PeerUnreachable
 

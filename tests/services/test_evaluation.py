@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling

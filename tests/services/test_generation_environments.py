@@ -14,7 +14,7 @@ from tests.scripted_turns import ScriptedSampler
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.config import EnvironmentSection, load_config
-from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, CharTokenizer
+from nouscoder.demo.policy import BOS_ID, EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.tokens import Segment
 from nouscoder.generation.engines import open_engine

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from tests.scripted_turns import ScriptedSampler, parts_of
 
 from nouscoder.config import ConfigError, EnvironmentSection, FeedbackSection, load_config
-from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, CharTokenizer
+from nouscoder.demo.policy import BOS_ID, EOS_ID, CharTokenizer
 from nouscoder.domain.problem import GradingRules, PublicTests
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission

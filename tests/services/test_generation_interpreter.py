@@ -16,8 +16,8 @@ from tests.scripted_turns import ScriptedSampler, parts_of
 
 from nouscoder.broker.rewards import Rewards
 from nouscoder.config import ConfigError, InterpreterSection, load_config
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
-from nouscoder.domain.interpreter import CallEnd, InterpreterAnswer
+from nouscoder.demo.policy import EOS_ID, CharTokenizer
+from nouscoder.domain.conversation import CallEnd, InterpreterAnswer
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind

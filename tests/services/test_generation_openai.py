@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from nouscoder.config import Config, load_config
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion

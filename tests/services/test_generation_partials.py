@@ -16,7 +16,7 @@ import pytest
 from nouscoder.broker.core import Broker
 from nouscoder.broker.serving import serve_broker
 from nouscoder.config import FeedbackSection
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.partial import PartialRollout, tokens_from
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import GradingRules, PublicTests

@@ -20,10 +20,9 @@ from nouscoder.config import AdvantageSection, Config, ConfigError, LearnerSecti
 from nouscoder.config.learner import ActivationCheckpointing
 from nouscoder.domain.advantage import Overlong
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.partial import PartialRollout, tokens_from
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
-from nouscoder.domain.tokens import Completion, int32
+from nouscoder.domain.tokens import Completion, ExpertChoices, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest
 from nouscoder.generation.engines.stepped import SteppedEngine

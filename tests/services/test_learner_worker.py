@@ -15,13 +15,12 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
-from nouscoder.atomic_files import StorageError, numbered
+from nouscoder.atomic_files import FolderInUse, StorageError, numbered
 from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.lease import LeasedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
-from nouscoder.folder_lock import FolderInUse
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.fake_broker import FakeBroker, recorded
 from nouscoder.learner.loading import replay

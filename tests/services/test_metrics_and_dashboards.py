@@ -20,9 +20,8 @@ from prometheus_client import CollectorRegistry
 from tests.certificates import make_certificate
 
 from nouscoder.broker.metrics import BrokerCollector
-from nouscoder.domain.interpreter import CallEnd
-from nouscoder.domain.ledger import IN_FLIGHT, Ledger, RolloutState
-from nouscoder.domain.run_status import RunStatus, StreamStatus
+from nouscoder.domain.conversation import CallEnd
+from nouscoder.domain.run_status import IN_FLIGHT, Ledger, RolloutState, RunStatus, StreamStatus
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
 from nouscoder.learner.metrics.prometheus import LearnerMetrics, WaitReason

@@ -10,7 +10,7 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Refused
-from nouscoder.cli.status_text import status_lines
+from nouscoder.cli.status import status_lines
 from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.problem import Problem

@@ -18,8 +18,7 @@ from nouscoder.learner.objectives.registry import PUBLISHED
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.trainer import Trainer
-from nouscoder.report.bars import BarChart, bar_figure
-from nouscoder.report.charts import Series, format_number
+from nouscoder.report.charts import BarChart, Series, bar_figure, format_number
 from nouscoder.report.objectives_page import bar_charts
 from nouscoder.store.rollout_record import encode_rollout
 

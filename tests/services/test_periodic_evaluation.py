@@ -21,11 +21,9 @@ from nouscoder.learner.model.synthetic import random_policy
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.retry import Retry
 from nouscoder.rpc.generation_client import PolicyReplaced
-from nouscoder.run import periodic_evaluation
-from nouscoder.run.evaluations import kept_checkpoint_folder, recorded_evaluations
+from nouscoder.run import evaluation
+from nouscoder.run.evaluation import NotKept, PeriodicEvaluation, kept_checkpoint_folder, recorded_evaluations
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.kept_checkpoint import NotKept
-from nouscoder.run.periodic_evaluation import PeriodicEvaluation
 from nouscoder.run.services import EVALUATION_ERRORS
 from nouscoder.run.view import PlainView
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.config import EnvironmentSection, load_config
 from nouscoder.data.problems import save_problems
-from nouscoder.domain.message import Message, Role
+from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests

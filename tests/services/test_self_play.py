@@ -19,9 +19,9 @@ from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.data.problem_index import open_index
 from nouscoder.data.problems import save_problems
 from nouscoder.data.reading import load_problems
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.demo.policy import CharTokenizer
+from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32

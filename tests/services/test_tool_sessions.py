@@ -22,7 +22,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import load_config
-from nouscoder.domain.interpreter import CallEnd
+from nouscoder.domain.conversation import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys, Quota

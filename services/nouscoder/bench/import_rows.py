@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nouscoder.bench.errors import BenchError
-from nouscoder.nearest_name import did_you_mean
+from nouscoder.errors import did_you_mean
 
 Pairs = list[tuple[str, str]]  # input and output of each test
 

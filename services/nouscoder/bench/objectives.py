@@ -29,7 +29,7 @@ from nouscoder.config import Config, load_config
 from nouscoder.config.keys import keys_of
 from nouscoder.config.recipes import recipe_path
 from nouscoder.demo.run import prepare_and_run
-from nouscoder.nearest_name import did_you_mean
+from nouscoder.errors import did_you_mean
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import run_loop
 from nouscoder.run.view import View

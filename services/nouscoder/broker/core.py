@@ -30,14 +30,12 @@ from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.domain.books import Books, Restored
+from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.domain.lease import Lease, LeasedBatch, LeasedTasks, LeaseLoss, RecordedGradings
-from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.problem_statistics import CurriculumState
 from nouscoder.domain.rollout import RolloutHeader
-from nouscoder.domain.run_status import RunStatus
-from nouscoder.domain.stall import Blocker
-from nouscoder.domain.stall_judge import judge
+from nouscoder.domain.run_status import Ledger, RunStatus
+from nouscoder.domain.stall import Blocker, judge
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.rollout_convert import decode_header, encode_header
 from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict

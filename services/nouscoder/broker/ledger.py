@@ -10,8 +10,7 @@ from __future__ import annotations
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Stream
-from nouscoder.domain.ledger import IN_FLIGHT, Ledger
-from nouscoder.domain.run_status import RunMode, RunStatus, StreamStatus
+from nouscoder.domain.run_status import IN_FLIGHT, Ledger, RunMode, RunStatus, StreamStatus
 
 _CANCELLED = "cancelled:"
 

@@ -13,8 +13,7 @@ from nouscoder.broker import streams
 from nouscoder.broker.errors import InvalidRequest, Refused
 from nouscoder.broker.store import Store
 from nouscoder.broker.wakeups import Waits
-from nouscoder.domain.dead_letter import DeadLetter, GivenUpFor
-from nouscoder.domain.run_status import RunMode
+from nouscoder.domain.run_status import DeadLetter, GivenUpFor, RunMode
 from nouscoder.rpc.rollout_convert import decode_header
 from nouscoder.rpc.verdict_convert import decode_verdict
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nouscoder.broker.store import Store, Value
-from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
+from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 
 KEY = "problem_statistics"
 # Records that one script writes.

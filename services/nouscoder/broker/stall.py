@@ -1,4 +1,4 @@
-"""Reads the snapshot that domain/stall_judge.py judges, in one script."""
+"""Reads the snapshot that domain/stall.py judges, in one script."""
 
 from __future__ import annotations
 

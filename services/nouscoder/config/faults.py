@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from nouscoder.config import environment, objective
 from nouscoder.config.keys import keys_of
-from nouscoder.nearest_name import did_you_mean
+from nouscoder.errors import did_you_mean
 
 _TAGS = (environment.TAG, objective.TAG)
 

@@ -16,11 +16,10 @@ from pydantic import Field, ValidationError, field_validator
 from nouscoder.data.compressed import created, opened
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Prelude, Profile, Tests
-from nouscoder.errors import Unusable
+from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.formats.body import Body, all_faults
 from nouscoder.formats.rules import ComparatorBody, LimitsBody
 from nouscoder.formats.tests import TestsBody, canonical_json
-from nouscoder.nearest_name import did_you_mean
 
 # Public tests travel with each task.
 MAX_PUBLIC_BYTES = 16 * 1024

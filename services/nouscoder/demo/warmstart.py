@@ -26,15 +26,19 @@ from nouscoder.config import (
     RunSection,
     ScheduleSection,
 )
-from nouscoder.demo.excerpts import excerpt
-from nouscoder.demo.noise import NOISE_PROBABILITY, demonstrate
-from nouscoder.demo.policy import PolicySize, build_policy, save_policy
+from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, save_policy
 from nouscoder.demo.problems import DemoProblem, prompt_of
-from nouscoder.demo.proposals import PROPOSING_PROMPT, can_be_proposed, proposed
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.proposals import (
+    NOISE_PROBABILITY,
+    PROPOSING_PROMPT,
+    can_be_proposed,
+    demonstrate,
+    excerpt,
+    proposed,
+)
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.state.run_log import Line
-from nouscoder.sft.rollouts import demonstration
+from nouscoder.sft.reading import demonstration
 from nouscoder.sft.training import ListedBatches, SupervisedTraining
 
 _WIDEST = 60  # characters; wider than any statement or program

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.problem_statistics import CurriculumState
 
 _GROUP_ID = re.compile(r"g(\d{6,})")
 

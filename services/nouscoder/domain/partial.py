@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Self, TypeAlias
 
-from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.tokens import (
+    ExpertChoices,
     SampledTokens,
     Segment,
     SegmentedTokens,

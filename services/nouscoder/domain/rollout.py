@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nouscoder.domain.expert_choices import ExpertChoices, joined
 from nouscoder.domain.problem import PublicTests
 from nouscoder.domain.tokens import (
     Completion,
+    ExpertChoices,
     FinishReason,
     Segment,
     SegmentedTokens,
     VersionSpan,
     check_sampled,
     concatenated,
+    joined,
     merged,
 )
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from nouscoder.domain.pass_at_k import USUAL_K, mean_pass_at_k
+from nouscoder.domain.estimates import USUAL_K, mean_pass_at_k
 from nouscoder.domain.verdict import VerdictKind
 
 _BAD_LINES_SHOWN = 1000

@@ -15,13 +15,12 @@ from typing import TextIO
 import torch
 from transformers import PreTrainedModel
 
-from nouscoder.atomic_files import naming_storage_faults
+from nouscoder.atomic_files import lock_file, naming_storage_faults
 from nouscoder.config import Config
 from nouscoder.domain.batch import Batch, RecordedBatch
 from nouscoder.domain.books import Books, RunIdentity
 from nouscoder.domain.policy import PolicyManifest, Transport, WeightTransfer
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.folder_lock import lock_file
 from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.metrics.step import TokenRecords, TrainedBatch
 from nouscoder.learner.model.weights import stored_dtypes

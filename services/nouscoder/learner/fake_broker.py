@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager
 
 from nouscoder.domain.batch import Batch, RecordedBatch, RecordedRollout
 from nouscoder.domain.books import Books, Restored
+from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.domain.lease import Lease, LeasedBatch
-from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.problem_statistics import CurriculumState
-from nouscoder.domain.run_status import RunStatus
+from nouscoder.domain.run_status import Ledger, RunStatus
 from nouscoder.rpc.channel import PeerError, PeerRefused
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import encode_rollout

@@ -28,13 +28,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from nouscoder.atomic_files import FolderInUse
 from nouscoder.config import Config
 from nouscoder.config.learner import LearnerSection
 from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
-from nouscoder.folder_lock import FolderInUse
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.metrics.prometheus import LearnerMetrics, WaitReason
 from nouscoder.learner.metrics.step import TrainedBatch

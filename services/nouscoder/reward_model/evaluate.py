@@ -14,8 +14,7 @@ from pathlib import Path
 from pydantic import Field
 
 from nouscoder.data.json_records import checked_records
-from nouscoder.domain.best_of_n import best_of_n
-from nouscoder.domain.pass_at_k import pass_at_k
+from nouscoder.domain.estimates import best_of_n, pass_at_k
 from nouscoder.domain.preference import correlation, style_accuracy
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.scored_samples import ScoredProblem

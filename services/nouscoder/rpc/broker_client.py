@@ -18,13 +18,11 @@ from typing import Any
 import grpc
 
 from nouscoder.domain.books import Books, Restored
-from nouscoder.domain.dead_letter import DeadLetter
+from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.domain.lease import LeasedBatch, LeasedGrading, LeasedGradings, LeasedTasks, LeaseLoss, WorkReport
-from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.problem_statistics import CurriculumState
 from nouscoder.domain.rollout import Rollout
-from nouscoder.domain.run_status import RunMode, RunStatus
+from nouscoder.domain.run_status import DeadLetter, Ledger, RunMode, RunStatus
 from nouscoder.domain.stall import Blocker
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc import broker_convert, curriculum_convert, policy_convert, rollout_convert, verdict_convert
@@ -295,6 +293,6 @@ class BrokerClient(PartialClient):
         return broker_convert.run_status_from(answer)
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
-        """What blocks the next batch, in the order of domain/stall_judge.py; empty when nothing does."""
+        """What blocks the next batch, in the order of domain/stall.py; empty when nothing does."""
         answer = await self._call(lambda: self._stub.WhyStalled(broker_pb2.WhyStalledRequest(), timeout=_CALL_LIMIT_S))
         return tuple(broker_convert.blocker_from(blocker) for blocker in answer.blockers)

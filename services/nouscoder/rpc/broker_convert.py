@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
-from nouscoder.domain.dead_letter import DeadLetter, GivenUpFor
 from nouscoder.domain.lease import (
     Lease,
     LeasedBatch,
@@ -16,7 +15,7 @@ from nouscoder.domain.lease import (
     RecordedGrading,
     RecordedGradings,
 )
-from nouscoder.domain.run_status import RunMode, RunStatus, StreamStatus
+from nouscoder.domain.run_status import DeadLetter, GivenUpFor, RunMode, RunStatus, StreamStatus
 from nouscoder.domain.stall import Blocker, StallCause
 from nouscoder.rpc.curriculum_convert import curriculum_from, curriculum_to
 from nouscoder.rpc.faults import InvalidMessage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
+from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.v1 import broker_pb2
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from nouscoder.domain.interpreter import InterpreterAnswer
+from nouscoder.domain.conversation import InterpreterAnswer
 from nouscoder.rpc.channel import PeerUnreachable, peer_error
 from nouscoder.rpc.interpreter_convert import answer_from
 from nouscoder.v1 import verifier_pb2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nouscoder.domain.interpreter import CallEnd, InterpreterAnswer
+from nouscoder.domain.conversation import CallEnd, InterpreterAnswer
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.v1 import verifier_pb2
 

@@ -6,9 +6,9 @@ Every `*_from` raises InvalidMessage naming the field at fault.
 from __future__ import annotations
 
 from nouscoder.domain.batch import RecordedBatch, RecordedRollout
-from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.problem import PublicTests
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
+from nouscoder.domain.run_status import Ledger
 from nouscoder.domain.submission import TestsReference
 from nouscoder.domain.tokens import FinishReason
 from nouscoder.rpc.faults import InvalidMessage as InvalidMessage

@@ -11,10 +11,8 @@ from nouscoder.broker.redis_address import configured_url
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.retry import Retry
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.kept_generation import KeptGeneration
-from nouscoder.run.services import EVALUATION_ERRORS, RunServices
-from nouscoder.run.shared_cores import SHARED_CORES
-from nouscoder.run.supervisor import ProcessSpec, Supervised, Supervisor
+from nouscoder.run.services import EVALUATION_ERRORS, KeptGeneration, RunServices
+from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, Supervised, Supervisor
 
 SERVICES = ("broker", "verifier", "generation", "learner")
 

@@ -55,20 +55,15 @@ from typing import Any
 from rich.console import Console
 
 from nouscoder.config import Config
-from nouscoder.domain.ledger import NO_ROLLOUTS, Ledger
+from nouscoder.domain.run_status import NO_ROLLOUTS, Ledger
 from nouscoder.errors import NousCoderError
 from nouscoder.report import write_report
-from nouscoder.run.evaluation import evaluate_once
-from nouscoder.run.evaluations import drop_worse
-from nouscoder.run.folder import RunFolder
-from nouscoder.run.guard_watch import GuardWatch
-from nouscoder.run.kept_generation import KeptGeneration
-from nouscoder.run.learning_signal import LearningSignal, NothingToLearn
+from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once
+from nouscoder.run.folder import RunFolder, Summary, closing_lines, summarize
+from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn
 from nouscoder.run.pages import open_pages
-from nouscoder.run.periodic_evaluation import PeriodicEvaluation
-from nouscoder.run.services import RunServices, deployment
+from nouscoder.run.services import KeptGeneration, RunServices, deployment
 from nouscoder.run.sinks.processes import open_sinks
-from nouscoder.run.summary import Summary, closing_lines, summarize
 from nouscoder.run.view import View, open_view
 from nouscoder.run.watch import RunWatch
 

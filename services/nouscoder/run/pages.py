@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import BinaryIO
 
-from nouscoder.report.rollouts_page import rollouts_page
+from nouscoder.report.samples import rollouts_page
 from nouscoder.rpc.address import AddressError, socket_host, split_address
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,10 @@ from nouscoder.config.base import Place
 from nouscoder.config.keys import keys_of
 from nouscoder.data.problem_index import held_out_problems, open_index
 from nouscoder.domain.policy import WeightTransfer
-from nouscoder.errors import NousCoderError
-from nouscoder.nearest_name import did_you_mean
+from nouscoder.errors import NousCoderError, did_you_mean
 from nouscoder.policy_folder.hub import HubUnavailable, downloaded, is_hub_id
 from nouscoder.policy_folder.inspection import context_tokens, faults_of, has_chat_template
-from nouscoder.run.sinks.kinds import missing_packages
+from nouscoder.run.sinks.targets import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0
 _NVIDIA = Path("/dev/nvidiactl")  # NVIDIA's driver makes it; torch must not be loaded here

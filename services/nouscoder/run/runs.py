@@ -11,13 +11,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from nouscoder.atomic_files import numbered
+from nouscoder.atomic_files import lock_file, numbered
 from nouscoder.broker.errors import BrokerError
 from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.run_keys import RunInRedis, RunKeys
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError
-from nouscoder.folder_lock import lock_file
 from nouscoder.learner.state.run_files import FILE, read_run_id
 
 

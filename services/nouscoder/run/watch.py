@@ -20,8 +20,8 @@ from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus
 from nouscoder.rpc.learner_client import LearnerClient, LearnerStatus
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker_identity import observer_id
-from nouscoder.run.snapshot import ProcessLine, Snapshot
 from nouscoder.run.supervisor import Supervised
+from nouscoder.run.view import ProcessLine, Snapshot
 
 Answer = TypeVar("Answer")
 

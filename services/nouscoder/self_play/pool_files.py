@@ -21,8 +21,8 @@ from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.data.problems import save_problems
 from nouscoder.data.reading import load_problems
+from nouscoder.domain.curriculum import ProblemStatistics
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.problem_statistics import ProblemStatistics
 from nouscoder.domain.proposal_pool import PooledProblem, PoolRules, next_pool
 from nouscoder.learner.state.curriculum_copy import FILE as CURRICULUM
 from nouscoder.learner.state.curriculum_copy import read_copy

@@ -23,7 +23,7 @@ from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.run.evaluation import first_policy, while_alive
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import RunServices, deployment
-from nouscoder.run.smoke_problems import admit_nothing
+from nouscoder.run.smoke import admit_nothing
 from nouscoder.run.view import View
 from nouscoder.self_play.known import Known
 from nouscoder.self_play.round import Round, Work

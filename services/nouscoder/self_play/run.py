@@ -25,7 +25,7 @@ from nouscoder.config import Config, ConfigError
 from nouscoder.config.plan import PlanSection
 from nouscoder.data.problem_index import open_index
 from nouscoder.policy_folder.compose import compose_policy
-from nouscoder.run.evaluations import newest_version, weights_folder
+from nouscoder.run.evaluation import newest_version, weights_folder
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import interruptible, run_loop
 from nouscoder.run.plan import with_inputs_of

@@ -32,7 +32,7 @@ from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import Line, LineFile
 from nouscoder.learner.trainer import Trainer, TrainingInterrupted
 from nouscoder.policy_folder.compose import compose_policy
-from nouscoder.sft.rollouts import batch_of
+from nouscoder.sft.reading import batch_of
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -23,8 +23,8 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.partial import PartialRollout, joined
+from nouscoder.domain.tokens import ExpertChoices
 from nouscoder.store.record_sections import (
     EXPERT_FORMATS,
     RecordError,

@@ -48,9 +48,8 @@ from typing import TYPE_CHECKING
 
 import zstandard
 
-from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.rollout import Rollout, RolloutHeader, Sampling, has_thinking
-from nouscoder.domain.tokens import FinishReason, Segment
+from nouscoder.domain.tokens import ExpertChoices, FinishReason, Segment
 from nouscoder.store.record_sections import (
     EXPERT_FORMATS,
     RecordError,

@@ -185,7 +185,7 @@ local function holds(stream, entry, lease, worker)
   return pending and pending[2] == worker and ticket(pending[4]) == lease
 end
 
--- Adds a complete group to the record of its problem: domain/problem_statistics.py has the form.
+-- Adds a complete group to the record of its problem: domain/curriculum.py has the form.
 local function note_problem(problem, place, sampled, accepted, is_filtered)
   local key, recent = P .. 'problem_statistics', {}
   local known = redis.call('HGET', key, problem) or '0 0 0 0 0 -1 '

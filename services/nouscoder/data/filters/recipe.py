@@ -34,8 +34,8 @@ from nouscoder.data.filters.rules import (
 )
 from nouscoder.data.filters.step import CannotFilter, Step
 from nouscoder.data.filters.verified import ReferencesPass, WrongSolutionsFail
+from nouscoder.errors import did_you_mean
 from nouscoder.formats.body import Body
-from nouscoder.nearest_name import did_you_mean
 
 FILTERS: tuple[type[Step], ...] = (
     *(ExactDuplicates, Decontaminate, NearDuplicates),

@@ -23,8 +23,7 @@ from nouscoder.data.importers import (
 from nouscoder.data.importers.fields import Row
 from nouscoder.data.importers.rows import SourceRow, file_rows
 from nouscoder.data.references import ReferencedProblem
-from nouscoder.errors import Unusable
-from nouscoder.nearest_name import did_you_mean
+from nouscoder.errors import Unusable, did_you_mean
 
 
 class UnknownFormat(Unusable):

@@ -15,8 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from nouscoder.data.importers.rows import SourceRow
-from nouscoder.errors import Unusable
-from nouscoder.nearest_name import did_you_mean
+from nouscoder.errors import Unusable, did_you_mean
 
 PREFIX = "hub:"
 

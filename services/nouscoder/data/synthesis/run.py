@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
-from nouscoder.atomic_files import naming_storage_faults, write_whole
+from nouscoder.atomic_files import lock_file, naming_storage_faults, write_whole
 from nouscoder.data.asking import ChatQuestion, ServedModel, ask_all, open_answers
 from nouscoder.data.json_records import checked_records
 from nouscoder.data.problem_index import open_index_of
@@ -37,7 +37,6 @@ from nouscoder.data.synthesis.written import (
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Prelude
 from nouscoder.errors import Unusable
-from nouscoder.folder_lock import lock_file
 from nouscoder.formats.body import Body
 from nouscoder.record_log import RecordLog
 from nouscoder.store.blobs import open_blobs

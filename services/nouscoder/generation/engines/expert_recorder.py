@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nouscoder.domain.expert_choices import ExpertChoices
+from nouscoder.domain.tokens import ExpertChoices
 from nouscoder.policy_folder.experts import routers_of
 
 Choices = npt.NDArray[np.unsignedinteger[Any]]

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, TypeVar
 
-from nouscoder.domain.interpreter import InterpreterAnswer
+from nouscoder.domain.conversation import InterpreterAnswer
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from nouscoder.domain.message import Role
+from nouscoder.domain.conversation import Role
 from nouscoder.generation.openai.faults import invalid
 from nouscoder.generation.openai.schema import ChatRequest, CompletionRequest
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError

@@ -29,7 +29,7 @@ from nouscoder.config import AdvantageSection
 from nouscoder.domain.advantage import Estimator, Overlong, batch_advantages, group_advantages
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded, repeated_share
-from nouscoder.domain.length_control import group_length_rewards
+from nouscoder.domain.reward import group_length_rewards
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.staleness import staleness_of
 from nouscoder.domain.verdict import VerdictKind

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
-from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, spans_of
+from nouscoder.domain.tokens import Completion, ExpertChoices, FinishReason, float32, int32, spans_of
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.learner.model.packing import PACKED_ATTENTION
 from nouscoder.policy_folder.experts import routers_of

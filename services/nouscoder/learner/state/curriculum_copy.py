@@ -17,11 +17,10 @@ from typing import Protocol
 
 from nouscoder.atomic_files import StorageError, write_whole
 from nouscoder.domain.books import Books, Restored
+from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.domain.lease import Lease, LeasedBatch
-from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.problem_statistics import CurriculumState
-from nouscoder.domain.run_status import RunStatus
+from nouscoder.domain.run_status import Ledger, RunStatus
 from nouscoder.rpc.channel import PeerError
 from nouscoder.store.record_store import ByteRange
 

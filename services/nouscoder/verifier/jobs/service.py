@@ -16,10 +16,9 @@ from pathlib import Path
 
 import httpx
 
-from nouscoder.atomic_files import StorageError
+from nouscoder.atomic_files import FolderInUse, StorageError
 from nouscoder.config import ConfigError, JobsSection
 from nouscoder.errors import Unusable
-from nouscoder.folder_lock import FolderInUse
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.access.memory_budget import SMALL_ANSWER_BYTES, MemoryBudget
 from nouscoder.verifier.grading.grader_decorator import Grading

@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nouscoder.atomic_files import flush, naming_storage_faults, write_whole
-from nouscoder.folder_lock import lock_file
+from nouscoder.atomic_files import flush, lock_file, naming_storage_faults, write_whole
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.jobs.folder import RECORD, REQUESTS, JobBroken, JobFolder
 from nouscoder.verifier.jobs.records import (

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from nouscoder.domain.interpreter import CallEnd
+from nouscoder.domain.conversation import CallEnd
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.observe.current_trace import exemplar
 from nouscoder.verifier.sandbox.base import BackendUse

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from nouscoder.domain.interpreter import CallEnd, InterpreterAnswer
+from nouscoder.domain.conversation import CallEnd, InterpreterAnswer
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox.base import Dialogue, Exit, Program, RunResult, Sandbox, SandboxError
 from nouscoder.verifier.toolchains.languages import installed

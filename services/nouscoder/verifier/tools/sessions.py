@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nouscoder.domain.interpreter import InterpreterAnswer
+from nouscoder.domain.conversation import InterpreterAnswer
 from nouscoder.errors import NousCoderError
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.quotas import Quotas

@@ -4,13 +4,24 @@ A problem counts as an opponent with its own rating: who has the same rating sol
 Codeforces sets the ratings of its problems so, https://codeforces.com/blog/entry/62865). The rating of the model is the
 one with the highest likelihood. It is not the rating that an account with these programs would get, which comes from
 standings in contests.
+
+Bootstrap intervals of a mean over problems (Efron 1979, the percentile method).
+
+The problems are drawn again with replacement, so the interval says how much the mean would differ on other problems of
+the same kind. Each problem's own value stays as it is.
+
+The exact sign test, for two results on the same problems.
+
+With one sample a problem it is McNemar's exact test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, log, log1p
+from math import comb, exp, log, log1p
+from random import Random
 
 _POINTS = 400.0  # a difference of so many points makes the odds ten times as high
 _PER_POINT = log(10.0) / _POINTS
@@ -127,3 +138,87 @@ def elo_text(elo: Elo) -> str:
     if elo.high is None:
         return f"at least {elo.low:.0f}"
     return f"{elo.value:.0f} ({elo.low:.0f} to {elo.high:.0f})"
+
+
+# Bootstrap intervals of a mean over problems (Efron 1979, the percentile method).
+
+RESAMPLES = 1000
+LEVEL = 0.95
+
+
+def bootstrap_interval(
+    values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
+) -> tuple[float, float]:
+    """(low, high): the bounds that hold the mean of `values` [problems] in the share `level` of the resamples.
+
+    The same values and seed give the same interval. Raises ValueError for no values.
+    """
+    if not values:
+        raise ValueError("there is no interval of no values")
+    draw = Random(seed)
+    means = sorted(sum(draw.choices(values, k=len(values))) / len(values) for _ in range(resamples))
+    outside = int(resamples * (1.0 - level) / 2.0)
+    return means[outside], means[-1 - outside]
+
+
+# Best of n: the probability that the sample with the highest score among n samples of a problem is right.
+
+
+def best_of_n(scores: Sequence[float], right: Sequence[bool], n: int) -> float:
+    """The mean over all sets of n of the samples; among equal scores each is as likely.
+
+    For n = 1 it is the share that is right, and for the number of samples it says whether the best of all is right. It
+    is unbiased, as pass@k is (domain/estimates.py). Raises ValueError unless 1 <= n <= samples.
+    """
+    if not 1 <= n <= len(scores):
+        raise ValueError(f"the best of {n} of {len(scores)} samples is not defined")
+    groups: dict[float, list[bool]] = defaultdict(list)
+    for score, is_right in zip(scores, right, strict=True):
+        groups[score].append(is_right)
+    sets, lower, total = comb(len(scores), n), 0, 0.0
+    for score in sorted(groups):
+        equal = groups[score]
+        # The highest score of a set is this one if the set has one of `equal` and none that is higher.
+        probability = (comb(lower + len(equal), n) - comb(lower, n)) / sets
+        total += probability * sum(equal) / len(equal)
+        lower += len(equal)
+    return total
+
+
+# The exact sign test, for two results on the same problems.
+
+
+def sign_test(num_better: int, num_worse: int) -> float:
+    """The two-sided p-value of `num_better` wins and `num_worse` losses; ties do not count. 1.0 without either.
+
+    Each problem is a win with probability 1/2 when both models are equally good (Dixon and Mood 1946; for one sample a
+    problem McNemar 1947, exact form). Raises ValueError for a negative number.
+    """
+    if num_better < 0 or num_worse < 0:
+        raise ValueError(f"{num_better} better and {num_worse} worse are no counts")
+    total = num_better + num_worse
+    tail: int = sum(comb(total, count) for count in range(min(num_better, num_worse) + 1))
+    # Integers are divided, because 2.0**total overflows above 1023.
+    return float(min(1.0, 2 * tail / 2**total))
+
+
+# pass@k: the probability that at least one of k rollouts of a problem is right.
+
+USUAL_K = (1, 2, 4, 5, 8, 10, 16, 32, 50, 64, 100, 128)
+
+
+def pass_at_k(num_rollouts: int, num_right: int, k: int) -> float:
+    """The unbiased estimate 1 - C(n - c, k) / C(n, k) from n rollouts of which c are right.
+
+    Chen et al. 2021, 2107.03374, equation 1. Raises ValueError unless 1 <= k <= n and 0 <= c <= n.
+    """
+    if not 1 <= k <= num_rollouts or not 0 <= num_right <= num_rollouts:
+        raise ValueError(f"pass@{k} of {num_right} right in {num_rollouts} rollouts is not defined")
+    return 1.0 - comb(num_rollouts - num_right, k) / comb(num_rollouts, k)
+
+
+def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float | None:
+    """The mean over problems of (rollouts, right); None when a problem has fewer than k rollouts, or there is none."""
+    if not counts or min(num_rollouts for num_rollouts, _ in counts) < k:
+        return None
+    return sum(pass_at_k(num_rollouts, num_right, k) for num_rollouts, num_right in counts) / len(counts)

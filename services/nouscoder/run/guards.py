@@ -2,6 +2,10 @@
 
 INVARIANT: while rollouts are filtered and no group is kept, a warning is due within WARN_AFTER_S of the first filtered
 group, and after `run.max_filtered_batches` batches of filtered rollouts `judge` raises NothingToLearn.
+
+Applies the guards (domain/guards.py) to the batches in metrics.jsonl, and returns their warnings.
+
+INVARIANT: a guard's warning is returned once. It is returned again only after a batch for which the guard is silent.
 """
 
 from __future__ import annotations
@@ -9,11 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from nouscoder.config import Config
-from nouscoder.domain.ledger import RolloutState
-from nouscoder.domain.run_status import RunStatus
+from nouscoder.config import Config, GuardsSection
+from nouscoder.domain.guards import BatchFigures, Guard, Thresholds, warnings
+from nouscoder.domain.run_status import RolloutState, RunStatus
 from nouscoder.errors import Unusable
+from nouscoder.run.sinks.follower import MetricsTail
 
 WARN_AFTER_S = 30.0
 _ADVICE = "take other problems or another policy, or set broker.drop_zero_variance = false"
@@ -83,3 +90,45 @@ def _sentence(accepted: int, graded: int, filtered: int) -> str:
     else:
         why = "each problem is solved always or never"
     return f"{accepted} of {graded} accepted: {why}, so all {filtered} rollouts were filtered; {_ADVICE}"
+
+
+# Applies the guards (domain/guards.py) to the batches in metrics.jsonl, and returns their warnings.
+
+
+class GuardWatch:
+    """Reads the new lines of one run's metrics.jsonl at each look."""
+
+    def __init__(self, run: Path, settings: GuardsSection) -> None:
+        self._tail = MetricsTail(run / "metrics.jsonl")
+        self._thresholds = Thresholds(
+            settings.entropy_floor,
+            settings.repetition_share,
+            settings.length_drift,
+            settings.hard_coding_share,
+            settings.same_programs,
+            settings.reward_hacking,
+        )
+        self._batches: dict[int, BatchFigures] = {}
+        self._said: set[Guard] = set()
+
+    def look(self) -> list[str]:
+        """The warnings that are new, each with the name of its guard."""
+        records = self._tail.new_records()
+        if not records:
+            return []
+        self._batches |= {record["batch_id"]: _figures(record) for record in records if "batch_id" in record}
+        found = warnings([*self._batches.values()], self._thresholds)
+        new = [f"warning: {guard}: {sentence}" for guard, sentence in found.items() if guard not in self._said]
+        self._said = set(found)
+        return new
+
+
+def _figures(line: dict[str, Any]) -> BatchFigures:
+    return BatchFigures(
+        entropy=line.get("entropy"),
+        length=line.get("response_length"),
+        repetition_share=line.get("repetition_share"),
+        hard_coding_share=line.get("hard_coding_share"),
+        same_programs=line.get("same_programs"),
+        model_reward_correlation=line.get("model_reward_correlation"),
+    )
