@@ -6,16 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
-from nouscoder.config import Config
-from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.state.curriculum_copy import FILE, read_copy
+
+if TYPE_CHECKING:
+    from nouscoder.config import Config
+    from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 
 # What `nouscoder data stats` prints: the statistics of a run's problems.
 
@@ -31,6 +32,8 @@ async def stats_text(config: Config, *, live: bool, limit: int, as_json: bool) -
 
     Without a copy the broker is asked. Raises NoStatistics, and PeerError when the broker does not answer.
     """
+    from nouscoder.learner.state.curriculum_copy import FILE, read_copy
+
     file = config.run.folder / FILE
     try:
         state = None if live else read_copy(file)
@@ -220,7 +223,6 @@ def data_stats(
     """
     import asyncio
 
-    pass  # moves: emptied
     from nouscoder.config import load_config
 
     config = load_config(config_file, [*(overrides or []), f"run.name={run}", *broker_at(address)])

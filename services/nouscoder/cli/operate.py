@@ -7,24 +7,22 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
-from nouscoder.config import Config
-from nouscoder.domain.run_status import DeadLetter, RolloutState, RunMode, RunStatus
 from nouscoder.errors import NousCoderError
-from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.store.record_store import ByteRange
-from nouscoder.store.rollout_record import decode_text
+
+if TYPE_CHECKING:
+    from nouscoder.config import Config
+    from nouscoder.domain.run_status import DeadLetter, RunMode, RunStatus
+    from nouscoder.rpc.broker_client import BrokerClient
 
 # What the commands of operators do at the broker, and what they print.
 
 _LOOK_EVERY_S = 1.0
-# A rollout in one of these is worked on to its end while a run is drained.
-_AT_WORK = (RolloutState.QUEUED, RolloutState.SAMPLING, RolloutState.SAMPLED, RolloutState.GRADING)
 
 
 class OperationFailed(NousCoderError):
@@ -42,6 +40,8 @@ async def mode_text(config: Config, mode: RunMode, *, as_json: bool) -> str:
 
 async def drain_text(config: Config, wait_s: float, say: Callable[[str], object], *, as_json: bool) -> str:
     """Drain the run. Raises OperationFailed when rollouts are still at work after `wait_s`, and PeerError."""
+    from nouscoder.domain.run_status import RunMode
+
     end_s, reported = time.monotonic() + wait_s, -1
     async with broker_of(config) as broker:
         await broker.set_mode(RunMode.DRAINING)
@@ -63,7 +63,11 @@ async def drain_text(config: Config, wait_s: float, say: Callable[[str], object]
 
 
 def _at_work(status: RunStatus) -> int:
-    return sum(status.ledger.in_flight.get(state.value, 0) for state in _AT_WORK)
+    """The rollouts that are worked on to their end while a run is drained."""
+    from nouscoder.domain.run_status import RolloutState
+
+    states = (RolloutState.QUEUED, RolloutState.SAMPLING, RolloutState.SAMPLED, RolloutState.GRADING)
+    return sum(status.ledger.in_flight.get(state.value, 0) for state in states)
 
 
 async def drop_batch_text(config: Config, batch_id: int, *, as_json: bool) -> str:
@@ -105,6 +109,9 @@ async def letter_text(config: Config, letter_id: str, *, as_json: bool) -> str:
 
 async def _text_of(broker: BrokerClient, letter: DeadLetter) -> str | None:
     """The completion that was graded; None when nothing was sampled."""
+    from nouscoder.store.record_store import ByteRange
+    from nouscoder.store.rollout_record import decode_text
+
     if letter.header is None or not letter.record:
         return None
     data = bytearray()
@@ -157,7 +164,6 @@ def pause(
     as_json: JsonOption = False,
 ) -> None:
     """Stop leasing work. Workers may still submit what they hold."""
-    pass  # moves: emptied
     from nouscoder.domain.run_status import RunMode
 
     _print(mode_text(_config(address, config_file, overrides), RunMode.PAUSED, as_json=as_json))
@@ -170,7 +176,6 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Continue after `pause` or `drain`."""
-    pass  # moves: emptied
     from nouscoder.domain.run_status import RunMode
 
     _print(mode_text(_config(address, config_file, overrides), RunMode.RUNNING, as_json=as_json))
@@ -186,8 +191,6 @@ def drain(
     as_json: JsonOption = False,
 ) -> None:
     """Stop admitting groups, and wait until every admitted rollout is sampled and graded."""
-    pass  # moves: emptied
-
     _print(drain_text(_config(address, config_file, overrides), wait_s, typer.echo, as_json=as_json))
 
 
@@ -200,8 +203,6 @@ def drop_batch(
     as_json: JsonOption = False,
 ) -> None:
     """Abandon the rollouts of a batch that cannot be trained on; the next batch gets its number."""
-    pass  # moves: emptied
-
     _print(drop_batch_text(_config(address, config_file, overrides), batch_id, as_json=as_json))
 
 
@@ -213,8 +214,6 @@ def list_letters(
     as_json: JsonOption = False,
 ) -> None:
     """List the rollouts that were given up, newest first, with the cause of each."""
-    pass  # moves: emptied
-
     _print(letters_text(_config(address, config_file, overrides), as_json=as_json))
 
 
@@ -227,8 +226,6 @@ def show_letter(
     as_json: JsonOption = False,
 ) -> None:
     """Show one dead letter, with the text that was sampled."""
-    pass  # moves: emptied
-
     _print(letter_text(_config(address, config_file, overrides), letter, as_json=as_json))
 
 
@@ -242,8 +239,6 @@ def requeue_letters(
     as_json: JsonOption = False,
 ) -> None:
     """Sample the problems of these dead letters again, each in a new group, and remove the letters."""
-    pass  # moves: emptied
-
     config = _config(address, config_file, overrides)
     _print(remove_letters_text(config, letters or [], every=every, requeue=True, as_json=as_json))
 
@@ -258,8 +253,6 @@ def drop_letters(
     as_json: JsonOption = False,
 ) -> None:
     """Remove these dead letters and their records."""
-    pass  # moves: emptied
-
     config = _config(address, config_file, overrides)
     _print(remove_letters_text(config, letters or [], every=every, requeue=False, as_json=as_json))
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nouscoder.cli.options import JsonOption, SetOption
-from nouscoder.config import Config, StageSection
-from nouscoder.run.plan import plan_record
+
+if TYPE_CHECKING:
+    from nouscoder.config import Config, StageSection
 
 # What `nouscoder plan show` prints.
 
 
 def plan_text(config: Config, *, as_json: bool) -> str:
     """The stages of the configuration, one paragraph each, or as JSON."""
+    from nouscoder.run.plan import plan_record
+
     states = plan_record(config)["stages"]
     changes = [dict(_changed(config, index)) for index in range(len(config.plan.stages))]
     if as_json:
@@ -104,7 +107,6 @@ def plan_show(
     overrides: SetOption = None,
 ) -> None:
     """Print each stage: what it begins with, what it changes, when it ends, and what came of it so far."""
-    pass  # moves: emptied
     from nouscoder.config import load_config
 
     typer.echo(plan_text(load_config(config_file, overrides or []), as_json=as_json))

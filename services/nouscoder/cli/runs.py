@@ -7,12 +7,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
-from nouscoder.run.runs import Found
+
+if TYPE_CHECKING:
+    from nouscoder.run.runs import Found
 
 # What `nouscoder runs` prints.
 
@@ -55,7 +57,6 @@ def _runs() -> None:
 @runs_app.command("list")
 def runs_list(config_file: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """List the runs in run.root and in broker.redis_url: how far they are, and whether the two belong together."""
-    pass  # moves: emptied
     from nouscoder.config import load_config
     from nouscoder.run.runs import list_runs
 
@@ -86,7 +87,6 @@ def runs_rm(
     as_json: JsonOption = False,
 ) -> None:
     """Remove a run for good: its folder with checkpoints and report, and its keys in Redis."""
-    pass  # moves: emptied
     from nouscoder.config import load_config
     from nouscoder.run.runs import remove_run
 

@@ -6,16 +6,16 @@ import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
-from nouscoder.config import Config
-from nouscoder.domain.run_status import RunStatus
-from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.tls import channel_credentials
-from nouscoder.rpc.worker_identity import observer_id
+
+if TYPE_CHECKING:
+    from nouscoder.config import Config
+    from nouscoder.domain.run_status import RunStatus
+    from nouscoder.rpc.broker_client import BrokerClient
 
 # The output of `nouscoder status` and `nouscoder why-stalled`.
 
@@ -24,6 +24,10 @@ _PATIENCE_S = 3.0
 
 def broker_of(config: Config) -> BrokerClient:
     """A client of the configured broker, with the configured certificates. Raises CertificatesUnusable."""
+    from nouscoder.rpc.broker_client import BrokerClient
+    from nouscoder.rpc.tls import channel_credentials
+    from nouscoder.rpc.worker_identity import observer_id
+
     credentials = channel_credentials(config.tls)
     return BrokerClient(config.broker.grpc, observer_id("status"), patience_s=_PATIENCE_S, credentials=credentials)
 
@@ -87,7 +91,6 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show the state of every rollout of a run."""
-    pass  # moves: emptied
     from nouscoder.config import load_config
 
     config = load_config(config_file, [*(overrides or []), *broker_at(address)])
@@ -101,7 +104,6 @@ def why_stalled(
     as_json: JsonOption = False,
 ) -> None:
     """Show what blocks the next step."""
-    pass  # moves: emptied
     from nouscoder.config import load_config
 
     config = load_config(config_file, [*(overrides or []), *broker_at(address)])

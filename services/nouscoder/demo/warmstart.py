@@ -1,8 +1,8 @@
 """The warm start before reinforcement learning: supervised fine-tuning (sft/training.py) on demonstrations.
 
-There are three stages: excerpts of right demonstrations whose width grows (excerpts.py), whole right demonstrations,
-and noisy ones (noise.py), which set the error rate of the finished policy. A share of the whole ones may be proposals
-of the problem (proposals.py), with the same noise in their program. Only program tokens and the eos are in the loss.
+There are three stages, all made by proposals.py: excerpts of right demonstrations whose width grows, whole right
+demonstrations, and noisy ones, which set the error rate of the finished policy. A share of the whole ones may be
+proposals of the problem, with the same noise in their program. Only program tokens and the eos are in the loss.
 
 Muon (learner/optimizer.py) trains the matrices, because the policy then learns to copy in a third of the steps that
 AdamW takes. AdamW trains the embedding and the norms.

@@ -5,7 +5,7 @@ INVARIANT: warnings depend only on the figures: nothing here reads a clock, a fi
 Whether the reward rises during a training: the last third of its batches against the first third.
 
 For each problem that both thirds have: the mean reward of its rollouts in the last third minus that in the first. The
-gain is the mean of these differences over problems, with a bootstrap interval over problems (bootstrap.py). A problem
+gain is the mean of these differences over problems, with a bootstrap interval over problems (estimates.py). A problem
 is compared only with itself, so it does not matter which problems a batch has, or how hard they are.
 """
 

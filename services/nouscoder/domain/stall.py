@@ -1,4 +1,4 @@
-"""The causes that stop a run, and the snapshot from which stall_judge.py finds them.
+"""The causes that stop a run, and how they are found in a snapshot.
 
 Which workers hold the next batch up: the verifiers, and the generation workers.
 
@@ -9,7 +9,7 @@ Why the next batch does not come: a judgement on one snapshot of a run.
 
 `judge` first looks for what stops a run at once: an operator, Redis, a batch that is held back. It looks for other
 causes only when the next batch is late, because a run that commits batches is not stalled, whatever single workers do.
-Then it follows the batch backwards: training here, grading and sampling in stall_workers.py, and what became of the
+Then it follows the batch backwards: training here, grading and sampling, and what became of the
 rollouts that were finished.
 
 INVARIANT: each cause is reported once, however many rollouts it holds up; a run whose work moves and becomes batches

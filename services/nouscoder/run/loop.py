@@ -28,7 +28,7 @@ The services do the work. Each runs its own loop, and they communicate only with
       produces  verdicts (submit_verdicts)
       waits     for a free sandbox, for a rollout
       unblocked by a submission that is graded, by submit_rollouts
-    BatchSource.next, LearnerWorker._train_on                  learner/worker.py, worker.py
+    BatchSource.next, LearnerWorker._train_on                                    learner/worker.py
       consumes  batches (lease_batch)
       produces  optimizer steps, checkpoints, policies (publish_policy), commits (commit_batch)
       waits     for a batch of complete groups
@@ -36,7 +36,7 @@ The services do the work. Each runs its own loop, and they communicate only with
 
 This module runs in the process of the command. `run_loop` starts the services or connects to them (services.py),
 measures pass@1 of the first policy (evaluation.py), starts the learner, watches until the learner has finished the run
-(periodic_evaluation.py measures policies meanwhile, if the configuration says so), measures pass@1 of the last policy,
+(evaluation.py measures policies meanwhile, if the configuration says so), measures pass@1 of the last policy,
 and writes the summary and the report. A run without batches only evaluates its policy. plan.py runs the stages of a
 plan one after the other, each by `run_loop`.
 

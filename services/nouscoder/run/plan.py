@@ -4,7 +4,7 @@
     runs/PLAN/01-NAME/        the run of the first stage
     runs/PLAN/02-NAME/policy  the policy that the second stage begins with, chosen from those of the first
     runs/PLAN/plan.json       the state and the result of each stage
-    runs/PLAN/generation.toml the stage that the generation process serves (kept_generation.py)
+    runs/PLAN/generation.toml the stage that the generation process serves (services.py)
 
 INVARIANT: the state of a plan is the state of its stages' run folders. A stage whose summary.json is there is not run
 again, one whose config.toml is there continues, and the policy of a new stage is complete before its config.toml is.

@@ -1,7 +1,7 @@
 """The services of a run as the loop sees them, and the one place that chooses how they are operated.
 
 `run.services` names a Deployment: `local` starts the services as processes of this machine (local.py), `external`
-connects to services that are operated outside the run (external.py). No other module depends on the choice.
+connects to services that are operated outside the run (ExternalServices). No other module depends on the choice.
 
 The generation process of a plan: it serves one stage after the other, so that its engine is not started for each.
 
@@ -260,6 +260,5 @@ async def _open_local(
 async def _open_external(
     folder: RunFolder, config: Config, say: Say, generation: KeptGeneration | None
 ) -> AsyncIterator[RunServices]:
-    pass  # moves: emptied
 
     yield ExternalServices(config, say)

@@ -2,7 +2,7 @@
 
     runs/NAME-smoke64/config.toml      the configuration, as the test was begun
     runs/NAME-smoke64/problems.json    the problems
-    runs/NAME-smoke64/01-pass-rates/   a run without batches: the counts of the first policy (smoke_problems.py)
+    runs/NAME-smoke64/01-pass-rates/   a run without batches: the counts of the first policy
     runs/NAME-smoke64/02-training/     an ordinary run on the problems alone
     runs/NAME-smoke64/smoke64.json     the result
 

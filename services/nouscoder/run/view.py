@@ -1,6 +1,6 @@
 """The output of a run: a live panel in a terminal, plain lines elsewhere.
 
-panel.py and plain_text.py render a snapshot; the views only decide when to show it.
+`panel` and `plain_text` render a snapshot; the views only decide when to show it.
 
 INVARIANT of `PlainView`: a line is printed when the phase, the batch or the balance of the ledger changes, and at most
 once in `min_interval_s` otherwise.

@@ -1,7 +1,7 @@
 """`nouscoder sft`: examples -> fine-tuned policy, as a Hugging Face folder.
 
     files, run folders -> examples, chosen and encoded -> steps -> the folder model of runs/NAME-sft
-    examples.py           reading.py, encoding.py        training.py
+    examples.py           reading.py, reading.py        training.py
 
 The run folder holds config.toml, examples.json (which examples, by digest), metrics.jsonl, checkpoints/, summary.json
 and model/. With torchrun each rank runs this module; rank 0 writes.

@@ -245,13 +245,8 @@ def sink_folder(run: Path, name: str) -> Path:
 def open_sink(name: str, config: Config, folder: Path) -> Sink:
     """The sink of this name. Imports its module, which imports its package only in `open`."""
     if name == SinkName.TENSORBOARD:
-        pass  # moves: emptied
-
         return TensorBoardSink(folder)
     if name == SinkName.WANDB:
-        pass  # moves: emptied
-
         return WandbSink(folder, config.run.name)
-    pass  # moves: emptied
 
     return MlflowSink(folder, config.run.name)
