@@ -232,7 +232,7 @@ def as_table(comparisons: Sequence[Comparison]) -> str:
         " ".join([" " * width, *(f"{name:>{max(6, len(name))}}" for name in names)]),
     ]
     for item in comparisons:
-        cells = [f"{_cosine(item.cosines[name]):>{max(6, len(name))}}" for name in names]
+        cells = [f"{_cosine_text(item.cosines[name]):>{max(6, len(name))}}" for name in names]
         lines.append(" ".join([f"{item.name:<{width}}", *cells]))
     return "\n".join(lines)
 

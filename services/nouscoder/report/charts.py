@@ -287,7 +287,7 @@ def bar_figure(chart: BarChart) -> str:
     legend = "" if len(chart.series) == 1 else f'<ul class="legend">{"".join(map(_mark, range(9), chart.series))}</ul>'
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     return (
-        f"<figure><figcaption><h3>{escape(chart.title)}</h3>{legend}</figcaption>{_bars(chart)}{note}"
+        f"<figure><figcaption><h3>{escape(chart.title)}</h3>{legend}</figcaption>{_bar_rows(chart)}{note}"
         f'<details><summary>values</summary><div class="values" tabindex="0">{_table(chart)}</div></details></figure>'
     )
 
