@@ -62,7 +62,7 @@ test-trainers: .venv/dev.ready .venv-trainers/ready
 	if $(HAS_312); then $(MAKE) .venv-nemo-gym/ready; fi
 	$(HAS_312) || export NOUSCODER_WITHOUT_NEMO_GYM=1; $(BIN)/pytest -s -m trainers
 
-# Uses the cluster of KUBECONFIG, else the one that ../shared/cluster starts on this machine.
+# Uses the cluster of KUBECONFIG (deploy/test-cluster).
 test-cluster: .venv/dev.ready
 	deploy/test-cluster
 

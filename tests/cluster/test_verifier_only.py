@@ -21,7 +21,7 @@ from nouscoder.domain.submission import CallTests
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
-LEETCODE = ROOT.parent / "shared" / "data" / "leetcode_200.jsonl.gz"
+LEETCODE = ROOT / "tests" / "data" / "leetcode_200.jsonl.gz"
 AT_ONCE = 4
 VALUES = ROOT / "helm" / "nouscoder" / "values-verifier.yaml"
 
@@ -50,8 +50,6 @@ def test_a_request_without_a_token_gets_401(grader: Any) -> None:
 
 async def test_a_client_outside_the_cluster_gets_the_verdicts_of_local(grader: Any) -> None:
     """The reference solutions of 200 real problems, all of which a bare Python process accepts."""
-    if not LEETCODE.exists():
-        pytest.skip(f"{LEETCODE} is missing: put the real problems there to run this test")
     token = grader.secret("nouscoder-verifier-tokens", "token")
     started = time.monotonic()
     with grader.forward("svc/nouscoder-verifier", 8080) as port:

@@ -19,7 +19,7 @@ from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox
 from nouscoder.verifier.sandbox.config import SandboxConfig
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "leetcode_200.jsonl.gz"
+DATA = Path(__file__).parents[1] / "data" / "leetcode_200.jsonl.gz"
 METHOD = """class Solution:
     def total(self, numbers: List[int]) -> Optional[int]:
         return sum(numbers) if numbers else None"""
@@ -35,11 +35,11 @@ MADE_UP = {
 
 
 def leetcode(tmp_path: Path) -> list[tuple[ReferencedProblem, str]]:
-    """Problems, each with an answer of a policy: an invented one, and the first 30 of the real set if that exists.
+    """Problems, each with an answer of a policy: an invented one, and the first 30 of a real set.
 
     An answer is a method with its helpers, without the imports that LeetCode provides.
     """
-    real = gzip.decompress(DATA.read_bytes()).splitlines()[:30] if DATA.exists() else []
+    real = gzip.decompress(DATA.read_bytes()).splitlines()[:30]
     lines = [json.dumps(MADE_UP).encode(), *real]
     file = tmp_path / "leetcode.jsonl.gz"
     file.write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
