@@ -89,7 +89,7 @@ max_tokens_total = 160
 max_new_tokens = 72
 """
 FULL = {"train": 2000, "held_out": 200, "warm_start": 1.0, "group_size": 8, "batch_size": 64, "drop": "true"}
-SMALL = {"train": 40, "held_out": 8, "warm_start": 0.02, "group_size": 4, "batch_size": 8, "drop": "false"}
+SMALL = {"train": 40, "held_out": 4, "warm_start": 0.02, "group_size": 4, "batch_size": 8, "drop": "false"}
 NOUSCODER = (sys.executable, "-m", "nouscoder")
 STEPS_PER_BATCH = 2
 LEARNING_RATE = 3e-4
@@ -172,7 +172,7 @@ def train(
     for part in range(STEPS_PER_BATCH):
         loss = clipped_loss(policy, rollouts[part::STEPS_PER_BATCH], advantages[part::STEPS_PER_BATCH])
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="a new folder for weights and logs; default: a temporary one")
     given = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # the services need the other core
 
     started = time.monotonic()

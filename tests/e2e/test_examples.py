@@ -49,8 +49,9 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.timeout(600)
 def test_the_loop_on_one_page_trains_two_small_batches_and_balances(tmp_path: Path) -> None:
-    printed = example("one_file_rl.py", "--small", "--batches", "2", "--folder", tmp_path)
+    printed = example("one_file_rl.py", "--small", "--batches", "2", "--folder", tmp_path, limit_s=580)
     assert RESULT.search(printed), printed
     assert "batch 2: " in printed
     assert "trained=16" in printed
@@ -89,12 +90,15 @@ def test_the_reward_for_trl_without_trl(grading_url: str) -> None:
 
 
 @pytest.mark.trainers
+@pytest.mark.timeout(900)
 def test_trl_trains_with_the_reward(grading_url: str, tmp_path: Path) -> None:
     python = ROOT / ".venv-trainers" / "bin" / "python"
     model, out = tmp_path / "model", tmp_path / "out"
     save = f"from pathlib import Path; import tiny_policy; tiny_policy.save_policy(Path({str(model)!r}))"
     subprocess.run([str(python), "-c", save], cwd=ROOT / "tests" / "e2e" / "trainer_packages", check=True, timeout=120)
-    printed = example("trl_reward.py", model, "--url", grading_url, "--steps", "2", "--out", out, python=python)
+    printed = example(
+        "trl_reward.py", model, "--url", grading_url, "--steps", "2", "--out", out, limit_s=800, python=python
+    )
     steps = json.loads(printed.rsplit(": ", 1)[1])
     assert len(steps) == 2
     assert all(-1 <= reward <= 1 for reward in steps)
