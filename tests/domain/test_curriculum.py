@@ -28,7 +28,7 @@ from nouscoder.domain.curriculum import (
     potential_stages,
     task_seed,
 )
-from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
+from nouscoder.domain.problem_statistics import CurriculumState, GroupOutcome, ProblemStatistics
 from nouscoder.errors import Unusable
 
 _IDS = [f"p{i}" for i in range(7)]
@@ -48,7 +48,7 @@ _records = st.builds(
     accepted=st.integers(0, 10**6),
     solved_in_row=st.integers(0, 9),
     place=st.integers(-1, 10**6),
-    history=st.lists(st.tuples(st.integers(0, 99), st.integers(1, 99)), max_size=8).map(tuple),
+    history=st.lists(st.builds(GroupOutcome, st.integers(0, 99), st.integers(1, 99)), max_size=8).map(tuple),
 )
 
 

@@ -40,7 +40,7 @@ with atheris.instrument_imports(include=["nouscoder"]):
     )
     from nouscoder.domain.verdict import Verdict, VerdictKind
     from nouscoder.rpc.faults import InvalidMessage
-    from nouscoder.rpc.verdict_convert import submission_from, submission_to
+    from nouscoder.rpc.pairs import SUBMISSION
     from nouscoder.v1 import verdict_pb2
     from nouscoder.verifier.api.faults import Absent
     from nouscoder.verifier.api.get_reward import parse_get_reward
@@ -224,9 +224,9 @@ def message(data: bytes) -> None:
 
 
 def _receive(received: verdict_pb2.Submission) -> None:
-    submission = submission_from(received)
+    submission = SUBMISSION.of(received)
     _take(submission)
-    assert repr(submission_from(submission_to(submission))) == repr(submission)
+    assert repr(SUBMISSION.of(SUBMISSION.to(submission))) == repr(submission)
 
 
 class _Accepting:

@@ -15,6 +15,7 @@ from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.rpc.pairs import HEADER
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.tests import TestStore
 
@@ -49,7 +50,7 @@ async def test_groups_whose_problem_is_gone_are_given_up_and_counted_and_leases_
     assert gone not in {item.task.problem_id for item in again}
     gradings = (await after.lease_grading("verifier-h-0-1", 100, 0)).gradings
     assert gradings
-    assert gone not in {item.header.problem_id for item in gradings}
+    assert gone not in {HEADER.decode(item.header).problem_id for item in gradings}
     status = await after.status()
     assert status.ledger.balanced
     assert status.missing_problems == {gone: status.ledger.abandoned}

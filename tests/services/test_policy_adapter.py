@@ -43,7 +43,7 @@ from nouscoder.policy_folder.weights_files import (
     policy_files,
     weights_files,
 )
-from nouscoder.rpc.policy_convert import decode_manifest, encode_manifest
+from nouscoder.rpc.pairs import MANIFEST
 from nouscoder.run.evaluations import keep_weights, weights_folder
 
 NUM_BATCHES, NUM_UPDATES = 3, 200
@@ -322,7 +322,7 @@ def test_an_adapter_and_its_base_are_part_of_the_manifest_and_of_its_digest() ->
     base = PolicyManifest(0, 0, "/first", (Shard("model.safetensors", "a" * 64, 8),))
     other = replace(base, shards=(Shard("model.safetensors", "b" * 64, 8),))
     adapter = PolicyManifest(5, 20, "/there", (Shard(ADAPTER_FILE, "c" * 64, 3),), base=base)
-    assert decode_manifest(encode_manifest(adapter)) == adapter
+    assert MANIFEST.decode(MANIFEST.encode(adapter)) == adapter
     assert len({adapter.digest, replace(adapter, base=other).digest, replace(adapter, base=None).digest}) == 3
     delta = PolicyDelta(4, "d" * 64, (Shard("model.delta", "e" * 64, 1),))
     for wrong in ({"shards": (*base.shards, *adapter.shards)}, {"delta": delta}, {"base": adapter}):

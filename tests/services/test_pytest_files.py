@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import AssertTests, Submission
 from nouscoder.domain.verdict import Verdict
-from nouscoder.rpc.verdict_convert import verdict_from
+from nouscoder.rpc.pairs import VERDICT
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.schema import parse_submission, parse_tests
@@ -265,7 +265,7 @@ async def test_a_typed_file_of_tests_over_grpc_is_one_for_pytest(service: Servic
         asserts = verdict_pb2.AssertTests(cases=cases, setup=setup, module=module)
         submission = verdict_pb2.Submission(code=code, tests=verdict_pb2.Tests(asserts=asserts), language="python")
         answer = await stub.Grade(verifier_pb2.GradeRequest(submission=submission), timeout=120)
-        return verdict_from(answer.verdict)
+        return VERDICT.of(answer.verdict)
 
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

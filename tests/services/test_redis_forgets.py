@@ -34,6 +34,7 @@ from nouscoder.learner.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerUnreachable
+from nouscoder.rpc.pairs import HEADER
 from nouscoder.store.record_store import ByteRange
 
 IDENTITY = RunIdentity("ab" * 16, "/runs/test", 0, 4)
@@ -70,10 +71,11 @@ class BookKeeper:
 
     async def train_on(self, batch: Any) -> None:
         done = self.books
-        groups = done.groups.plus(batch.group_numbers)
+        numbers = self._rig.read(batch).group_numbers
+        groups = done.groups.plus(numbers)
         num_rollouts = done.rollouts + len(batch.rollouts)
         self.books = Books(IDENTITY, done.batches + 1, done.step + 1, num_rollouts, groups, done.policy)
-        await self._or_restore(self.broker.commit_batch(batch.batch_id, self.books.step, sorted(batch.group_numbers)))
+        await self._or_restore(self.broker.commit_batch(batch.batch_id, self.books.step, sorted(numbers)))
         await self._publish()
 
     async def _publish(self) -> None:
@@ -275,7 +277,7 @@ async def assert_records_outlive_the_janitor(broker: Broker) -> None:
     await broker.records.delete_garbage()
     gradings = (await broker.lease_grading("verifier-h-0-1", 100, 0)).gradings
     assert gradings
-    ranges = [ByteRange(item.record, 0, item.header.record_bytes) for item in gradings]
+    ranges = [ByteRange(item.record, 0, HEADER.decode(item.header).record_bytes) for item in gradings]
     sizes = dict.fromkeys(range(len(ranges)), 0)
     async for pieces in broker.records.stream(ranges):
         for place, data in pieces:
@@ -321,7 +323,7 @@ async def test_a_commit_and_a_publication_that_were_not_heard_are_made_up_for_wi
     batch = (await learner.broker.lease_batch("learner-1", 0)).batch
     assert batch is not None
     held = (await learner.broker.lease_tasks(GEN, 8, 0)).tasks
-    groups = TrainedGroups().plus(batch.group_numbers)
+    groups = TrainedGroups().plus(broker_rig.read(batch).group_numbers)
     learner.books = Books(IDENTITY, 1, 1, 8, groups, broker_rig.manifest(1, sha256="c" * 64))
     await learner.restore()
     check(learner, await learner.broker.status())

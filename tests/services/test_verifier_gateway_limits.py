@@ -29,8 +29,8 @@ from nouscoder.http_server import delivery
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.same_site import foreign_part
+from nouscoder.rpc.pairs import SUBMISSION
 from nouscoder.rpc.server import start_grpc
-from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier import service as service_module
 from nouscoder.verifier.access import memory_budget
@@ -119,7 +119,7 @@ async def test_bodies_in_progress_are_bounded_together_and_give_their_bytes_back
 
 async def test_a_batch_reads_a_request_only_when_the_budget_has_room_for_it() -> None:
     source = StdinTests((StdinCase("a", "a"),))
-    message = submission_to(Submission(source, code="#" * 9_000))
+    message = SUBMISSION.to(Submission(source, code="#" * 9_000))
     async with running() as service, grpc.aio.insecure_channel(service.grpc) as channel:
         most_held = 0
         add = Reservation.add
@@ -338,7 +338,7 @@ async def test_an_answer_waits_for_room_and_is_then_refused(monkeypatch: pytest.
 
 async def grade_call(service: Running) -> grpc.StatusCode:
     """How a gRPC call ends."""
-    source = submission_to(Submission(StdinTests((StdinCase("a", "a"),)), code="1"))
+    source = SUBMISSION.to(Submission(StdinTests((StdinCase("a", "a"),)), code="1"))
     async with grpc.aio.insecure_channel(service.grpc) as channel:
         call = verifier_pb2_grpc.VerifierServiceStub(channel).Grade(verifier_pb2.GradeRequest(submission=source))
         return await call.code()
@@ -347,7 +347,7 @@ async def grade_call(service: Running) -> grpc.StatusCode:
 @pytest.mark.parametrize("method", ["Grade", "GradeStream", "GradeBatch"])
 async def test_a_grpc_answer_that_nobody_reads_is_counted_and_leaves_room_to_others(method: str) -> None:
     """A client of streams reads a message only when it is asked for."""
-    source = submission_to(Submission(StdinTests((StdinCase("a", "a"),)), code="1"))
+    source = SUBMISSION.to(Submission(StdinTests((StdinCase("a", "a"),)), code="1"))
     request: Message = verifier_pb2.GradeRequest(submission=source)
     if method == "GradeBatch":
         request = verifier_pb2.GradeBatchRequest(request_id="1", submission=source)

@@ -27,7 +27,7 @@ from nouscoder.domain.submission import (
     Tests,
 )
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.verdict_convert import verdict_from, verdict_to
+from nouscoder.rpc.pairs import VERDICT
 from nouscoder.verifier.api.schema import answer_record
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -114,8 +114,8 @@ async def test_the_score_is_the_mean_of_the_points_of_all_tests() -> None:
     record = answer_record(verdict)
     assert record["score"] == 0.625
     assert sum(test["score"] for test in record["tests"]) == 2.5
-    assert verdict_from(verdict_to(verdict)) == verdict
-    assert verdict_to(verdict).score == 0.625
+    assert VERDICT.of(VERDICT.to(verdict)) == verdict
+    assert VERDICT.to(verdict).score == 0.625
 
 
 async def test_the_checker_does_not_run_after_a_failed_candidate() -> None:

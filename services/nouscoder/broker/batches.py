@@ -12,39 +12,29 @@ committed batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nouscoder.broker.errors import Behind, InvariantBroken, Refused
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import LeaseRef, Stream
-from nouscoder.domain.batch import RecordedBatch, RecordedRollout
-from nouscoder.domain.lease import worker_name
-from nouscoder.domain.rollout import RolloutHeader
-from nouscoder.domain.verdict import Verdict
+from nouscoder.domain.batch import EncodedBatch, EncodedRollout
+from nouscoder.domain.lease import Lease, worker_name
 
 # Rollouts that one script reads.
 _PAGE = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
-    """Decodes the bytes that Redis holds."""
+class BatchLease:
+    """What a lease call found. `batch` and `lease` are None while there is no batch for this worker."""
 
-    header: Callable[[bytes], RolloutHeader]
-    verdict: Callable[[bytes], Verdict]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchAnswer:
-    """What a lease call found. `ref` and `batch` are None while there is no batch for this worker."""
-
-    finished: bool
-    ref: LeaseRef | None = None
-    batch: RecordedBatch | None = None
+    batch: EncodedBatch | None = None
+    lease: Lease | None = None
+    run_finished: bool = False
 
 
-async def lease_batch(store: Store, worker_id: str, codec: Codec, run_id: str = "", batches: int = 0) -> BatchAnswer:
+async def lease_batch(store: Store, worker_id: str, lease_s: float, run_id: str = "", batches: int = 0) -> BatchLease:
     """Lease the uncommitted batch or make the next one.
 
     Raises Behind when Redis has another run than `run_id` or another number of committed batches than `batches`
@@ -54,20 +44,19 @@ async def lease_batch(store: Store, worker_id: str, codec: Codec, run_id: str = 
     if finished < 0:
         raise Behind(f"Redis does not hold the {batches} batches of run {run_id}: restore it from the learner's books")
     if not rest:
-        return BatchAnswer(bool(finished))
+        return BatchLease(run_finished=bool(finished))
     number, version, num_rollouts = int(rest[0]), int(rest[1]), int(rest[3])
-    rollouts: list[RecordedRollout] = []
+    rollouts: list[EncodedRollout] = []
     for first in range(0, num_rollouts, _PAGE):
         rows = await store.run("read_batch", number, first, _PAGE)
         rollouts += [
-            RecordedRollout(codec.header(header), codec.verdict(verdict), float(reward), record.decode())
-            for header, verdict, reward, record in rows
+            EncodedRollout(header, verdict, float(reward), record.decode()) for header, verdict, reward, record in rows
         ]
     if len(rollouts) != num_rollouts:
         # The batch was committed, the run was finished, or Redis lost writes.
         raise Behind(f"batch {number} ended while it was read: ask again")
-    batch = RecordedBatch(number, tuple(rollouts), version)
-    return BatchAnswer(False, LeaseRef.of(Stream.BATCHES, str(number), rest[2]), batch)
+    ref = LeaseRef.of(Stream.BATCHES, str(number), rest[2])
+    return BatchLease(EncodedBatch(number, tuple(rollouts), version), Lease(str(ref), lease_s, ref.delivery))
 
 
 async def commit_batch(store: Store, batch_id: int, step: int, groups: Sequence[int] = ()) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from nouscoder.broker import batches, ledger, policies, recovery, stall, streams
 from nouscoder.broker.admission import groups_wanted
+from nouscoder.broker.batches import BatchLease
 from nouscoder.broker.curriculum import offer, open_curriculum
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, RedisFull, UnknownProblem
 from nouscoder.broker.identity import check_settings, check_state, note_problems
@@ -30,17 +31,15 @@ from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.domain.books import Books, Restored
-from nouscoder.domain.lease import Lease, LeasedBatch, LeasedTasks, LeaseLoss, RecordedGradings
+from nouscoder.domain.lease import LeasedTasks, LeaseLoss, RecordedGradings
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem_statistics import CurriculumState
-from nouscoder.domain.rollout import RolloutHeader
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.domain.stall import Blocker
 from nouscoder.domain.stall_judge import judge
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.rollout_convert import decode_header, encode_header
-from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict
+from nouscoder.rpc.pairs import HEADER, VERDICT
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.store.tests import UnknownTests
 
@@ -48,8 +47,7 @@ from nouscoder.store.tests import UnknownTests
 MAX_LEASED = 1024
 # Calls that ask for the state of the run soon report that Redis is away.
 _STATUS_LIMIT_S = 5.0
-_CODEC = batches.Codec(decode_header, decode_verdict)
-SubmittedRecord = tuple[str, RolloutHeader, bytes]  # lease id, header, record
+SubmittedRecord = tuple[str, bytes, bytes]  # lease id, encoded header, record
 
 
 class Broker:
@@ -113,13 +111,7 @@ class Broker:
             return []
         if not self.memory.pressure.takes:
             raise RedisFull(self.memory.pressure.reason)
-        items = [
-            Sampled(ref, header, encode_header(header), new_record_name(header.rollout_id))
-            for ref, header in ((parse_lease(lease_id), header) for lease_id, header, _ in rollouts)
-        ]
-        for _, header, record in rollouts:
-            if header.record_bytes != len(record) or header.text_offset + header.text_bytes > len(record):
-                raise InvalidRequest(f"the header of rollout {header.rollout_id} does not fit its record")
+        items = [_sampled(*submitted) for submitted in rollouts]
         await self.records.write({item.record: record for item, (_, _, record) in zip(items, rollouts, strict=True)})
         refused, work = await streams.submit_sampled(self.store, worker_id, items)
         self.waits.wake(work)
@@ -157,7 +149,7 @@ class Broker:
                 ref=parse_lease(lease_id),
                 rollout_id=rollout_id,
                 # Training does not need the outcomes of single tests, and there may be hundreds.
-                payload=encode_verdict(replace(verdict, tests=(), first_failure=None)),
+                payload=VERDICT.encode(replace(verdict, tests=(), first_failure=None)),
                 reward=self._reward(header, verdict),
                 accepted=verdict.kind is VerdictKind.ACCEPTED,
             )
@@ -167,20 +159,18 @@ class Broker:
         self.waits.wake(work)
         return refused
 
-    async def lease_batch(self, worker_id: str, wait_s: float, run_id: str = "", num_batches: int = 0) -> LeasedBatch:
+    async def lease_batch(self, worker_id: str, wait_s: float, run_id: str = "", num_batches: int = 0) -> BatchLease:
         """Lease the uncommitted batch, or the next one. Raises Behind: see batches.lease_batch."""
 
-        async def look() -> Found[LeasedBatch]:
-            answer = await batches.lease_batch(self.store, worker_id, _CODEC, run_id, num_batches)
-            if answer.ref is None:
-                return Found(LeasedBatch(run_finished=answer.finished), answer.finished)
-            lease = Lease(str(answer.ref), self._config.broker.batch_lease_s, answer.ref.delivery)
-            return Found(LeasedBatch(answer.batch, lease), is_enough=True)
+        async def look() -> Found[BatchLease]:
+            lease_s = self._config.broker.batch_lease_s
+            answer = await batches.lease_batch(self.store, worker_id, lease_s, run_id, num_batches)
+            return Found(answer, answer.batch is not None or answer.run_finished)
 
         found = await look()  # in every call: nothing wakes a learner whose run Redis has forgotten
         leased = found.answer
         if not found.is_enough:
-            leased = await self.waits.until(self.waits.batches, worker_id, look, LeasedBatch(), wait_s)
+            leased = await self.waits.until(self.waits.batches, worker_id, look, BatchLease(), wait_s)
         if leased.batch is not None:
             self.waits.tasks.wake()  # groups that went stale freed slots
         return leased
@@ -290,9 +280,17 @@ class Broker:
         if header is None:
             return None
         try:
-            return self._rewards.of(decode_header(header), verdict)
+            return self._rewards.of(HEADER.decode(header), verdict)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
+
+
+def _sampled(lease_id: str, encoded: bytes, record: bytes) -> Sampled:
+    """A submitted rollout. Raises InvalidRequest, and InvalidMessage for a header that cannot be used."""
+    ref, header = parse_lease(lease_id), HEADER.decode(encoded)
+    if header.record_bytes != len(record) or header.text_offset + header.text_bytes > len(record):
+        raise InvalidRequest(f"the header of rollout {header.rollout_id} does not fit its record")
+    return Sampled(ref, header, encoded, new_record_name(header.rollout_id))
 
 
 def _bounded(wanted: int) -> int:

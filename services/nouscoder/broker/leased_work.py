@@ -15,7 +15,6 @@ from nouscoder.data.problem_index import NotInIndex, ProblemIndex
 from nouscoder.domain.curriculum import task_seed
 from nouscoder.domain.lease import Lease, LeasedTask, RecordedGrading
 from nouscoder.domain.rollout import Sampling, Task
-from nouscoder.rpc.rollout_convert import decode_header
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +73,12 @@ class LeasedWork:
         return LeasedTask(self._lease(entry), task, num_kept_tokens=int(entry.values[3]))
 
     def _grading(self, entry: LeasedEntry) -> RecordedGrading:
-        header, record = decode_header(entry.values[0]), entry.values[1].decode()
-        problem = self._problems.problem(header.problem_id)
+        header, record, problem_id = entry.values
+        problem = self._problems.problem(problem_id.decode())
         rules = replace(problem.rules, run_all_tests=self._run_all_tests)
-        return RecordedGrading(self._lease(entry), header, record, problem.tests_digest, rules)
+        return RecordedGrading(
+            self._lease(entry), header, record.decode(), problem.tests_digest, rules, rollout_id=entry.rollout_id
+        )
 
     def _lease(self, entry: LeasedEntry) -> Lease:
         return Lease(str(entry.ref), self._config.broker.lease_s, entry.ref.delivery)

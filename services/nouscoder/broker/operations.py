@@ -15,8 +15,7 @@ from nouscoder.broker.store import Store
 from nouscoder.broker.wakeups import Waits
 from nouscoder.domain.dead_letter import DeadLetter, GivenUpFor
 from nouscoder.domain.run_status import RunMode
-from nouscoder.rpc.rollout_convert import decode_header
-from nouscoder.rpc.verdict_convert import decode_verdict
+from nouscoder.rpc.pairs import HEADER, VERDICT
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +87,11 @@ def _letter(letter_id: str, flat: Sequence[bytes], now_ms: int) -> DeadLetter:
         problem_id=fields["problem"].decode(),
         group_id=fields["group"].decode(),
         reason=GivenUpFor(fields["reason"].decode()),
-        detail=decode_verdict(fields["failure"]).detail if fields["failure"] else "",
+        detail=VERDICT.decode(fields["failure"]).detail if fields["failure"] else "",
         worker_id=fields["worker"].decode(),
         deliveries=int(fields["delivery"]),
         regrades=int(fields["regrades"] or 0),
         age_s=max(0.0, (now_ms - int(letter_id.partition("-")[0])) / 1000),
-        header=decode_header(fields["header"]) if fields["header"] else None,
+        header=HEADER.decode(fields["header"]) if fields["header"] else None,
         record=fields["record"].decode(),
     )

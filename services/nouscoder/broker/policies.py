@@ -9,7 +9,7 @@ from __future__ import annotations
 from nouscoder.broker.errors import Behind, Refused
 from nouscoder.broker.store import Store
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.rpc.policy_convert import decode_manifest, encode_manifest
+from nouscoder.rpc.pairs import MANIFEST
 
 
 async def publish(store: Store, manifest: PolicyManifest) -> int:
@@ -18,7 +18,7 @@ async def publish(store: Store, manifest: PolicyManifest) -> int:
     Raises Refused when it is too old or its weights differ, and Behind when Redis lacks the version before it.
     """
     version = manifest.policy_version
-    taken, newest = await store.run("publish_policy", version, manifest.digest, encode_manifest(manifest))
+    taken, newest = await store.run("publish_policy", version, manifest.digest, MANIFEST.encode(manifest))
     if taken:
         return int(newest)
     if version == newest:
@@ -31,4 +31,4 @@ async def publish(store: Store, manifest: PolicyManifest) -> int:
 async def newest(store: Store) -> PolicyManifest | None:
     """The newest policy, None while there is none."""
     (data,) = await store.fields("meta", "policy")
-    return None if data is None else decode_manifest(data)
+    return None if data is None else MANIFEST.decode(data)

@@ -19,7 +19,7 @@ from nouscoder.broker import batches, policies
 from nouscoder.broker.errors import Refused
 from nouscoder.broker.store import Store, Value
 from nouscoder.domain.books import Books, Restored, RunIdentity
-from nouscoder.rpc.policy_convert import encode_manifest
+from nouscoder.rpc.pairs import MANIFEST
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def _arguments(books: Books, most_groups: int) -> list[Value]:
     policy, next_group = books.policy, max(books.groups.next_group, most_groups)
     newest: list[Value] = [-1, "", ""]
     if policy is not None:
-        newest = [policy.policy_version, policy.digest, encode_manifest(policy)]
+        newest = [policy.policy_version, policy.digest, MANIFEST.encode(policy)]
     return [
         *(books.identity.run_id, json.dumps(asdict(books.identity)), secrets.token_hex(_EPOCH_BYTES)),
         *(books.batches, books.step, books.rollouts, next_group, books.groups.bits),

@@ -20,16 +20,7 @@ from nouscoder.broker.errors import (
     Refused,
     UnknownProblem,
 )
-from nouscoder.rpc import (
-    broker_convert,
-    curriculum_convert,
-    faults,
-    partial_convert,
-    policy_convert,
-    rollout_convert,
-    verdict_convert,
-)
-from nouscoder.store.record_store import ByteRange
+from nouscoder.rpc import faults, pairs
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
 Request = TypeVar("Request")
@@ -64,7 +55,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.LeaseTasksResponse:
         """Leases rollouts to sample."""
         leased = await self._broker.lease_tasks(_worker(request.worker_id), request.max_tasks, request.wait_s)
-        return broker_convert.leased_tasks_to(leased)
+        return pairs.LEASED_TASKS.to(leased)
 
     async def SubmitRollouts(  # noqa: N802
         self,
@@ -72,7 +63,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.SubmitRolloutsRequest, broker_pb2.SubmitRolloutsResponse],
     ) -> broker_pb2.SubmitRolloutsResponse:
         """Takes sampled rollouts."""
-        rollouts = [(item.lease_id, rollout_convert.header_from(item.header), item.record) for item in request.rollouts]
+        rollouts = [(item.lease_id, item.header, item.record) for item in request.rollouts]
         refused = await self._broker.submit_rollouts(_worker(request.worker_id), rollouts)
         return broker_pb2.SubmitRolloutsResponse(refused_rollout_ids=refused)
 
@@ -82,7 +73,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.KeepPartialsRequest, broker_pb2.KeepPartialsResponse],
     ) -> broker_pb2.KeepPartialsResponse:
         """Keeps pieces of rollouts that are being sampled."""
-        pieces = [partial_convert.piece_from(item) for item in request.pieces]
+        pieces = [pairs.PIECE.of(item) for item in request.pieces]
         kept = await self._broker.partials.keep(_worker(request.worker_id), pieces)
         return broker_pb2.KeepPartialsResponse(num_kept_tokens=kept)
 
@@ -101,7 +92,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.LeaseGradingResponse:
         """Leases rollouts to grade."""
         leased = await self._broker.lease_grading(_worker(request.worker_id), request.max_rollouts, request.wait_s)
-        return broker_convert.leased_gradings_to(leased)
+        return pairs.LEASED_GRADINGS.to(leased)
 
     async def StreamRecords(  # noqa: N802
         self,
@@ -109,7 +100,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.StreamRecordsRequest, broker_pb2.StreamRecordsResponse],
     ) -> AsyncIterator[broker_pb2.StreamRecordsResponse]:
         """Reads records in chunks."""
-        ranges = [ByteRange(item.record, item.offset, item.num_bytes) for item in request.ranges]
+        ranges = [pairs.RANGE.of(item) for item in request.ranges]
         async for pieces in self._broker.records.stream(ranges):
             yield broker_pb2.StreamRecordsResponse(
                 pieces=[broker_pb2.RecordPiece(range=place, data=data) for place, data in pieces]
@@ -130,9 +121,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.SubmitVerdictsRequest, broker_pb2.SubmitVerdictsResponse],
     ) -> broker_pb2.SubmitVerdictsResponse:
         """Takes verdicts."""
-        verdicts = [
-            (item.lease_id, item.rollout_id, verdict_convert.verdict_from(item.verdict)) for item in request.verdicts
-        ]
+        verdicts = [(item.lease_id, item.rollout_id, pairs.VERDICT.of(item.verdict)) for item in request.verdicts]
         refused = await self._broker.submit_verdicts(_worker(request.worker_id), verdicts)
         return broker_pb2.SubmitVerdictsResponse(refused_rollout_ids=refused)
 
@@ -147,10 +136,10 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         )
         answer = broker_pb2.LeaseBatchResponse(run_finished=leased.run_finished)
         if leased.batch is not None and leased.lease is not None:
-            answer.lease.CopyFrom(broker_convert.lease_to(leased.lease, "batches"))
+            answer.lease.CopyFrom(pairs.LEASE.to(leased.lease))
             answer.batch.batch_id, answer.batch.policy_version = leased.batch.batch_id, leased.batch.policy_version
             for place, recorded in enumerate(leased.batch.rollouts, 1):
-                answer.batch.rollouts.append(rollout_convert.recorded_rollout_to(recorded))
+                answer.batch.rollouts.append(pairs.PASSED_ROLLOUT.to(recorded))
                 if place % _YIELD_EVERY == 0:
                     await asyncio.sleep(0)  # heartbeats must not wait for a large batch
         return answer
@@ -161,8 +150,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.RestoreRunRequest, broker_pb2.RestoreRunResponse],
     ) -> broker_pb2.RestoreRunResponse:
         """Restores what Redis lost from the learner's books."""
-        restored = await self._broker.restore_run(broker_convert.books_from(request))
-        return broker_pb2.RestoreRunResponse(was_behind=restored.was_behind, rollouts_lost=restored.rollouts_lost)
+        return pairs.RESTORED.to(await self._broker.restore_run(pairs.BOOKS.of(request)))
 
     async def ReadCurriculum(  # noqa: N802
         self,
@@ -171,9 +159,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.ReadCurriculumResponse:
         """The curriculum's state."""
         state = await self._broker.read_curriculum()
-        return broker_pb2.ReadCurriculumResponse(
-            curriculum=curriculum_convert.curriculum_to(state), run=self._broker.run
-        )
+        return broker_pb2.ReadCurriculumResponse(curriculum=pairs.CURRICULUM.to(state), run=self._broker.run)
 
     async def CommitBatch(  # noqa: N802
         self,
@@ -190,7 +176,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.PublishPolicyRequest, broker_pb2.PublishPolicyResponse],
     ) -> broker_pb2.PublishPolicyResponse:
         """Takes a policy."""
-        version = await self._broker.publish_policy(policy_convert.manifest_from(request.manifest))
+        version = await self._broker.publish_policy(pairs.MANIFEST.of(request.manifest))
         return broker_pb2.PublishPolicyResponse(policy_version=version)
 
     async def WatchPolicy(  # noqa: N802
@@ -200,7 +186,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> AsyncIterator[broker_pb2.WatchPolicyResponse]:
         """Streams the newest policy and each newer one until the drain."""
         async for manifest in self._broker.watch_policy():
-            yield broker_pb2.WatchPolicyResponse(manifest=policy_convert.manifest_to(manifest))
+            yield broker_pb2.WatchPolicyResponse(manifest=pairs.MANIFEST.to(manifest))
 
     async def Heartbeat(  # noqa: N802
         self,
@@ -213,7 +199,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
             request.lease_ids,
             request.progress,
             paused=request.paused,
-            oldest_versions=broker_convert.oldest_versions_from(request.oldest_versions),
+            oldest_versions=[None if version < 0 else version for version in request.oldest_versions],
         )
         return broker_pb2.HeartbeatResponse(lost_lease_ids=lost, reasons=lost.values())
 
@@ -251,8 +237,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.SetRunModeRequest, broker_pb2.SetRunModeResponse],
     ) -> broker_pb2.SetRunModeResponse:
         """Runs, drains or pauses the run."""
-        former = await self._broker.operations.set_mode(broker_convert.mode_from(request.mode))
-        return broker_pb2.SetRunModeResponse(former=broker_convert.mode_to(former))
+        former = await self._broker.operations.set_mode(pairs.MODE.of(request.mode))
+        return broker_pb2.SetRunModeResponse(former=pairs.MODE.to(former))
 
     async def ListDeadLetters(  # noqa: N802
         self,
@@ -261,7 +247,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.ListDeadLettersResponse:
         """The dead letters."""
         letters = await self._broker.operations.dead_letters(request.max_letters)
-        return broker_pb2.ListDeadLettersResponse(letters=[broker_convert.letter_to(letter) for letter in letters])
+        return broker_pb2.ListDeadLettersResponse(letters=map(pairs.DEAD_LETTER.to, letters))
 
     async def RemoveDeadLetters(  # noqa: N802
         self,
@@ -280,9 +266,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.FinishRunRequest, broker_pb2.FinishRunResponse],
     ) -> broker_pb2.FinishRunResponse:
         """Ends the run."""
-        return broker_pb2.FinishRunResponse(
-            ledger=rollout_convert.ledger_to(await self._broker.finish_run(request.reason))
-        )
+        return broker_pb2.FinishRunResponse(ledger=pairs.LEDGER.to(await self._broker.finish_run(request.reason)))
 
     async def Status(  # noqa: N802
         self,
@@ -290,7 +274,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.StatusRequest, broker_pb2.StatusResponse],
     ) -> broker_pb2.StatusResponse:
         """The run at one instant."""
-        return broker_convert.run_status_to(await self._broker.status())
+        return pairs.STATUS.to(await self._broker.status())
 
     async def WhyStalled(  # noqa: N802
         self,
@@ -299,7 +283,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.WhyStalledResponse:
         """What blocks the next step."""
         blockers = await self._broker.why_stalled()
-        return broker_pb2.WhyStalledResponse(blockers=[broker_convert.blocker_to(blocker) for blocker in blockers])
+        return broker_pb2.WhyStalledResponse(blockers=map(pairs.BLOCKER.to, blockers))
 
 
 def add_to_server(broker: Broker, server: grpc.aio.Server) -> None:

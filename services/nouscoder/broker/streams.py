@@ -77,7 +77,7 @@ def parse_lease(lease_id: str) -> LeaseRef:
 @dataclass(frozen=True, slots=True)
 class LeasedEntry:
     """One leased rollout. `values` are its problem, group, minimum version and number of kept tokens
-    (tasks), or its header and record.
+    (tasks), or its header, record and problem.
     """
 
     ref: LeaseRef

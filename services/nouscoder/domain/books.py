@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem_statistics import CurriculumState
 
+_RUN_ID = re.compile(r"[0-9a-f]{1,64}")
 _GROUP_ID = re.compile(r"g(\d{6,})")
 
 
@@ -62,13 +63,18 @@ class TrainedGroups:
 class RunIdentity:
     """Which run this is. `run_id` is random and made once, in the run folder. The rest is for people.
 
-    `folder` is where the learner keeps the run. `seed` and `group_size` cannot change within a run.
+    `folder` is where the learner keeps the run. `seed` and `group_size` cannot change within a run. Raises ValueError
+    for a `run_id` of another form.
     """
 
     run_id: str
     folder: str
     seed: int
     group_size: int
+
+    def __post_init__(self) -> None:
+        if not _RUN_ID.fullmatch(self.run_id):
+            raise ValueError("identity.run_id must have 1 to 64 lower-case hexadecimal digits")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class GroupOutcome(NamedTuple):
+    """Rollouts of one complete group."""
+
+    accepted: int
+    sampled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +29,7 @@ class ProblemStatistics:
     `groups` are those with a graded rollout, `filtered` those of equal rewards that were filtered. `sampled` and
     `accepted` are rollouts over the run. `solved_in_row` counts the last groups in a row whose pass rate reached
     broker.curriculum.retire_pass_rate. `place` is the place in the curriculum of the latest group, -1 if none had one.
-    `history` has (accepted, sampled) of the last groups, the newest at the end.
+    `history` has the last groups, the newest at the end.
     """
 
     problem_id: str
@@ -31,7 +39,7 @@ class ProblemStatistics:
     accepted: int = 0
     solved_in_row: int = 0
     place: int = -1
-    history: tuple[tuple[int, int], ...] = ()
+    history: tuple[GroupOutcome, ...] = ()
 
     @property
     def pass_rate(self) -> float:
@@ -41,7 +49,7 @@ class ProblemStatistics:
     @property
     def last_pass_rate(self) -> float:
         """The pass rate of the last group; 0 without one."""
-        return self.history[-1][0] / self.history[-1][1] if self.history else 0.0
+        return self.history[-1].accepted / self.history[-1].sampled if self.history else 0.0
 
     def to_text(self) -> str:
         """As Redis keeps it."""
@@ -56,7 +64,7 @@ class ProblemStatistics:
             *counts, history = text.split(" ")
             groups, filtered, sampled, accepted, solved_in_row, place = map(int, counts)
             pairs = [entry.split("/") for entry in history.split(",") if entry]
-            outcomes = tuple((int(accepted), int(sampled)) for accepted, sampled in pairs)
+            outcomes = tuple(GroupOutcome(int(accepted), int(sampled)) for accepted, sampled in pairs)
         except ValueError as error:
             raise ValueError(f"{text[:100]!r} is not a record of a problem") from error
         return cls(problem_id, groups, filtered, sampled, accepted, solved_in_row, place, outcomes)

@@ -32,8 +32,7 @@ from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.learner_client import LearnerClient
-from nouscoder.rpc.policy_convert import manifest_from
-from nouscoder.rpc.rollout_convert import task_from
+from nouscoder.rpc.pairs import MANIFEST, TASK
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
@@ -87,7 +86,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         UNAVAILABLE without a policy, INVALID_ARGUMENT naming a task that cannot be sampled, FAILED_PRECONDITION when
         another version is in use than the pin names.
         """
-        tasks = [task_from(message) for message in request.tasks]
+        tasks = [TASK.of(message) for message in request.tasks]
         if self._policies.current is None:
             raise PolicyMissing("no policy has been loaded yet")
         async with self._pinned(request):
@@ -109,7 +108,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         FAILED_PRECONDITION for one that is not newer (except the one in use), INVALID_ARGUMENT when its files differ
         from the manifest or do not fit. After an error the old weights stay in use.
         """
-        manifest = manifest_from(request.manifest)
+        manifest = MANIFEST.of(request.manifest)
         pause_s = await self._policies.update(manifest)
         return generation_pb2.UpdatePolicyResponse(policy_version=manifest.policy_version, pause_s=pause_s)
 

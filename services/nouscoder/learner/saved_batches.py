@@ -19,8 +19,8 @@ from pathlib import Path
 from nouscoder.atomic_files import numbered, remove, whole_file
 from nouscoder.domain.batch import Batch, GradedRollout, RecordedBatch
 from nouscoder.errors import NousCoderError
-from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
-from nouscoder.store.rollout_record import decode_rollout
+from nouscoder.rpc.pairs import BATCH, PASSED_BATCH, VERDICT
+from nouscoder.store.rollout_record import decode_rollout, size_of_record
 
 _SUFFIX = ".batch"
 _MAGIC = b"NCBATCH2"
@@ -47,7 +47,7 @@ class SavedBatches:
 
         Raises RecordsMissing for too few bytes, SavedBatchError for too many, and StorageError.
         """
-        path, index, num_bytes = self._path(batch.batch_id), encode_batch(batch), 0
+        path, index, num_bytes = self._path(batch.batch_id), batch.index or BATCH.encode(batch), 0
         with ExitStack() as stack:
             file = stack.enter_context(whole_file(path))
             file.write(_MAGIC + len(index).to_bytes(8, "little") + index + bytes(-len(index) % 8))
@@ -96,12 +96,13 @@ def _batch_from(view: memoryview) -> Batch:
     if view[: len(_MAGIC)] != _MAGIC:
         raise ValueError("it does not begin with the bytes of a batch")
     index_bytes = int.from_bytes(view[len(_MAGIC) : _START], "little")
-    index = decode_batch(bytes(view[_START : _START + index_bytes]))
+    index = PASSED_BATCH.decode(bytes(view[_START : _START + index_bytes]))
     offset = _START + index_bytes + -index_bytes % 8
     rollouts = []
     for recorded in index.rollouts:
-        end = offset + recorded.header.record_bytes
-        rollouts.append(GradedRollout(decode_rollout(view[offset:end]), recorded.verdict, recorded.reward))
+        end = offset + size_of_record(view[offset:])
+        verdict = VERDICT.decode(recorded.verdict)
+        rollouts.append(GradedRollout(decode_rollout(view[offset:end]), verdict, recorded.reward))
         offset = end
     if offset != len(view):
         raise ValueError(f"its records end at byte {offset} of {len(view)}")

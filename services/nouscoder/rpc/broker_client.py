@@ -27,7 +27,7 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.run_status import RunMode, RunStatus
 from nouscoder.domain.stall import Blocker
 from nouscoder.domain.verdict import Verdict
-from nouscoder.rpc import broker_convert, curriculum_convert, policy_convert, rollout_convert, verdict_convert
+from nouscoder.rpc import pairs
 from nouscoder.rpc.channel import PeerNotFound, PeerUnreachable, peer_error
 from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.rpc.partial_client import PartialClient
@@ -71,7 +71,7 @@ class BrokerClient(PartialClient):
         """Up to `max_tasks` rollouts to sample and what is kept of them, or none after `wait_s` seconds."""
         request = broker_pb2.LeaseTasksRequest(worker_id=self.worker_id, max_tasks=max_tasks, wait_s=wait_s)
         answer = await self._call(lambda: self._stub.LeaseTasks(request, timeout=wait_s + _CALL_LIMIT_S))
-        leased = broker_convert.leased_tasks_from(answer)
+        leased = pairs.LEASED_TASKS.of(answer)
         kept = await asyncio.gather(*map(self._kept_tokens, leased.tasks))
         tasks = [replace(item, kept=tokens) for item, tokens in zip(leased.tasks, kept, strict=True)]
         return replace(leased, tasks=tuple(tasks))
@@ -95,19 +95,22 @@ class BrokerClient(PartialClient):
         """
         request = broker_pb2.LeaseGradingRequest(worker_id=self.worker_id, max_rollouts=max_rollouts, wait_s=wait_s)
         answer = await self._call(lambda: self._stub.LeaseGrading(request, timeout=wait_s + _CALL_LIMIT_S))
-        leased = broker_convert.leased_gradings_from(answer)
-        ranges = [ByteRange(item.record, item.header.text_offset, item.header.text_bytes) for item in leased.gradings]
+        leased = pairs.LEASED_GRADINGS.of(answer)
+        headers = [pairs.HEADER.decode(item.header) for item in leased.gradings]
+        ranges = [
+            ByteRange(item.record, header.text_offset, header.text_bytes)
+            for item, header in zip(leased.gradings, headers, strict=True)
+        ]
         sections: list[bytearray] = [bytearray() for _ in ranges]
         async for place, data in self.stream_records(ranges):
             sections[place] += data
         gradings = []
-        for item, section in zip(leased.gradings, sections, strict=True):
+        for item, header, section in zip(leased.gradings, headers, sections, strict=True):
             try:
                 text = decode_text(bytes(section))
             except RecordError as error:
-                log.error("no text to grade", extra={"rollout_id": item.rollout_id, "reason": str(error)})
+                log.error("no text to grade", extra={"rollout_id": header.rollout_id, "reason": str(error)})
                 continue
-            header = item.header
             gradings.append(
                 LeasedGrading(item.lease, header.rollout_id, header.problem_id, text, item.tests_digest, item.rules)
             )
@@ -158,9 +161,7 @@ class BrokerClient(PartialClient):
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
         """Submit (lease_id, rollout_id, verdict); returns the rollout ids refused because their lease was lost."""
         items = [
-            broker_pb2.SubmittedVerdict(
-                lease_id=lease_id, rollout_id=rollout_id, verdict=verdict_convert.verdict_to(verdict)
-            )
+            broker_pb2.SubmittedVerdict(lease_id=lease_id, rollout_id=rollout_id, verdict=pairs.VERDICT.to(verdict))
             for lease_id, rollout_id, verdict in verdicts
         ]
         request = broker_pb2.SubmitVerdictsRequest(worker_id=self.worker_id, verdicts=items)
@@ -175,13 +176,14 @@ class BrokerClient(PartialClient):
         """
         request = broker_pb2.LeaseBatchRequest(worker_id=self.worker_id, wait_s=wait_s, run_id=run_id, batches=batches)
         answer = await self._call(lambda: self._stub.LeaseBatch(request, timeout=wait_s + _CALL_LIMIT_S))
-        return broker_convert.leased_batch_from(answer)
+        leased = pairs.LEASED_BATCH.of(answer)
+        index = answer.batch.SerializeToString()
+        return replace(leased, batch=None if leased.batch is None else replace(leased.batch, index=index))
 
     async def restore_run(self, books: Books) -> Restored:
         """Have the broker compare its state with the learner's books and restore it. PeerRefused: another run."""
-        request = broker_convert.books_to(books)
-        answer = await self._call(lambda: self._stub.RestoreRun(request, timeout=_CALL_LIMIT_S))
-        return Restored(answer.was_behind, answer.rollouts_lost)
+        request = pairs.BOOKS.to(books)
+        return pairs.RESTORED.of(await self._call(lambda: self._stub.RestoreRun(request, timeout=_CALL_LIMIT_S)))
 
     async def read_curriculum(self) -> tuple[str, CurriculumState]:
         """The name of the run, and its curriculum's cursor and statistics. Makes one attempt."""
@@ -189,7 +191,7 @@ class BrokerClient(PartialClient):
         answer = await self._call(
             lambda: self._stub.ReadCurriculum(request, timeout=_READ_CURRICULUM_LIMIT_S), patience_s=0.0
         )
-        return answer.run, curriculum_convert.curriculum_from(answer.curriculum)
+        return answer.run, pairs.CURRICULUM.of(answer.curriculum)
 
     async def commit_batch(self, batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
         """The batch was trained on, up to `step` of the run, and is on the disk. True: it was committed before.
@@ -206,7 +208,7 @@ class BrokerClient(PartialClient):
         Raises PeerRefused for an older version or other weights, and PeerBehind when the broker lacks the version
         before it.
         """
-        request = broker_pb2.PublishPolicyRequest(manifest=policy_convert.manifest_to(manifest))
+        request = broker_pb2.PublishPolicyRequest(manifest=pairs.MANIFEST.to(manifest))
         answer = await self._call(lambda: self._stub.PublishPolicy(request, timeout=_CALL_LIMIT_S))
         return answer.policy_version
 
@@ -217,7 +219,7 @@ class BrokerClient(PartialClient):
             request = broker_pb2.WatchPolicyRequest(worker_id=self.worker_id)
             try:
                 async for answer in self._stub.WatchPolicy(request):
-                    manifest = policy_convert.manifest_from(answer.manifest)
+                    manifest = pairs.MANIFEST.of(answer.manifest)
                     if manifest.policy_version > known:
                         known = manifest.policy_version
                         yield manifest
@@ -236,10 +238,9 @@ class BrokerClient(PartialClient):
         if report is not None:
             request.paused = report.paused
             request.progress.extend(report.progress.get(lease_id, 0) for lease_id in lease_ids)
-            versions = broker_convert.oldest_versions_to(map(report.oldest_versions.get, lease_ids))
-            request.oldest_versions.extend(versions)
+            request.oldest_versions.extend(report.oldest_versions.get(lease_id, -1) for lease_id in lease_ids)
         answer = await self._call(lambda: self._stub.Heartbeat(request, timeout=_CALL_LIMIT_S), patience_s=0.0)
-        return broker_convert.lost_leases_from(answer)
+        return dict(zip(answer.lost_lease_ids, map(LeaseLoss, answer.reasons), strict=True))
 
     def keep_leases(self, report: Callable[[], WorkReport] | None = None) -> LeaseKeeper:
         """A keeper of leases: `async with broker.keep_leases() as keeper: keeper.add(lease) ...`.
@@ -267,15 +268,15 @@ class BrokerClient(PartialClient):
 
     async def set_mode(self, mode: RunMode) -> RunMode:
         """Run, drain or pause the run; returns the mode before."""
-        request = broker_pb2.SetRunModeRequest(mode=broker_convert.mode_to(mode))
+        request = broker_pb2.SetRunModeRequest(mode=pairs.MODE.to(mode))
         answer = await self._call(lambda: self._stub.SetRunMode(request, timeout=_CALL_LIMIT_S))
-        return broker_convert.mode_from(answer.former)
+        return pairs.MODE.of(answer.former)
 
     async def dead_letters(self, max_letters: int = 0) -> list[DeadLetter]:
         """At most `max_letters` rollouts that were given up, newest first; 0: all that are kept."""
         request = broker_pb2.ListDeadLettersRequest(max_letters=max_letters)
         answer = await self._call(lambda: self._stub.ListDeadLetters(request, timeout=_CALL_LIMIT_S))
-        return [broker_convert.letter_from(letter) for letter in answer.letters]
+        return [pairs.DEAD_LETTER.of(letter) for letter in answer.letters]
 
     async def remove_dead_letters(self, letter_ids: Iterable[str], *, requeue: bool) -> tuple[int, list[str]]:
         """Remove dead letters; returns how many there were, and the problems that are asked again."""
@@ -287,14 +288,14 @@ class BrokerClient(PartialClient):
         """End the run; returns the last state of the ledger."""
         request = broker_pb2.FinishRunRequest(reason=reason)
         answer = await self._call(lambda: self._stub.FinishRun(request, timeout=_CALL_LIMIT_S))
-        return rollout_convert.ledger_from(answer.ledger)
+        return pairs.LEDGER.of(answer.ledger)
 
     async def status(self) -> RunStatus:
         """The run at one instant."""
         answer = await self._call(lambda: self._stub.Status(broker_pb2.StatusRequest(), timeout=_CALL_LIMIT_S))
-        return broker_convert.run_status_from(answer)
+        return pairs.STATUS.of(answer)
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next batch, in the order of domain/stall_judge.py; empty when nothing does."""
         answer = await self._call(lambda: self._stub.WhyStalled(broker_pb2.WhyStalledRequest(), timeout=_CALL_LIMIT_S))
-        return tuple(broker_convert.blocker_from(blocker) for blocker in answer.blockers)
+        return tuple(map(pairs.BLOCKER.of, answer.blockers))

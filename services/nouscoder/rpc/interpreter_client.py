@@ -11,7 +11,7 @@ import grpc
 
 from nouscoder.domain.interpreter import InterpreterAnswer
 from nouscoder.rpc.channel import PeerUnreachable, peer_error
-from nouscoder.rpc.interpreter_convert import answer_from
+from nouscoder.rpc.pairs import ANSWER
 from nouscoder.v1 import verifier_pb2
 
 if TYPE_CHECKING:
@@ -50,4 +50,4 @@ class InterpreterCalls:
             raise peer_error(self._name, error) from error
         if not isinstance(answer, verifier_pb2.InterpretResponse):
             raise PeerUnreachable(f"{self._name} ended the session")
-        return answer_from(answer)
+        return ANSWER.of(answer)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from nouscoder.domain.lease import LeasedTask
 from nouscoder.domain.partial import PartialRollout
 from nouscoder.rpc.channel import PeerError, ServiceClient
-from nouscoder.rpc.partial_convert import partial_messages
+from nouscoder.rpc.record_transfer import partial_messages
 from nouscoder.store.partial_record import decode_pieces
 from nouscoder.store.record_sections import RecordError
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc

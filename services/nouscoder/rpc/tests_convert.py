@@ -8,7 +8,6 @@ are in one place.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,6 +18,9 @@ from nouscoder.formats.json_size import TooManyValues, ValueCount
 from nouscoder.formats.tests import TestsReferenceBody, canonical_json, tests_from_json, tests_from_record
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.v1 import verdict_pb2
+
+# Cases must have these, and protobuf does not tell an empty text from one that is not set.
+_MAY_BE_EMPTY = ("input", "output", "expected")
 
 
 def tests_to(tests: Tests | TestsReference) -> verdict_pb2.Tests:
@@ -75,39 +77,22 @@ def weight_of_calls(data: bytes) -> int:
 
 def _record(message: verdict_pb2.Tests) -> dict[str, Any]:
     """The single fields of the protocol as the JSON form."""
-    match message.WhichOneof("kind"):
-        case "stdin":
-            return {"type": "stdin", "cases": _cases(message.stdin.cases)}
-        case "call":
-            calls = [_call(case, f"tests.call.cases[{i}]") for i, case in enumerate(message.call.cases)]
-            return {"type": "call", "entry_point": message.call.entry_point, "cases": calls}
-        case "asserts":
-            asserts = message.asserts
-            texts = {"setup": asserts.setup, "module": asserts.module}
-            return {"type": "assert", **texts, "cases": list(asserts.cases)}
-        case "checker":
-            checker = _program(message.checker.checker)
-            return {"type": "checker", "checker": checker, "cases": _cases(message.checker.cases)}
-        case "interactive":
-            interactor = _program(message.interactive.interactor)
-            head = {"type": "interactive", "interactor": interactor, "unbuffered": message.interactive.unbuffered}
-            if message.interactive.HasField("checker"):
-                head["checker"] = _program(message.interactive.checker)
-            return head | {"cases": _cases(message.interactive.cases)}
-        case _:
-            return {"type": "math", "cases": [{"expected": case.expected} for case in message.math.cases]}
+    kind = str(message.WhichOneof("kind"))
+    if kind == "call":
+        calls = [_call(case, f"tests.call.cases[{i}]") for i, case in enumerate(message.call.cases)]
+        return {"type": "call", "entry_point": message.call.entry_point, "cases": calls}
+    return {"type": "assert" if kind == "asserts" else kind, **_fields(getattr(message, kind))}
 
 
-def _cases(cases: Iterable[verdict_pb2.StdinCase]) -> list[dict[str, Any]]:
-    return [
-        {"input": case.input, "output": case.output, **({"args": list(case.args)} if case.args else {})}
-        for case in cases
-    ]
-
-
-def _program(message: verdict_pb2.JudgeProgram) -> dict[str, str]:
-    optional = {"language": message.language, "protocol": message.protocol}
-    return {"code": message.code} | {name: value for name, value in optional.items() if value}
+def _fields(message: Any) -> dict[str, Any]:
+    """The fields that are set, and those that may be empty texts."""
+    found: dict[str, Any] = {name: "" for name in _MAY_BE_EMPTY if name in message.DESCRIPTOR.fields_by_name}
+    for field, value in message.ListFields():
+        if field.type != field.TYPE_MESSAGE:
+            found[field.name] = list(value) if field.is_repeated else value
+        else:
+            found[field.name] = [_fields(each) for each in value] if field.is_repeated else _fields(value)
+    return found
 
 
 def _call(message: verdict_pb2.CallCase, field: str) -> dict[str, Any]:

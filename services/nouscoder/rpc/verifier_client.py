@@ -15,9 +15,9 @@ from nouscoder.errors import Unusable
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBusy, ServiceClient
 from nouscoder.rpc.interpreter_client import InterpreterCalls
+from nouscoder.rpc.pairs import SUBMISSION, VERDICT
 from nouscoder.rpc.renewed import Renewed
 from nouscoder.rpc.tls import ChannelTls
-from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 
 _GRADE_LIMIT_S = 600.0
@@ -51,14 +51,14 @@ class VerifierClient(ServiceClient):
 
     async def grade(self, submission: Submission) -> Verdict:
         """The verdict. Waits while the verifier is unreachable or full. Raises PeerUnreachable, PeerBusy, PeerError."""
-        request = verifier_pb2.GradeRequest(submission=submission_to(submission))
+        request = verifier_pb2.GradeRequest(submission=SUBMISSION.to(submission))
 
         async def once() -> verifier_pb2.GradeResponse:
             return await self._call(
                 lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata())
             )
 
-        return verdict_from((await self._while_full.call(once)).verdict)
+        return VERDICT.of((await self._while_full.call(once)).verdict)
 
     @asynccontextmanager
     async def interpreter(self) -> AsyncIterator[InterpreterCalls]:

@@ -136,6 +136,14 @@ def decode_rollout(record: bytes | memoryview) -> Rollout:
         raise RecordError(f"a rollout record contradicts itself: {error}") from error
 
 
+def size_of_record(view: memoryview) -> int:
+    """The bytes of the record that begins here, as its header says. Raises RecordError."""
+    if len(view) < _HEADER.size:
+        raise RecordError(f"a rollout record is cut off: {len(view)} bytes are less than its header")
+    num_bytes: int = _HEADER.unpack_from(view)[4]
+    return num_bytes
+
+
 def _encode_experts(experts: ExpertChoices | None) -> list[Buffer]:
     """The section of a policy with experts; none for others."""
     if experts is None:

@@ -12,9 +12,8 @@ from nouscoder.domain.submission import Limits, Submission, Tests, TestsReferenc
 from nouscoder.domain.verdict import Verdict
 from nouscoder.formats.decoding import without_collections
 from nouscoder.rpc.faults import InvalidMessage
-from nouscoder.rpc.interpreter_convert import answer_to
+from nouscoder.rpc.pairs import ANSWER, LIMITS, OUTCOME, SUBMISSION, VERDICT
 from nouscoder.rpc.tests_convert import tests_from
-from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import current_caller
@@ -65,7 +64,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         """Grade one submission."""
         await _send_request_id(context)
         verdict = await self._grader.grade(await _submission(request.submission))
-        response = verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
+        response = verifier_pb2.GradeResponse(verdict=VERDICT.to(verdict))
         await CallAnswers(self._answers, context).add(response)
         return response
 
@@ -78,9 +77,9 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, Verdict):
-                    answer = verifier_pb2.GradeStreamResponse(verdict=verdict_to(event))
+                    answer = verifier_pb2.GradeStreamResponse(verdict=VERDICT.to(event))
                 else:
-                    answer = verifier_pb2.GradeStreamResponse(outcome=outcome_to(event))
+                    answer = verifier_pb2.GradeStreamResponse(outcome=OUTCOME.to(event))
                 await answers.add(answer)
                 yield answer
 
@@ -95,7 +94,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
             async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
                 try:
                     verdict = await grade_patiently(self._grader, await _submission_of_batch(request))
-                    return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
+                    return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=VERDICT.to(verdict))
                 finally:
                     reservation.release(request.ByteSize())
 
@@ -121,7 +120,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
                 with self._budget.request() as reservation:
                     reservation.add(request.ByteSize())
                     answer = await session.run(request.code)
-                message = answer_to(answer)
+                message = ANSWER.to(answer)
                 await sent.add(message)
                 yield message
 
@@ -134,7 +133,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
             backend=self._grader.backend,
             num_slots=self._grader.num_slots,
             isolation=self._isolation,
-            default_limits=limits_to(Limits()),
+            default_limits=LIMITS.to(Limits()),
         )
 
 
@@ -169,14 +168,14 @@ async def _submission(message: verdict_pb2.Submission) -> Submission:
     tests = message.tests
     match tests.WhichOneof("kind"):
         case "json":
-            return with_tests(submission_from(message, NO_TESTS), await parsed_tests(tests.json))
+            return with_tests(SUBMISSION.of(message, tests=NO_TESTS), await parsed_tests(tests.json))
         case "call":
             data = await asyncio.to_thread(tests.SerializeToString)
-            return with_tests(submission_from(message, NO_TESTS), await parsed_calls(data))
+            return with_tests(SUBMISSION.of(message, tests=NO_TESTS), await parsed_calls(data))
         case None | "digest":
-            return submission_from(message)
+            return SUBMISSION.of(message)
         case _:
-            return submission_from(message, await asyncio.to_thread(_tests_from, tests))
+            return SUBMISSION.of(message, tests=await asyncio.to_thread(_tests_from, tests))
 
 
 def _tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
