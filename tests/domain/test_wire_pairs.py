@@ -170,7 +170,7 @@ def test_a_message_that_breaks_the_protocol_is_refused_with_its_field() -> None:
     with pytest.raises(InvalidMessage, match="not a digest"):
         pairs.TASK.of(rollout_pb2.Task(rollout_id="r", sampling={"max_new_tokens": 1}, public_tests=digest))  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage, match="RunMode is not set"):
-        pairs.MODE.of(0)
+        pairs.MODE[0]
     for data in (b"\xff\xff", pairs.HEADER.encode(HEADER)[:-1]):
         with pytest.raises(InvalidMessage):
             pairs.HEADER.decode(data)
@@ -181,7 +181,7 @@ def test_what_is_not_set_has_the_default_that_the_protocol_names() -> None:
     assert pairs.RULES.of(verdict_pb2.GradingRules()) == pairs.GradingRules()
     assert pairs.SAMPLING.of(rollout_pb2.Sampling(temperature=0, max_new_tokens=5)) == Sampling(0, 1.0, 5, 0)
     assert pairs.LEASED_BATCH.of(broker_pb2.LeaseBatchResponse()).batch is None
-    assert RunMode.PAUSED is pairs.MODE.of(pairs.MODE.to(RunMode.PAUSED))
+    assert RunMode.PAUSED is pairs.MODE[pairs.MODE.of_member[RunMode.PAUSED]]
 
 
 def test_headers_and_verdicts_in_fields_of_bytes_are_those_of_nested_messages() -> None:

@@ -237,8 +237,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.SetRunModeRequest, broker_pb2.SetRunModeResponse],
     ) -> broker_pb2.SetRunModeResponse:
         """Runs, drains or pauses the run."""
-        former = await self._broker.operations.set_mode(pairs.MODE.of(request.mode))
-        return broker_pb2.SetRunModeResponse(former=pairs.MODE.to(former))
+        former = await self._broker.operations.set_mode(pairs.MODE[request.mode])
+        return broker_pb2.SetRunModeResponse(former=pairs.MODE.of_member[former])
 
     async def ListDeadLetters(  # noqa: N802
         self,

@@ -101,6 +101,8 @@ class Comparator:
     ignore_case: bool = False
 
     def __post_init__(self) -> None:
+        if self.float_tolerance >= 0 and self.absolute_tolerance >= 0 and self.relative_tolerance >= 0:
+            return
         for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"comparator.{name} must be at least 0")

@@ -268,9 +268,9 @@ class BrokerClient(PartialClient):
 
     async def set_mode(self, mode: RunMode) -> RunMode:
         """Run, drain or pause the run; returns the mode before."""
-        request = broker_pb2.SetRunModeRequest(mode=pairs.MODE.to(mode))
+        request = broker_pb2.SetRunModeRequest(mode=pairs.MODE.of_member[mode])
         answer = await self._call(lambda: self._stub.SetRunMode(request, timeout=_CALL_LIMIT_S))
-        return pairs.MODE.of(answer.former)
+        return pairs.MODE[answer.former]
 
     async def dead_letters(self, max_letters: int = 0) -> list[DeadLetter]:
         """At most `max_letters` rollouts that were given up, newest first; 0: all that are kept."""

@@ -9,7 +9,7 @@ ValueError of a constructor is InvalidMessage here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cached_property, reduce
@@ -48,30 +48,18 @@ CODECS: dict[object, tuple[Function, Function]] = {}
 UNSET: dict[type[Enum], Enum] = {}
 
 
-class Numbers(Generic[Member]):
-    """The members of an enum as the numbers of the protocol, where STOP is FINISH_REASON_STOP."""
+class Numbers(dict[int, Member]):
+    """The members of an enum by the numbers of the protocol, where STOP is FINISH_REASON_STOP."""
 
     def __init__(self, kind: type[Member], wire: EnumDescriptor) -> None:
         prefix = wire.values_by_number[0].name.removesuffix("UNSPECIFIED")
-        self._name = kind.__name__
         self.of_member = {member: wire.values_by_name[prefix + member.name].number for member in kind}
-        self._members: dict[int, Any] = {number: member for member, number in self.of_member.items()}
-        if kind in UNSET:
-            self._members[0] = UNSET[kind]
+        unset: dict[int, Any] = {0: UNSET[kind]} if kind in UNSET else {}
+        super().__init__(unset | {number: member for member, number in self.of_member.items()})
+        self._name = kind.__name__
 
-    def to(self, member: Member) -> Any:
-        """Domain -> protocol."""
-        return self.of_member[member]
-
-    def of(self, number: int) -> Member:
-        """Protocol -> domain. Raises InvalidMessage."""
-        try:
-            member: Member = self._members[number]
-        except KeyError:
-            raise InvalidMessage(
-                f"{self._name} {number} is unknown" if number else f"{self._name} is not set"
-            ) from None
-        return member
+    def __missing__(self, number: int) -> Member:
+        raise InvalidMessage(f"{self._name} {f'{number} is unknown' if number else 'is not set'}")
 
 
 class Pair(Generic[Record, Wire]):
@@ -80,18 +68,31 @@ class Pair(Generic[Record, Wire]):
     def __init__(self, record: type[Record], wire: type[Wire], **exceptions: Exceptional) -> None:
         self.record = record
         self.wire = wire
-        self.exceptions = exceptions
+        self._exceptions = exceptions
         PAIRS[record] = self
 
     def to(self, record: Record) -> Wire:
         """Domain -> protocol."""
-        return self.wire(**{name: value_of(record) for name, value_of in self._writers})
+        plan = self._plan
+        values = list(plan.of_record(record))
+        for place, change in plan.outward:
+            if values[place] is not None:
+                values[place] = change(values[place])
+        return self.wire(**dict(zip(plan.sent, values, strict=True)))
 
     def of(self, message: Wire, **given: object) -> Record:
         """Protocol -> domain. `given` fields are taken instead of those of the message. Raises InvalidMessage."""
+        plan = self._plan
+        values = list(plan.of_message(message))
         try:
-            values = {name: value_of(message) for name, value_of in self._readers if name not in given}
-            return self.record(**values, **given)
+            for place, presence, change in plan.inward:
+                if presence and not message.HasField(presence):
+                    values[place] = None
+                elif change is not None and plan.names[place] not in given:
+                    values[place] = change(values[place])
+            if plan.is_whole and not given:
+                return self.record(*values)
+            return self.record(**dict(zip(plan.names, values, strict=True)) | given)
         except ValueError as error:
             raise InvalidMessage(str(error)) from error
 
@@ -106,9 +107,9 @@ class Pair(Generic[Record, Wire]):
         except DecodeError as error:
             raise InvalidMessage(f"{self.wire.DESCRIPTOR.name}: {error}") from error
 
-    def names(self) -> Mapping[str, str]:
+    def names(self) -> dict[str, str]:
         """The field of the message by that of the record, for all fields of the record that are sent."""
-        chosen = {name: self.exceptions.get(name, Exceptional(name)).name for name in _field_names(self.record)}
+        chosen = {name: self._exceptions.get(name, Exceptional(name)).name for name in _field_names(self.record)}
         return {name: sent for name, sent in chosen.items() if sent}
 
     def derived(self) -> list[str]:
@@ -117,23 +118,50 @@ class Pair(Generic[Record, Wire]):
         return [name for name in self.wire.DESCRIPTOR.fields_by_name if name not in sent and hasattr(self.record, name)]
 
     @cached_property
-    def _writers(self) -> list[tuple[str, Function]]:
-        plain = [(name, attrgetter(name)) for name in self.derived()]
-        return [(sent, self._codec(name, sent)[0]) for name, sent in self.names().items()] + plain
+    def _plan(self) -> _Plan:
+        """Made at the first use, when the pairs of nested records are there too."""
+        hints, fields_of = get_type_hints(self.record), self.wire.DESCRIPTOR.fields_by_name
+        names, derived = self.names(), self.derived()
+        outward, inward = [], []
+        for place, (name, sent) in enumerate(names.items()):
+            to, of = _conversion(hints[name], fields_of[sent])
+            exception = self._exceptions.get(name, Exceptional(name))
+            to, of = exception.to or to, exception.of or of
+            presence = sent if NoneType in get_args(hints[name]) else ""
+            outward += [(place, to)] if to else []
+            inward += [(place, presence, of)] if of or presence else []
+        return _Plan(
+            names=tuple(names),
+            sent=(*names.values(), *derived),
+            of_record=_reader([*names, *derived]),
+            of_message=_reader(list(names.values())),
+            outward=tuple(outward),
+            inward=tuple(inward),
+            is_whole=list(names) == _field_names(self.record)[: len(names)],
+        )
 
-    @cached_property
-    def _readers(self) -> list[tuple[str, Function]]:
-        return [(name, self._codec(name, sent)[1]) for name, sent in self.names().items()]
 
-    def _codec(self, name: str, sent: str) -> tuple[Function, Function]:
-        """Reads a field from the record, as the message has it, and from the message, as the record has it."""
-        hint, field = get_type_hints(self.record)[name], self.wire.DESCRIPTOR.fields_by_name[sent]
-        to, of = _conversion(hint, field)
-        exception = self.exceptions.get(name, Exceptional(name))
-        to, of = exception.to or to, exception.of or of
-        if NoneType in get_args(hint) and hint not in CODECS:
-            return _unless_none(name, to), _if_present(sent, of)
-        return _after(name, to), _after(sent, of)
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How the fields of a pair are converted, in the order of the record.
+
+    `sent` are the names in the message. `outward` and `inward` have the changes of values by their places; a value with
+    a presence is None when the message lacks that field. `is_whole`: the names are the first of the constructor.
+    """
+
+    names: tuple[str, ...]
+    sent: tuple[str, ...]
+    of_record: Callable[[Any], Sequence[Any]]
+    of_message: Callable[[Any], Sequence[Any]]
+    outward: tuple[tuple[int, Function], ...]
+    inward: tuple[tuple[int, str, Function | None], ...]
+    is_whole: bool
+
+
+def _reader(names: list[str]) -> Callable[[Any], Sequence[Any]]:
+    """Reads all these attributes in one call."""
+    read = attrgetter(*names)
+    return read if len(names) > 1 else lambda source: [read(source)]
 
 
 def _field_names(record: type) -> list[str]:
@@ -156,34 +184,12 @@ def _conversion(hint: Any, field: Any) -> tuple[Function | None, Function | None
         pair = PAIRS[hint]
         return (pair.encode, pair.decode) if field.type == field.TYPE_BYTES else (pair.to, pair.of)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return _enum_conversion(hint, field)
+        if field.enum_type is None:
+            return None, hint  # the text is the member's value
+        numbers = Numbers(hint, field.enum_type)
+        return numbers.of_member.__getitem__, numbers.__getitem__
     return None, None
-
-
-def _enum_conversion(kind: type[Enum], field: Any) -> tuple[Function | None, Function]:
-    """An enum is a number in the message, or the text that is its value."""
-    if field.enum_type is not None:
-        numbers = Numbers(kind, field.enum_type)
-        return numbers.of_member.__getitem__, numbers.of
-    return None, kind
 
 
 def _each(change: Function | None, whole: Callable[[Any], Any]) -> Function:
     return whole if change is None else lambda values: whole(map(change, values))
-
-
-def _after(name: str, change: Function | None) -> Function:
-    read = attrgetter(name)
-    return read if change is None else lambda source: change(read(source))
-
-
-def _unless_none(name: str, change: Function | None) -> Function:
-    read = attrgetter(name)
-    if change is None:
-        return read
-    return lambda source: None if (value := read(source)) is None else change(value)
-
-
-def _if_present(name: str, change: Function | None) -> Function:
-    read = _after(name, change)
-    return lambda message: read(message) if message.HasField(name) else None
