@@ -23,8 +23,8 @@ from tests.services.conftest import BrokerRig
 from tests.services.test_redis_forgets import BookKeeper, check, work
 
 from nouscoder.broker.core import Broker
+from nouscoder.broker.curriculum import restore_state
 from nouscoder.broker.errors import BrokerUnavailable
-from nouscoder.broker.problem_statistics import restore_state
 from nouscoder.broker.store import Value
 from nouscoder.broker.streams import read_oldest_s
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouscoder.broker.admission import groups_wanted
 from nouscoder.broker.curriculum import open_curriculum
-from nouscoder.broker.rules import Rules
+from nouscoder.broker.store import Rules, groups_wanted
 from nouscoder.config import ConfigError, load_config
 from nouscoder.domain.curriculum import (
     Choice,

@@ -27,8 +27,7 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.domain.tokens import FinishReason
 from nouscoder.rpc import broker_client, generation_client, learner_client, pairs
-from nouscoder.rpc.convert import PAIRS, Pair
-from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.rpc.convert import PAIRS, InvalidMessage, Pair
 from nouscoder.v1 import broker_pb2, policy_pb2, rollout_pb2, verdict_pb2
 
 CLIENTS = (broker_client, generation_client, learner_client)  # their records count as well

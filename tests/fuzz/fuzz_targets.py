@@ -39,7 +39,7 @@ with atheris.instrument_imports(include=["nouscoder"]):
         Submission,
     )
     from nouscoder.domain.verdict import Verdict, VerdictKind
-    from nouscoder.rpc.faults import InvalidMessage
+    from nouscoder.rpc.convert import InvalidMessage
     from nouscoder.rpc.pairs import SUBMISSION
     from nouscoder.v1 import verdict_pb2
     from nouscoder.verifier.api.faults import Absent

@@ -31,7 +31,7 @@ from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.learner.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.retry import Retry
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.run import evaluations, periodic_evaluation
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.periodic_evaluation import PeriodicEvaluation

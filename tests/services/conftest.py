@@ -11,8 +11,7 @@ import pytest
 from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.redis_server import start_redis
-from nouscoder.broker.rules import Rules
-from nouscoder.broker.store import Store
+from nouscoder.broker.store import Rules, Store
 from nouscoder.config import Config, SingleTurnSection, load_config
 from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.demo.tokenizer import CharTokenizer

@@ -27,8 +27,7 @@ from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.tls import http_context
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
-from nouscoder.rpc.renewed import Renewed
-from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.tls import Renewed, channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 
 LIMIT_S = 90.0

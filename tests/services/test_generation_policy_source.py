@@ -35,7 +35,7 @@ from nouscoder.policy_folder.delta import write_delta
 from nouscoder.policy_folder.weights_files import ADAPTER_FILE, shards_of
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.learner_client import LearnerClient
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 BIG = 2 * CHUNK_BYTES + 17

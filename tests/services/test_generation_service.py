@@ -32,7 +32,7 @@ from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.service import STATUS_CODES, GenerationService
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.pairs import MANIFEST, TASK
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 

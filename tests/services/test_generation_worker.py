@@ -36,7 +36,7 @@ from nouscoder.generation.policy_source import FolderSource
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
-from nouscoder.rpc.lease_keeper import LeaseKeeper
+from nouscoder.rpc.worker import LeaseKeeper
 
 MAX_RUNNING, PREFETCH = 4, 2
 

@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.certificates import make_certificate
 
-from nouscoder.broker.metrics import BrokerCollector
+from nouscoder.broker.serving import BrokerCollector
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.ledger import IN_FLIGHT, Ledger, RolloutState
 from nouscoder.domain.run_status import RunStatus, StreamStatus

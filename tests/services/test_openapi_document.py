@@ -19,7 +19,7 @@ from starlette.routing import Route
 from nouscoder.config import JobsSection
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.store.blobs import FolderBlobs
-from nouscoder.store.tests_cache import TestsCache
+from nouscoder.store.tests import TestsCache
 from nouscoder.verifier.access.client_tests import ClientTests
 from nouscoder.verifier.access.gatekeeper import is_open_path
 from nouscoder.verifier.access.memory_budget import MemoryBudget

@@ -13,7 +13,7 @@ import pytest
 from nouscoder.domain.submission import CallTests, StdinTests, Submission, TestsReference
 from nouscoder.formats.json_size import ValueCount, json_weight
 from nouscoder.formats.tests import canonical_json, digest_of
-from nouscoder.store.stored_cases import StoredCases
+from nouscoder.store.case_files import StoredCases
 from nouscoder.verifier.api.get_reward import rewarded_submissions
 from nouscoder.verifier.api.parse_process import ParseProcess, ParsingFailed
 from nouscoder.verifier.api.parse_worker import MAX_CASE_WEIGHT

@@ -40,7 +40,7 @@ from nouscoder.policy_transfer.group import TransferError, call_meeting
 from nouscoder.policy_transfer.shard_bytes import ShardImage, tensors_of
 from nouscoder.policy_transfer.transfer import receive_shards, send_shards
 from nouscoder.rpc.learner_client import LearnerClient
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1 import learner_pb2_grpc
 
 LIMIT_S = 120.0

@@ -21,9 +21,7 @@ from nouscoder.config import Config, dump_config, load_config
 from nouscoder.data.reading import load_problems
 from nouscoder.errors import Unusable
 from nouscoder.folder_lock import FolderInUse
-from nouscoder.rpc.address import AddressError
-from nouscoder.rpc.health import Health
-from nouscoder.rpc.server import Served, start_grpc
+from nouscoder.rpc.server import AddressError, Health, Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
 from nouscoder.run.external import EVALUATION_BEFORE, ExternalServices, ServiceAway
 from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.sweeper import keep_sweeping
+from nouscoder.broker.serving import keep_sweeping
 from nouscoder.cli.app import app
 from nouscoder.config import Config
 from nouscoder.domain.books import Books, TrainedGroups

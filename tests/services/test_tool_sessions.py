@@ -27,9 +27,8 @@ from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submissio
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys, Quota
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
-from nouscoder.rpc.interpreter_client import InterpreterCalls
-from nouscoder.rpc.status_codes import StatusCodes
-from nouscoder.rpc.verifier_client import VerifierClient
+from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.verifier_client import InterpreterCalls, VerifierClient
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate

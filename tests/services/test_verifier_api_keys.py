@@ -32,7 +32,7 @@ from nouscoder.http_server.api_keys import (
 )
 from nouscoder.http_server.listener import start_http
 from nouscoder.rpc.pairs import SUBMISSION
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import Caller, CallerFilter, current_caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate

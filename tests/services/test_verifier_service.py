@@ -21,8 +21,7 @@ from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.pairs import SUBMISSION, VERDICT
-from nouscoder.rpc.server import AddressError
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.server import AddressError, StatusCodes
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget

@@ -23,7 +23,7 @@ from nouscoder.bench.errors import BenchError
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
-from nouscoder.rpc.worker_identity import observer_id
+from nouscoder.rpc.worker import observer_id
 
 _LOOK_EVERY_S = 0.25
 # For a step, or the end, after the last fault: all processes may have to start again on few cores.

@@ -1,13 +1,16 @@
-"""Batches: the B / G oldest complete groups, leased to one learner until committed.
+"""Batches and policies: what the learner leases and commits, and what it publishes.
 
-A batch holds exactly B / G whole groups. Groups that lost members to dead letters are shorter than G, so a batch may
-hold fewer than B rollouts, never more. The batch is in Redis until its commit. A restarted learner (the same worker
+A batch holds the B / G oldest complete groups. Groups that lost members to dead letters are shorter than G, so a batch
+may hold fewer than B rollouts, never more. The batch is in Redis until its commit. A restarted learner (the same worker
 name, another incarnation) gets the lease at once, another worker when no heartbeat came for batch_lease_s. A batch is
 never a dead letter, because its number is that of the policy version that it makes. One that nobody can train on is
 held back (operations.py).
 
 INVARIANT: at most one batch is uncommitted at a time, its number and rollouts never change, and no rollout is in two
 committed batches.
+
+Only the newest published policy is kept. INVARIANT: versions start at 0 and rise by 1, except that restore.lua sets the
+version of the learner's books. A version never gets other weights.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from nouscoder.broker.store import Store
 from nouscoder.broker.streams import LeaseRef, Stream
 from nouscoder.domain.batch import EncodedBatch, EncodedRollout
 from nouscoder.domain.lease import Lease, worker_name
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.rpc.pairs import MANIFEST
 
 # Rollouts that one script reads.
 _PAGE = 512
@@ -75,3 +80,28 @@ async def commit_batch(store: Store, batch_id: int, step: int, groups: Sequence[
     if answer == "twice":
         raise InvariantBroken(f"batch {batch_id} holds a rollout that was trained on before")
     return bool(answer == "already")
+
+
+# Published policies.
+
+
+async def publish(store: Store, manifest: PolicyManifest) -> int:
+    """Take a policy; returns the newest version. The newest one may be published again.
+
+    Raises Refused when it is too old or its weights differ, and Behind when Redis lacks the version before it.
+    """
+    version = manifest.policy_version
+    taken, newest = await store.run("publish_policy", version, manifest.digest, MANIFEST.encode(manifest))
+    if taken:
+        return int(newest)
+    if version == newest:
+        raise Refused(f"policy version {version} was published before with other weights")
+    if version > newest:
+        raise Behind(f"policy version {version} is out of order: {int(newest) + 1} comes next")
+    raise Refused(f"policy version {version} is out of order: {int(newest) + 1} comes next")
+
+
+async def newest(store: Store) -> PolicyManifest | None:
+    """The newest policy, None while there is none."""
+    (data,) = await store.fields("meta", "policy")
+    return None if data is None else MANIFEST.decode(data)

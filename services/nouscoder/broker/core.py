@@ -1,7 +1,7 @@
 """The broker of one run: every call that a worker can make, on domain records.
 
 All state is in Redis (store.py), so the broker may be killed at any time and started again. Each part of the state has
-a module: streams.py (single rollouts under lease), batches.py, policies.py, ledger.py, curriculum.py.
+a module: streams.py (single rollouts under lease), batches.py (and policies), records.py, curriculum.py.
 
 INVARIANT: when a call has returned, Redis holds its result; every call may be repeated after its response was lost.
 """
@@ -11,22 +11,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from nouscoder.broker import batches, ledger, policies, recovery, stall, streams
-from nouscoder.broker.admission import groups_wanted
+from nouscoder.broker import batches, operations, recovery, streams
 from nouscoder.broker.batches import BatchLease
-from nouscoder.broker.curriculum import offer, open_curriculum
+from nouscoder.broker.curriculum import offer, open_curriculum, read_state, restore_state
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, RedisFull, UnknownProblem
-from nouscoder.broker.identity import check_settings, check_state, note_problems
-from nouscoder.broker.leased_work import LeasedWork
 from nouscoder.broker.operations import Operations
-from nouscoder.broker.partials import Partials
-from nouscoder.broker.pressure import MemoryWatch
-from nouscoder.broker.problem_statistics import read_state, restore_state
-from nouscoder.broker.records import Records, new_record_name, open_record_store
+from nouscoder.broker.records import Partials, Records, new_record_name, open_record_store
+from nouscoder.broker.recovery import check_settings, check_state, note_problems
 from nouscoder.broker.rewards import Rewards
-from nouscoder.broker.rules import Rules
-from nouscoder.broker.store import Store
-from nouscoder.broker.streams import Beat, Graded, Sampled, Stream, parse_lease
+from nouscoder.broker.store import MemoryWatch, Rules, Store, groups_wanted
+from nouscoder.broker.streams import Beat, Graded, LeasedWork, Sampled, Stream, parse_lease
 from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex
@@ -199,7 +193,7 @@ class Broker:
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
         """Take a policy; returns the newest version. Raises Refused."""
-        version = await policies.publish(self.store, manifest)
+        version = await batches.publish(self.store, manifest)
         await self._wake_those_with_work()
         return version
 
@@ -208,7 +202,7 @@ class Broker:
         known = -1
         while not self.waits.ended:
             seen = self.waits.policy.changes
-            manifest = await policies.newest(self.store)
+            manifest = await batches.newest(self.store)
             if manifest is not None and manifest.policy_version > known:
                 known = manifest.policy_version
                 yield manifest
@@ -263,14 +257,14 @@ class Broker:
     async def status(self) -> RunStatus:
         """The run at one instant."""
         async with self.store.answers_within(_STATUS_LIMIT_S):
-            status = await ledger.read_status(self.store, self.rules, self._config.run.name)
+            status = await operations.read_status(self.store, self.rules, self._config.run.name)
         return replace(status, back_pressure=self.memory.pressure.reason)
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next step."""
         status, num_problems = await self.status(), len(self._problems.problem_ids)
         async with self.store.answers_within(_STATUS_LIMIT_S):
-            return judge(await stall.read_snapshot(self.store, status, self.rules, num_problems))
+            return judge(await operations.read_snapshot(self.store, status, self.rules, num_problems))
 
     async def _wake_those_with_work(self) -> None:
         self.waits.wake(await streams.read_available(self.store))

@@ -20,7 +20,7 @@ from nouscoder.broker.errors import (
     Refused,
     UnknownProblem,
 )
-from nouscoder.rpc import faults, pairs
+from nouscoder.rpc import convert, pairs
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
 Request = TypeVar("Request")
@@ -294,5 +294,5 @@ def add_to_server(broker: Broker, server: grpc.aio.Server) -> None:
 def _worker(worker_id: str) -> str:
     """A checked worker id: it becomes the name of a consumer in Redis. Raises InvalidMessage."""
     if not 0 < len(worker_id) <= 200 or worker_id == "released":
-        raise faults.InvalidMessage("worker_id must have 1 to 200 characters and not be 'released'")
+        raise convert.InvalidMessage("worker_id must have 1 to 200 characters and not be 'released'")
     return worker_id

@@ -9,7 +9,7 @@ from nouscoder.config import Config
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.tls import channel_credentials
-from nouscoder.rpc.worker_identity import observer_id
+from nouscoder.rpc.worker import observer_id
 
 _PATIENCE_S = 3.0
 

@@ -29,14 +29,13 @@ from nouscoder.generation.policy_source import FolderSource, LearnerSource, Poli
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.faults import InvalidMessage
-from nouscoder.rpc.health import Health
+from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.pairs import MANIFEST, TASK
-from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.rpc.worker_identity import held_worker_id
+from nouscoder.rpc.worker import held_worker_id
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 

@@ -9,7 +9,7 @@ from nouscoder.domain.lease import LeasedTasks, WorkReport
 from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
-from nouscoder.rpc.lease_keeper import LeaseKeeper
+from nouscoder.rpc.worker import LeaseKeeper
 
 
 class TaskBroker(Protocol):

@@ -33,8 +33,8 @@ from nouscoder.generation.policy_follower import follow_policies
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.task_broker import TaskBroker
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
-from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.rpc.server import run_until_stopped
+from nouscoder.rpc.worker import LeaseKeeper
 
 log = logging.getLogger(__name__)
 

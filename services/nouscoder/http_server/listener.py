@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from nouscoder.http_server.delivery import Delivery
-from nouscoder.rpc.address import AddressError, socket_host, split_address
+from nouscoder.rpc.server import AddressError, socket_host, split_address
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _UvicornProtocol

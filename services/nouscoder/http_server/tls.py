@@ -6,7 +6,7 @@ import ssl
 
 from nouscoder.config import TlsSection
 from nouscoder.errors import Unusable
-from nouscoder.rpc.renewed import Renewed
+from nouscoder.rpc.tls import Renewed
 
 
 class TlsUnusable(Unusable):

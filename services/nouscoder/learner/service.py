@@ -29,10 +29,9 @@ from nouscoder.learner.ranks import Ranks
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.health import Health
-from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
-from nouscoder.rpc.worker_identity import sole_worker_id
+from nouscoder.rpc.worker import sole_worker_id
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 log = logging.getLogger(__name__)

@@ -4,23 +4,37 @@ Each method waits at most `patience_s` seconds for a broker that does not answer
 `watch_policy` waits for ever, and some methods make one attempt, as they say. A method raises PeerRefused with the
 broker's message when the broker refuses the call, and PeerError for any other failure. Calls are repeated, which is
 safe because the broker's transitions are idempotent.
+
+A worker submits rollouts, and pieces of those that are being sampled, in messages of bounded size, because the broker
+holds a whole message in memory while it handles it. It reads ranges of records as a stream of pieces, and after an
+interruption asks for what is still missing (`RangeReader`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from nouscoder.domain.books import Books, Restored
 from nouscoder.domain.dead_letter import DeadLetter
-from nouscoder.domain.lease import LeasedBatch, LeasedGrading, LeasedGradings, LeasedTasks, LeaseLoss, WorkReport
+from nouscoder.domain.lease import (
+    LeasedBatch,
+    LeasedGrading,
+    LeasedGradings,
+    LeasedTask,
+    LeasedTasks,
+    LeaseLoss,
+    WorkReport,
+)
 from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.partial import EncodedPiece, PartialRollout
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem_statistics import CurriculumState
 from nouscoder.domain.rollout import Rollout
@@ -28,14 +42,12 @@ from nouscoder.domain.run_status import RunMode, RunStatus
 from nouscoder.domain.stall import Blocker
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc import pairs
-from nouscoder.rpc.channel import PeerNotFound, PeerUnreachable, peer_error
-from nouscoder.rpc.lease_keeper import LeaseKeeper
-from nouscoder.rpc.partial_client import PartialClient
-from nouscoder.rpc.record_transfer import RangeReader, messages_of
+from nouscoder.rpc.channel import PeerError, PeerNotFound, PeerUnreachable, ServiceClient, peer_error
+from nouscoder.rpc.pairs import HEADER, PIECE, RANGE
 from nouscoder.rpc.tls import ChannelTls
-from nouscoder.store.record_sections import RecordError
+from nouscoder.rpc.worker import LeaseKeeper
 from nouscoder.store.record_store import ByteRange
-from nouscoder.store.rollout_record import decode_text
+from nouscoder.store.rollout_record import RecordError, decode_pieces, decode_text, encode_piece, encode_rollout
 from nouscoder.store.tests import UnknownTests
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
@@ -43,15 +55,98 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 _CALL_LIMIT_S = 30.0
+_PARTIAL_LIMIT_S = 5.0
 _PIECE_LIMIT_S = 30.0
 _STREAM_ATTEMPTS = 10
 _RELEASE_LIMIT_S = 2.0
 _READ_CURRICULUM_LIMIT_S = 10.0
 _WATCH_AGAIN_S = 0.3
+_MESSAGE_BYTES = 2 * 1024**2
+_MAX_RANGES = 4096
+
+Item = TypeVar("Item")
 
 
-class BrokerClient(PartialClient):
-    """Use as `async with BrokerClient(config.broker.grpc, worker_id) as broker:`; worker_identity.py makes the ids."""
+def messages_of(rollouts: Iterable[tuple[str, Rollout]]) -> Iterator[list[broker_pb2.SubmittedRollout]]:
+    """(lease_id, rollout) pairs, cut into messages of at most _MESSAGE_BYTES, or of one rollout that is larger."""
+    return _bounded((_submitted(lease_id, rollout) for lease_id, rollout in rollouts), lambda item: len(item.record))
+
+
+def partial_messages(pieces: Mapping[str, PartialRollout]) -> Iterator[list[broker_pb2.PartialPiece]]:
+    """The pieces by lease id, cut into messages of at most _MESSAGE_BYTES, or of one piece that is larger."""
+    return _bounded((_piece(lease_id, piece) for lease_id, piece in pieces.items()), lambda item: len(item.data))
+
+
+def _submitted(lease_id: str, rollout: Rollout) -> broker_pb2.SubmittedRollout:
+    header, record = encode_rollout(rollout)
+    return broker_pb2.SubmittedRollout(lease_id=lease_id, header=HEADER.encode(header), record=record)
+
+
+def _piece(lease_id: str, piece: PartialRollout) -> broker_pb2.PartialPiece:
+    versions = (piece.oldest_version, piece.newest_version)
+    return PIECE.to(EncodedPiece(lease_id, piece.first_token, piece.end_token, *versions, encode_piece(piece)))
+
+
+def _bounded(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    message: list[Item] = []
+    num_bytes = 0
+    for item in items:
+        if message and num_bytes + size_of(item) > _MESSAGE_BYTES:
+            yield message
+            message, num_bytes = [], 0
+        message.append(item)
+        num_bytes += size_of(item)
+    if message:
+        yield message
+
+
+class RangeReader:
+    """How far the bytes of some ranges have come. Use: send `next_request`, pass each answer to `take`, then `end`.
+
+    After an interruption, do not call `end`: the next request asks for the rest.
+    """
+
+    def __init__(self, ranges: Sequence[ByteRange]) -> None:
+        self._ranges = ranges
+        self._place = 0  # of the range that is being read
+        self._offset = 0  # of the next byte in it
+        self._base = 0  # the place of the first range of the last request
+        self._num_asked = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing is left to read."""
+        return self._place == len(self._ranges)
+
+    def next_request(self) -> broker_pb2.StreamRecordsRequest:
+        """Asks for what is still missing, at most _MAX_RANGES ranges at once."""
+        wanted = self._ranges[self._place : self._place + _MAX_RANGES]
+        self._base, self._num_asked = self._place, len(wanted)
+        rest = [_without_first(wanted[0], self._offset), *wanted[1:]]
+        return broker_pb2.StreamRecordsRequest(ranges=map(RANGE.to, rest))
+
+    def take(self, answer: broker_pb2.StreamRecordsResponse) -> Iterator[tuple[int, bytes]]:
+        """The pieces of an answer: (the range's place, bytes)."""
+        for piece in answer.pieces:
+            place = self._base + piece.range
+            if place > self._place:  # the ranges between are of records that are not there, or too short
+                self._place, self._offset = place, 0
+            yield place, piece.data
+            self._offset += len(piece.data)
+            if self._offset == self._ranges[place].num_bytes:
+                self._place, self._offset = place + 1, 0
+
+    def end(self) -> None:
+        """The broker sent everything that it has for the last request."""
+        self._place, self._offset = self._base + self._num_asked, 0
+
+
+def _without_first(whole: ByteRange, num_bytes: int) -> ByteRange:
+    return replace(whole, offset=whole.offset + num_bytes, num_bytes=whole.num_bytes - num_bytes)
+
+
+class BrokerClient(ServiceClient):
+    """Use as `async with BrokerClient(config.broker.grpc, worker_id) as broker:`; worker.py makes the ids."""
 
     def __init__(
         self,
@@ -65,7 +160,7 @@ class BrokerClient(PartialClient):
 
     def _connect(self, channel: grpc.aio.Channel) -> None:
         """Make the stub."""
-        self._stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        self._stub: broker_pb2_grpc.BrokerServiceAsyncStub = broker_pb2_grpc.BrokerServiceStub(channel)
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
         """Up to `max_tasks` rollouts to sample and what is kept of them, or none after `wait_s` seconds."""
@@ -75,6 +170,34 @@ class BrokerClient(PartialClient):
         kept = await asyncio.gather(*map(self._kept_tokens, leased.tasks))
         tasks = [replace(item, kept=tokens) for item, tokens in zip(leased.tasks, kept, strict=True)]
         return replace(leased, tasks=tuple(tasks))
+
+    async def keep_partials(self, pieces: Mapping[str, PartialRollout]) -> dict[str, int | None]:
+        """Have the broker keep a piece of a rollout for each lease id; a piece from token 0 on replaces what it keeps.
+
+        Returns how many tokens it keeps of each rollout then; None: the lease is lost. Makes one attempt, because without
+        it some tokens are only sampled again.
+        """
+        kept: dict[str, int | None] = {}
+        for items in partial_messages(pieces):
+            request = broker_pb2.KeepPartialsRequest(worker_id=self.worker_id, pieces=items)
+            call = functools.partial(self._stub.KeepPartials, request, timeout=_PARTIAL_LIMIT_S)
+            answer = await self._call(call, patience_s=0.0)
+            for item, number in zip(items, answer.num_kept_tokens, strict=True):
+                kept[item.lease_id] = number if number >= 0 else None
+        return kept
+
+    async def _kept_tokens(self, item: LeasedTask) -> PartialRollout | None:
+        """The kept tokens of a leased rollout. When they cannot be read, it is sampled from its start."""
+        if not item.num_kept_tokens:
+            return None
+        request = broker_pb2.ReadPartialRequest(rollout_id=item.task.rollout_id)
+        try:
+            answer = await self._call(lambda: self._stub.ReadPartial(request, timeout=_PARTIAL_LIMIT_S), patience_s=0.0)
+            return decode_pieces(answer.data) if answer.data else None
+        except (PeerError, RecordError) as error:
+            extra = {"rollout_id": item.task.rollout_id, "reason": str(error)}
+            log.warning("a rollout begins again, because its tokens cannot be read", extra=extra)
+            return None
 
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Submit (lease_id, rollout) pairs; returns the rollout ids refused because their lease was lost."""

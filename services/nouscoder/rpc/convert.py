@@ -20,7 +20,10 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from nouscoder.rpc.faults import InvalidMessage
+
+class InvalidMessage(ValueError):
+    """A message breaks the protocol; the text names the field."""
+
 
 Record = TypeVar("Record")
 Wire = TypeVar("Wire", bound=Message)

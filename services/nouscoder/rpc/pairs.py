@@ -36,8 +36,7 @@ from nouscoder.domain.submission import (
     language_name,
 )
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict
-from nouscoder.rpc.convert import CODECS, NOT_SENT, UNSET, Exceptional, Numbers, Pair
-from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.rpc.convert import CODECS, NOT_SENT, UNSET, Exceptional, InvalidMessage, Numbers, Pair
 from nouscoder.rpc.tests_convert import tests_from, tests_to
 from nouscoder.store.record_store import ByteRange
 from nouscoder.v1 import broker_pb2, policy_pb2, rollout_pb2, verdict_pb2, verifier_pb2

@@ -24,7 +24,7 @@ from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.rpc.worker_identity import observer_id
+from nouscoder.rpc.worker import observer_id
 from nouscoder.run.evaluations import evaluated_of, evaluation_file
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import RunServices

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.broker.redis_address import without_password
+from nouscoder.broker.redis_server import without_password
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.folder_lock import FolderInUse, lock_file

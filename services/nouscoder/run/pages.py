@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nouscoder.report.rollouts_page import rollouts_page
-from nouscoder.rpc.address import AddressError, socket_host, split_address
+from nouscoder.rpc.server import AddressError, socket_host, split_address
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from nouscoder.policy_folder.weights_files import WeightsMissing
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.generation_client import PolicyReplaced
 from nouscoder.rpc.tls import channel_credentials
-from nouscoder.rpc.worker_identity import observer_id
+from nouscoder.rpc.worker import observer_id
 from nouscoder.run.evaluation import CannotEvaluate, announced_policy, measure, while_alive
 from nouscoder.run.evaluations import drop_worse, evaluated_of, evaluation_file, keep_weights, recorded_evaluations
 from nouscoder.run.folder import RunFolder

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from nouscoder.atomic_files import numbered
 from nouscoder.broker.errors import BrokerError
-from nouscoder.broker.redis_address import configured_url
-from nouscoder.broker.run_keys import RunInRedis, RunKeys
+from nouscoder.broker.redis_client import RunInRedis, RunKeys
+from nouscoder.broker.redis_server import configured_url
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError
 from nouscoder.folder_lock import lock_file

@@ -30,7 +30,7 @@ from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.rpc.worker_identity import observer_id
+from nouscoder.rpc.worker import observer_id
 from nouscoder.run.evaluation import first_policy, while_alive
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import RunServices, deployment

@@ -24,11 +24,10 @@ from nouscoder.config import Config, VerifierSection
 from nouscoder.http_server.api_keys import open_api_keys
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.tls import http_context
-from nouscoder.rpc.health import Health
-from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.store.blobs import open_blobs
-from nouscoder.store.tests_cache import TestsCache
+from nouscoder.store.tests import TestsCache
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.caller import CallerFilter
 from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader

@@ -26,10 +26,9 @@ from nouscoder.errors import NousCoderError
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.tls import ChannelTls
-from nouscoder.rpc.worker_identity import held_worker_id
+from nouscoder.rpc.worker import held_worker_id
 from nouscoder.store.blobs import open_blobs
-from nouscoder.store.tests import TestStore
-from nouscoder.store.tests_cache import TestsCache
+from nouscoder.store.tests import TestsCache, TestStore
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading

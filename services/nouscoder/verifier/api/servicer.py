@@ -11,7 +11,7 @@ import grpc
 from nouscoder.domain.submission import Limits, Submission, Tests, TestsReference
 from nouscoder.domain.verdict import Verdict
 from nouscoder.formats.decoding import without_collections
-from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.rpc.pairs import ANSWER, LIMITS, OUTCOME, SUBMISSION, VERDICT
 from nouscoder.rpc.tests_convert import tests_from
 from nouscoder.store.blobs import BlobsUnavailable

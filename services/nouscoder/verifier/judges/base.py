@@ -8,7 +8,7 @@ from typing import Protocol
 
 from nouscoder.domain.submission import Case, JsonValue, Tests, TestsReference, input_size
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.store.stored_cases import StoredCases
+from nouscoder.store.case_files import StoredCases
 from nouscoder.verifier.sandbox.base import RunResult
 
 CLIP_CHARS = 2000

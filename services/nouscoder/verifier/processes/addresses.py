@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from nouscoder.rpc.address import AddressError, socket_host, split_address
+from nouscoder.rpc.server import AddressError, socket_host, split_address
 
 
 def bound_to(address: str, *, shared: bool = False) -> socket.socket:

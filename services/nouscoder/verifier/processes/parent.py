@@ -28,8 +28,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from nouscoder.config import Config
 from nouscoder.http_server.listener import start_http
-from nouscoder.rpc.health import Health
-from nouscoder.rpc.server import start_metrics, stop_event
+from nouscoder.rpc.server import Health, start_metrics, stop_event
 from nouscoder.verifier.processes.addresses import address_of, bound_to
 from nouscoder.verifier.processes.child import Order
 from nouscoder.verifier.processes.connections import Channel, Distributor
