@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouscoder.domain.books import RunIdentity, TrainedGroups
 from nouscoder.domain.dead_letter import DeadLetter
+from nouscoder.domain.learner_state import RunIdentity, TrainedGroups
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 from nouscoder.domain.run_status import RunMode
@@ -159,7 +159,7 @@ def test_a_message_that_breaks_the_protocol_is_refused_with_its_field() -> None:
         (pairs.VERDICT, verdict_pb2.Verdict(), "VerdictKind is not set"),
         (pairs.MANIFEST, policy_pb2.PolicyManifest(), "Transport is not set"),
         (pairs.MANIFEST, policy_pb2.PolicyManifest(transport=1), "names no shard"),
-        (pairs.BOOKS, broker_pb2.RestoreRunRequest(), "identity.run_id must have"),
+        (pairs.TRAINED_STATE, broker_pb2.RestoreRunRequest(), "identity.run_id must have"),
         (pairs.DEAD_LETTER, broker_pb2.DeadLetter(reason="boredom"), "boredom"),
     ]
     for pair, message, says in refused:

@@ -12,7 +12,7 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Refused
 from nouscoder.cli.status_text import status_lines
 from nouscoder.data.problem_index import ProblemIndex, build_index
-from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.rpc.pairs import HEADER
@@ -20,7 +20,7 @@ from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.tests import TestStore
 
 GEN = "generation-h-0-1"
-BEGUN = Books(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None)
+BEGUN = TrainedState(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None)
 
 
 def index_of(folder: Path, *problem_ids: str) -> ProblemIndex:

@@ -22,7 +22,7 @@ from nouscoder.broker.errors import Behind, BrokerUnavailable, Refused
 from nouscoder.broker.serving import serve_broker
 from nouscoder.cli.status_text import status_text, why_stalled_text
 from nouscoder.config import Config
-from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState
 from nouscoder.domain.lease import LeaseLoss
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.run_status import RunStatus
@@ -47,7 +47,7 @@ class BookKeeper:
     def __init__(self, broker: Broker, rig: Any) -> None:
         self.broker = broker
         self._rig = rig
-        self.books = Books(IDENTITY, 0, 0, 0, TrainedGroups(), None)
+        self.books = TrainedState(IDENTITY, 0, 0, 0, TrainedGroups(), None)
         self.num_restored = 0
         self.num_lost = 0
 
@@ -74,7 +74,7 @@ class BookKeeper:
         numbers = self._rig.read(batch).group_numbers
         groups = done.groups.plus(numbers)
         num_rollouts = done.rollouts + len(batch.rollouts)
-        self.books = Books(IDENTITY, done.batches + 1, done.step + 1, num_rollouts, groups, done.policy)
+        self.books = TrainedState(IDENTITY, done.batches + 1, done.step + 1, num_rollouts, groups, done.policy)
         await self._or_restore(self.broker.commit_batch(batch.batch_id, self.books.step, sorted(numbers)))
         await self._publish()
 
@@ -240,7 +240,7 @@ async def test_a_late_record_of_the_epoch_before_never_takes_away_the_accepted_o
     """A restored entry is leased again as delivery 1. The late hand-in of the first one has another record."""
     broker = learner.broker
     held = (await broker.lease_tasks(GEN, 8, 0)).tasks
-    learner.books = Books(IDENTITY, 1, 1, 4, TrainedGroups().plus([9]), learner.books.policy)
+    learner.books = TrainedState(IDENTITY, 1, 1, 4, TrainedGroups().plus([9]), learner.books.policy)
     await learner.restore()
     again = (await broker.lease_tasks(GEN, 8, 0)).tasks
     assert [item.task.rollout_id for item in again] == [item.task.rollout_id for item in held]
@@ -324,7 +324,7 @@ async def test_a_commit_and_a_publication_that_were_not_heard_are_made_up_for_wi
     assert batch is not None
     held = (await learner.broker.lease_tasks(GEN, 8, 0)).tasks
     groups = TrainedGroups().plus(broker_rig.read(batch).group_numbers)
-    learner.books = Books(IDENTITY, 1, 1, 8, groups, broker_rig.manifest(1, sha256="c" * 64))
+    learner.books = TrainedState(IDENTITY, 1, 1, 8, groups, broker_rig.manifest(1, sha256="c" * 64))
     await learner.restore()
     check(learner, await learner.broker.status())
     assert learner.num_restored == 0

@@ -10,7 +10,7 @@ INVARIANT: at most one batch is uncommitted at a time, its number and rollouts n
 committed batches.
 
 Only the newest published policy is kept. INVARIANT: versions start at 0 and rise by 1, except that restore.lua sets the
-version of the learner's books. A version never gets other weights.
+version of the learner's state. A version never gets other weights.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def lease_batch(store: Store, worker_id: str, lease_s: float, run_id: str 
     """
     finished, *rest = await store.run("lease_batch", worker_id, worker_name(worker_id), run_id, batches)
     if finished < 0:
-        raise Behind(f"Redis does not hold the {batches} batches of run {run_id}: restore it from the learner's books")
+        raise Behind(f"Redis does not hold the {batches} batches of run {run_id}: restore it from the learner's state")
     if not rest:
         return BatchLease(run_finished=bool(finished))
     number, version, num_rollouts = int(rest[0]), int(rest[1]), int(rest[3])
@@ -74,7 +74,7 @@ async def commit_batch(store: Store, batch_id: int, step: int, groups: Sequence[
     while answer == "more":
         answer = (await store.run("commit_batch", batch_id, step, *groups)).decode()
     if answer == "behind":
-        raise Behind(f"Redis does not hold batch {batch_id} as it was trained on: restore it from the learner's books")
+        raise Behind(f"Redis does not hold batch {batch_id} as it was trained on: restore it from the learner's state")
     if answer == "unknown":
         raise Refused(f"batch {batch_id} is not leased: it was never made, or the run was finished")
     if answer == "twice":

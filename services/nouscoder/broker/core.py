@@ -24,7 +24,7 @@ from nouscoder.broker.streams import Beat, Graded, LeasedWork, Sampled, Stream, 
 from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex
-from nouscoder.domain.books import Books, Restored
+from nouscoder.domain.learner_state import Restored, TrainedState
 from nouscoder.domain.lease import LeasedTasks, LeaseLoss, RecordedGradings
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
@@ -169,11 +169,11 @@ class Broker:
             self.waits.tasks.wake()  # groups that went stale freed slots
         return leased
 
-    async def restore_run(self, books: Books) -> Restored:
-        """Restore the state from the learner's books where Redis forgot a part. Raises Refused for another run."""
-        check_settings(books.identity, self._config, "the learner's run")
-        restored = await recovery.restore(self.store, books, self._most_groups, self._furthest)
-        await restore_state(self.store, books.curriculum)
+    async def restore_run(self, trained: TrainedState) -> Restored:
+        """Restore from the learner's state what Redis forgot. Raises Refused for another run."""
+        check_settings(trained.identity, self._config, "the learner's run")
+        restored = await recovery.restore(self.store, trained, self._most_groups, self._furthest)
+        await restore_state(self.store, trained.curriculum)
         await note_problems(self.store, self._problems.problem_ids, self._config.run.name)
         await self._wake_those_with_work()
         return restored

@@ -96,7 +96,7 @@ _CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class RunInRedis:
-    """A run's state. `run_id` is empty before the first learner has sent its books."""
+    """A run's state. `run_id` is empty before the first learner has sent its state."""
 
     name: str
     run_id: str

@@ -149,8 +149,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         request: broker_pb2.RestoreRunRequest,
         context: _Context[broker_pb2.RestoreRunRequest, broker_pb2.RestoreRunResponse],
     ) -> broker_pb2.RestoreRunResponse:
-        """Restores what Redis lost from the learner's books."""
-        return pairs.RESTORED.to(await self._broker.restore_run(pairs.BOOKS.of(request)))
+        """Restores what Redis lost from the learner's state."""
+        return pairs.RESTORED.to(await self._broker.restore_run(pairs.TRAINED_STATE.of(request)))
 
     async def ReadCurriculum(  # noqa: N802
         self,

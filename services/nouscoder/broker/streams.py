@@ -39,7 +39,7 @@ class Stream(StrEnum):
 class LeaseRef:
     """A lease as the scripts know it: entry of a stream (or number of a batch), number of the delivery, and epoch.
 
-    The epoch changes when the state is restored from the learner's books; leases of former epochs are lost.
+    The epoch changes when Redis is restored from the learner's state; leases of former epochs are lost.
     """
 
     stream: Stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nouscoder.domain.books import group_number
+from nouscoder.domain.learner_state import group_number
 from nouscoder.domain.rollout import Rollout, RolloutHeader
 from nouscoder.domain.verdict import Verdict
 

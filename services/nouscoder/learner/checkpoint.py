@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from nouscoder.atomic_files import numbered, prune, sha256_of, whole_folder
 from nouscoder.domain.batch import Batch
-from nouscoder.domain.books import TrainedGroups, group_number
+from nouscoder.domain.learner_state import TrainedGroups, group_number
 from nouscoder.errors import NousCoderError
 from nouscoder.json_file import read_json_object
 from nouscoder.learner.optimizers import put_states
@@ -58,7 +58,7 @@ class CheckpointError(NousCoderError):
 class Progress:
     """The progress of a run: optimizer steps, the last batch trained on (-1: none), and what was trained on in all.
 
-    `rollouts` (how many) and `groups` are the learner's books (domain/books.py), the truth when Redis forgets them.
+    `rollouts` (how many) and `groups` are the learner's books (domain/learner_state.py), the truth when Redis forgets them.
     """
 
     step: int = 0

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from nouscoder.atomic_files import naming_storage_faults
 from nouscoder.config import Config
 from nouscoder.domain.batch import Batch, RecordedBatch
-from nouscoder.domain.books import Books, RunIdentity
+from nouscoder.domain.learner_state import RunIdentity, TrainedState
 from nouscoder.domain.policy import PolicyManifest, Transport, WeightTransfer
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.folder_lock import lock_file
@@ -139,10 +139,10 @@ class LearnerCore:
             raise LearnerError("the learner has not started")
         return self._identity
 
-    def books(self, policy: PolicyManifest | None) -> Books:
+    def books(self, policy: PolicyManifest | None) -> TrainedState:
         """What was trained on up to now; `policy` is the newest that was published. From any thread."""
         done = self._progress
-        return Books(self.identity, done.batch_id + 1, done.step, done.rollouts, done.groups, policy)
+        return TrainedState(self.identity, done.batch_id + 1, done.step, done.rollouts, done.groups, policy)
 
     def next_was_trained(self) -> bool:
         """Whether an earlier process saved and completely trained the next batch, so that its last log line exists."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from nouscoder.domain.batch import Batch, RecordedBatch, RecordedRollout
-from nouscoder.domain.books import Books, Restored
+from nouscoder.domain.learner_state import Restored, TrainedState
 from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
@@ -79,7 +79,7 @@ class FakeBroker:
             run_id=self.run_id,
         )
 
-    async def restore_run(self, books: Books) -> Restored:
+    async def restore_run(self, books: TrainedState) -> Restored:
         """Take over the progress of the learner."""
         if self.run_id not in ("", books.identity.run_id):
             raise PeerRefused(f"broker: this is run {self.run_id}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config
-from nouscoder.domain.books import RunIdentity
+from nouscoder.domain.learner_state import RunIdentity
 from nouscoder.errors import Unusable
 
 FILE = "identity.json"

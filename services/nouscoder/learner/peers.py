@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from nouscoder.domain.books import Books, Restored
+from nouscoder.domain.learner_state import Restored, TrainedState
 from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
@@ -41,7 +41,7 @@ class Broker(Protocol):
         """
         ...
 
-    async def restore_run(self, books: Books) -> Restored:
+    async def restore_run(self, books: TrainedState) -> Restored:
         """Restore what Redis forgot from the books. Raises PeerRefused when Redis holds another run."""
         ...
 

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-from nouscoder.domain.books import Books, Restored
 from nouscoder.domain.dead_letter import DeadLetter
+from nouscoder.domain.learner_state import Restored, TrainedState
 from nouscoder.domain.lease import (
     LeasedBatch,
     LeasedGrading,
@@ -174,8 +174,8 @@ class BrokerClient(ServiceClient):
     async def keep_partials(self, pieces: Mapping[str, PartialRollout]) -> dict[str, int | None]:
         """Have the broker keep a piece of a rollout for each lease id; a piece from token 0 on replaces what it keeps.
 
-        Returns how many tokens it keeps of each rollout then; None: the lease is lost. Makes one attempt, because without
-        it some tokens are only sampled again.
+        Returns how many tokens it keeps of each rollout then; None: the lease is lost. Makes one attempt: when
+        it fails, some tokens are sampled again.
         """
         kept: dict[str, int | None] = {}
         for items in partial_messages(pieces):
@@ -303,9 +303,9 @@ class BrokerClient(ServiceClient):
         index = answer.batch.SerializeToString()
         return replace(leased, batch=None if leased.batch is None else replace(leased.batch, index=index))
 
-    async def restore_run(self, books: Books) -> Restored:
-        """Have the broker compare its state with the learner's books and restore it. PeerRefused: another run."""
-        request = pairs.BOOKS.to(books)
+    async def restore_run(self, trained: TrainedState) -> Restored:
+        """Have the broker restore what Redis forgot of the learner's state. PeerRefused: another run."""
+        request = pairs.TRAINED_STATE.to(trained)
         return pairs.RESTORED.of(await self._call(lambda: self._stub.RestoreRun(request, timeout=_CALL_LIMIT_S)))
 
     async def read_curriculum(self) -> tuple[str, CurriculumState]:

@@ -12,9 +12,9 @@ from functools import partial
 from operator import attrgetter, not_
 
 from nouscoder.domain.batch import EncodedBatch, EncodedRollout, RecordedBatch, RecordedRollout
-from nouscoder.domain.books import Books, Restored, RunIdentity, TrainedGroups
 from nouscoder.domain.dead_letter import DeadLetter
 from nouscoder.domain.interpreter import InterpreterAnswer
+from nouscoder.domain.learner_state import Restored, RunIdentity, TrainedGroups, TrainedState
 from nouscoder.domain.lease import Lease, LeasedBatch, LeasedTask, LeasedTasks, RecordedGrading, RecordedGradings
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.partial import EncodedPiece
@@ -117,7 +117,7 @@ GROUP_OUTCOME = Pair(GroupOutcome, broker_pb2.GroupOutcome)
 STATISTICS = Pair(ProblemStatistics, broker_pb2.ProblemStatistics)
 CURRICULUM = Pair(CurriculumState, broker_pb2.CurriculumState)
 IDENTITY = Pair(RunIdentity, broker_pb2.RunIdentity)
-BOOKS = Pair(Books, broker_pb2.RestoreRunRequest)
+TRAINED_STATE = Pair(TrainedState, broker_pb2.RestoreRunRequest)
 RESTORED = Pair(Restored, broker_pb2.RestoreRunResponse)
 
 MODE = Numbers(RunMode, broker_pb2.RunMode.DESCRIPTOR)

@@ -16,7 +16,7 @@ local STATES = {'queued', 'sampling', 'sampled', 'grading', 'graded', 'ready', '
 local STREAM_OF = {queued = 'tasks', sampling = 'tasks', sampled = 'grading', grading = 'grading'}
 local HISTORY = 8 -- pass rates kept of one problem
 local CHUNK = 500 -- arguments of one command; Lua's stack holds a few thousand
--- The epoch changes when the state is restored from the learner's books; leases of another epoch are lost.
+-- The epoch changes when Redis is restored from the learner's state; leases of another epoch are lost.
 -- The run's clock counts the milliseconds in which a broker worked (serving.py); Redis' own clock may jump.
 local EPOCH, CLOCK = unpack(redis.call('HMGET', META, 'epoch', 'clock'))
 EPOCH, CLOCK = EPOCH or '0', tonumber(CLOCK or 0)

@@ -1,4 +1,4 @@
-"""The learner's books: a set of groups as a bitmap that Redis reads as its own."""
+"""The learner's state: a set of groups as a bitmap that Redis reads as its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.books import TrainedGroups, group_number
+from nouscoder.domain.learner_state import TrainedGroups, group_number
 
 _batches = st.lists(st.integers(0, 300), max_size=40, unique=True)
 

@@ -1,7 +1,7 @@
-"""The learner's books: what was trained on, as the learner's disk records it. They restore what Redis has forgotten.
+"""The learner's state: what was trained on, as the learner's disk records it. It restores what Redis has forgotten.
 
-The disk holds checkpoints and saved batches, so the books survive every fault of Redis. A group is trained on as a
-whole, in one batch, so the books list groups and not single rollouts.
+The disk holds checkpoints and saved batches, so this state survives every fault of Redis. A group is trained on as a
+whole, in one batch, so it lists groups and not single rollouts.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RunIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class TrainedState:
     """What was trained on: the numbers of batches, optimizer steps and rollouts, and the groups.
 
     `policy` is the newest policy that was published; None before the first. `curriculum` is the last copy of
@@ -96,7 +96,7 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What the broker did with the books.
+    """What the broker did with the learner's state.
 
     `rollouts_lost`: admitted rollouts that are now neither final nor in flight.
     """
