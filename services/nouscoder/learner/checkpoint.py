@@ -58,7 +58,7 @@ class CheckpointError(NousCoderError):
 class Progress:
     """The progress of a run: optimizer steps, the last batch trained on (-1: none), and what was trained on in all.
 
-    `rollouts` (how many) and `groups` are the learner's books (domain/learner_state.py), the truth when Redis forgets them.
+    `rollouts` (how many) and `groups` belong to the learner's state (domain/learner_state.py).
     """
 
     step: int = 0
