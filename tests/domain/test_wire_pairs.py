@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nouscoder.domain.dead_letter import DeadLetter
 from nouscoder.domain.learner_state import RunIdentity, TrainedGroups
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
+from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 from nouscoder.domain.run_status import RunMode
 from nouscoder.domain.submission import (
@@ -142,23 +143,28 @@ def test_a_record_arrives_unchanged(pair: Pair[Any, Any], data: st.DataObject) -
     assert pair.decode(pair.encode(record)) == record
 
 
+STOP = rollout_pb2.FINISH_REASON_STOP
 HEADER = RolloutHeader("g000001-0", "g000001", "p", 5, 2, 3, 4, FinishReason.STOP, 100, 60, 40, 1)
 
 
 def test_a_message_that_breaks_the_protocol_is_refused_with_its_field() -> None:
-    refused = [
-        (pairs.HEADER, rollout_pb2.RolloutHeader(rollout_id="r"), "FinishReason is not set"),
-        (pairs.HEADER, rollout_pb2.RolloutHeader(finish_reason=1), "header.rollout_id is empty"),
-        (pairs.HEADER, rollout_pb2.RolloutHeader(rollout_id="r", finish_reason=1, oldest_version=1), "is newer than"),
+    refused: list[tuple[Pair[Any, Any], Any, str]] = [
+        (pairs.HEADER, rollout_pb2.RolloutHeader(rollout_id="r"), "RolloutHeader.finish_reason is not set"),
+        (pairs.HEADER, rollout_pb2.RolloutHeader(finish_reason=STOP), "header.rollout_id is empty"),
+        (
+            pairs.HEADER,
+            rollout_pb2.RolloutHeader(rollout_id="r", finish_reason=STOP, oldest_version=1),
+            "is newer than",
+        ),
         (pairs.TASK, rollout_pb2.Task(), "task.rollout_id is empty"),
         (pairs.TASK, rollout_pb2.Task(rollout_id="r"), "sampling.max_new_tokens must be at least 1"),
         (pairs.SAMPLING, rollout_pb2.Sampling(temperature=-1), "sampling.temperature must be at least 0"),
-        (pairs.COMPARATOR, verdict_pb2.Comparator(kind=99), "ComparatorKind 99 is unknown"),
+        (pairs.COMPARATOR, verdict_pb2.Comparator.FromString(b"\x08\x63"), "Comparator.kind 99 is unknown"),
         (pairs.COMPARATOR, verdict_pb2.Comparator(relative_tolerance=-1), "comparator.relative_tolerance must be"),
         (pairs.LIMITS, verdict_pb2.Limits(wall_time_s=-1), "limits.wall_time_s must be positive"),
-        (pairs.VERDICT, verdict_pb2.Verdict(), "VerdictKind is not set"),
-        (pairs.MANIFEST, policy_pb2.PolicyManifest(), "Transport is not set"),
-        (pairs.MANIFEST, policy_pb2.PolicyManifest(transport=1), "names no shard"),
+        (pairs.VERDICT, verdict_pb2.Verdict(), "Verdict.kind is not set"),
+        (pairs.MANIFEST, policy_pb2.PolicyManifest(), "PolicyManifest.transport is not set"),
+        (pairs.MANIFEST, policy_pb2.PolicyManifest(transport=policy_pb2.POLICY_TRANSPORT_FOLDER), "names no shard"),
         (pairs.TRAINED_STATE, broker_pb2.RestoreRunRequest(), "identity.run_id must have"),
         (pairs.DEAD_LETTER, broker_pb2.DeadLetter(reason="boredom"), "boredom"),
     ]
@@ -168,7 +174,7 @@ def test_a_message_that_breaks_the_protocol_is_refused_with_its_field() -> None:
     digest = rollout_pb2.PublicTests(tests=verdict_pb2.Tests(digest="sha256:" + "0" * 64))
     with pytest.raises(InvalidMessage, match="not a digest"):
         pairs.TASK.of(rollout_pb2.Task(rollout_id="r", sampling={"max_new_tokens": 1}, public_tests=digest))  # type: ignore[arg-type]
-    with pytest.raises(InvalidMessage, match="RunMode is not set"):
+    with pytest.raises(InvalidMessage, match="mode is not set"):
         pairs.MODE[0]
     for data in (b"\xff\xff", pairs.HEADER.encode(HEADER)[:-1]):
         with pytest.raises(InvalidMessage):
@@ -177,7 +183,7 @@ def test_a_message_that_breaks_the_protocol_is_refused_with_its_field() -> None:
 
 def test_what_is_not_set_has_the_default_that_the_protocol_names() -> None:
     assert pairs.LIMITS.of(verdict_pb2.Limits()) == Limits()
-    assert pairs.RULES.of(verdict_pb2.GradingRules()) == pairs.GradingRules()
+    assert pairs.RULES.of(verdict_pb2.GradingRules()) == GradingRules()
     assert pairs.SAMPLING.of(rollout_pb2.Sampling(temperature=0, max_new_tokens=5)) == Sampling(0, 1.0, 5, 0)
     assert pairs.LEASED_BATCH.of(broker_pb2.LeaseBatchResponse()).batch is None
     assert RunMode.PAUSED is pairs.MODE[pairs.MODE.of_member[RunMode.PAUSED]]

@@ -29,6 +29,7 @@ Record = TypeVar("Record")
 Wire = TypeVar("Wire", bound=Message)
 Member = TypeVar("Member", bound=Enum)
 Function = Callable[[Any], Any]
+Reader = Callable[[Any], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,19 @@ UNSET: dict[type[Enum], Enum] = {}
 
 
 class Numbers(dict[int, Member]):
-    """The members of an enum by the numbers of the protocol, where STOP is FINISH_REASON_STOP."""
+    """The members of an enum by the numbers of the protocol, where STOP is FINISH_REASON_STOP. Errors name `field`."""
 
-    def __init__(self, kind: type[Member], wire: EnumDescriptor) -> None:
+    def __init__(self, kind: type[Member], wire: EnumDescriptor, field: str) -> None:
         prefix = wire.values_by_number[0].name.removesuffix("UNSPECIFIED")
-        self.of_member = {member: wire.values_by_name[prefix + member.name].number for member in kind}
+        self.of_member: dict[Member, Any] = {
+            member: wire.values_by_name[prefix + member.name].number for member in kind
+        }
         unset: dict[int, Any] = {0: UNSET[kind]} if kind in UNSET else {}
         super().__init__(unset | {number: member for member, number in self.of_member.items()})
-        self._name = kind.__name__
+        self._field = field
 
     def __missing__(self, number: int) -> Member:
-        raise InvalidMessage(f"{self._name} {f'{number} is unknown' if number else 'is not set'}")
+        raise InvalidMessage(f"{self._field} {f'{number} is unknown' if number else 'is not set'}")
 
 
 class Pair(Generic[Record, Wire]):
@@ -76,26 +79,26 @@ class Pair(Generic[Record, Wire]):
 
     def to(self, record: Record) -> Wire:
         """Domain -> protocol."""
-        plan = self._plan
-        values = list(plan.of_record(record))
-        for place, change in plan.outward:
+        read, sent, changes = self._outward
+        values = list(read(record))
+        for place, change in changes:
             if values[place] is not None:
                 values[place] = change(values[place])
-        return self.wire(**dict(zip(plan.sent, values, strict=True)))
+        return self.wire(**dict(zip(sent, values, strict=True)))
 
     def of(self, message: Wire, **given: object) -> Record:
         """Protocol -> domain. `given` fields are taken instead of those of the message. Raises InvalidMessage."""
-        plan = self._plan
-        values = list(plan.of_message(message))
+        read, names, changes, are_first = self._inward
+        values = list(read(message))
         try:
-            for place, presence, change in plan.inward:
+            for place, presence, change in changes:
                 if presence and not message.HasField(presence):
                     values[place] = None
-                elif change is not None and plan.names[place] not in given:
+                elif change is not None and names[place] not in given:
                     values[place] = change(values[place])
-            if plan.is_whole and not given:
+            if are_first and not given:
                 return self.record(*values)
-            return self.record(**dict(zip(plan.names, values, strict=True)) | given)
+            return self.record(**dict(zip(names, values, strict=True)) | given)
         except ValueError as error:
             raise InvalidMessage(str(error)) from error
 
@@ -120,48 +123,33 @@ class Pair(Generic[Record, Wire]):
         sent = set(self.names().values())
         return [name for name in self.wire.DESCRIPTOR.fields_by_name if name not in sent and hasattr(self.record, name)]
 
+    # Made at the first use, when the pairs of nested records are there too. Changes are by the places of the values.
+
     @cached_property
-    def _plan(self) -> _Plan:
-        """Made at the first use, when the pairs of nested records are there too."""
-        hints, fields_of = get_type_hints(self.record), self.wire.DESCRIPTOR.fields_by_name
+    def _outward(self) -> tuple[Reader, list[str], list[tuple[int, Function]]]:
         names, derived = self.names(), self.derived()
-        outward, inward = [], []
-        for place, (name, sent) in enumerate(names.items()):
-            to, of = _conversion(hints[name], fields_of[sent])
-            exception = self._exceptions.get(name, Exceptional(name))
-            to, of = exception.to or to, exception.of or of
-            presence = sent if NoneType in get_args(hints[name]) else ""
-            outward += [(place, to)] if to else []
-            inward += [(place, presence, of)] if of or presence else []
-        return _Plan(
-            names=tuple(names),
-            sent=(*names.values(), *derived),
-            of_record=_reader([*names, *derived]),
-            of_message=_reader(list(names.values())),
-            outward=tuple(outward),
-            inward=tuple(inward),
-            is_whole=list(names) == _field_names(self.record)[: len(names)],
-        )
+        changes = [self._conversion(name, sent)[0] for name, sent in names.items()]
+        sent = [*names.values(), *derived]
+        return _reader([*names, *derived]), sent, [(place, change) for place, change in enumerate(changes) if change]
+
+    @cached_property
+    def _inward(self) -> tuple[Reader, list[str], list[tuple[int, str, Function | None]], bool]:
+        """The last says whether the names are the first of the constructor."""
+        names, hints = self.names(), get_type_hints(self.record)
+        presences = [sent if NoneType in get_args(hints[name]) else "" for name, sent in names.items()]
+        changes = [self._conversion(name, sent)[1] for name, sent in names.items()]
+        steps = [step for step in zip(range(len(names)), presences, changes, strict=True) if any(step[1:])]
+        are_first = list(names) == _field_names(self.record)[: len(names)]
+        return _reader(list(names.values())), list(names), steps, are_first
+
+    def _conversion(self, name: str, sent: str) -> tuple[Function | None, Function | None]:
+        """How a field of the record changes on its way to the message, and back. None: it does not."""
+        to, of = _conversion(get_type_hints(self.record)[name], self.wire.DESCRIPTOR.fields_by_name[sent])
+        exception = self._exceptions.get(name, Exceptional(name))
+        return exception.to or to, exception.of or of
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How the fields of a pair are converted, in the order of the record.
-
-    `sent` are the names in the message. `outward` and `inward` have the changes of values by their places; a value with
-    a presence is None when the message lacks that field. `is_whole`: the names are the first of the constructor.
-    """
-
-    names: tuple[str, ...]
-    sent: tuple[str, ...]
-    of_record: Callable[[Any], Sequence[Any]]
-    of_message: Callable[[Any], Sequence[Any]]
-    outward: tuple[tuple[int, Function], ...]
-    inward: tuple[tuple[int, str, Function | None], ...]
-    is_whole: bool
-
-
-def _reader(names: list[str]) -> Callable[[Any], Sequence[Any]]:
+def _reader(names: list[str]) -> Reader:
     """Reads all these attributes in one call."""
     read = attrgetter(*names)
     return read if len(names) > 1 else lambda source: [read(source)]
@@ -189,7 +177,7 @@ def _conversion(hint: Any, field: Any) -> tuple[Function | None, Function | None
     if isinstance(hint, type) and issubclass(hint, Enum):
         if field.enum_type is None:
             return None, hint  # the text is the member's value
-        numbers = Numbers(hint, field.enum_type)
+        numbers = Numbers(hint, field.enum_type, f"{field.containing_type.name}.{field.name}")
         return numbers.of_member.__getitem__, numbers.__getitem__
     return None, None
 

@@ -120,7 +120,7 @@ IDENTITY = Pair(RunIdentity, broker_pb2.RunIdentity)
 TRAINED_STATE = Pair(TrainedState, broker_pb2.RestoreRunRequest)
 RESTORED = Pair(Restored, broker_pb2.RestoreRunResponse)
 
-MODE = Numbers(RunMode, broker_pb2.RunMode.DESCRIPTOR)
+MODE = Numbers(RunMode, broker_pb2.RunMode.DESCRIPTOR, "mode")
 LEDGER = Pair(Ledger, broker_pb2.Ledger)
 STREAM = Pair(StreamStatus, broker_pb2.StreamStatus)
 STATUS = Pair(RunStatus, broker_pb2.StatusResponse)
