@@ -39,7 +39,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
         draw(st.floats(0, 4)), draw(st.floats(0.01, 1)), draw(st.integers(1, 2**31)), draw(st.integers(0, 2**64 - 1))
     )
     name = st.text(max_size=20)
-    task = Task(draw(name), draw(name), draw(name), "", sampling)
+    task = Task(draw(st.text(min_size=1, max_size=20)), draw(name), draw(name), "", sampling)
     later = st.tuples(given_tokens, completions())
     parts: list[memoryview[int] | Completion] = [draw(given_tokens), draw(completions())]
     for pair in draw(st.lists(later, max_size=3)):
