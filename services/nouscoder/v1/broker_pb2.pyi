@@ -90,7 +90,7 @@ class LeaseTasksRequest(_message.Message):
     MAX_TASKS_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     max_tasks: _builtins.int
     """Maximum number of leases."""
     wait_s: _builtins.float
@@ -195,7 +195,7 @@ class PartialPiece(_message.Message):
     newest_version: _builtins.int
     """Newest policy version among its sampled tokens."""
     data: _builtins.bytes
-    """The piece (services/nouscoder/store/partial_record.py)."""
+    """The piece (services/nouscoder/store/rollout_record.py)."""
     def __init__(
         self,
         *,
@@ -223,7 +223,7 @@ class KeepPartialsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     @_builtins.property
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialPiece]:
         """At most one for each lease."""
@@ -351,7 +351,7 @@ class SubmitRolloutsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     ROLLOUTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     @_builtins.property
     def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmittedRollout]:
         """The work."""
@@ -404,7 +404,7 @@ class LeaseGradingRequest(_message.Message):
     MAX_ROLLOUTS_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     max_rollouts: _builtins.int
     """Maximum number of leases."""
     wait_s: _builtins.float
@@ -579,7 +579,7 @@ class SubmitVerdictsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmittedVerdict]:
         """The work."""
@@ -1231,7 +1231,7 @@ class WatchPolicyRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     def __init__(
         self,
         *,
@@ -1281,7 +1281,7 @@ class HeartbeatRequest(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     OLDEST_VERSIONS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     paused: _builtins.bool
     """The worker was paused by a person."""
     @_builtins.property
@@ -1326,7 +1326,7 @@ class ReleaseLeasesRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The leases that the worker gives back; empty: all, because it stops."""
