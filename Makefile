@@ -10,7 +10,7 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: check-arm64 demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images attestations clean real-input
+.PHONY: check-arm64 demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench generated proto lock images attestations clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -90,6 +90,7 @@ check: .venv/dev.ready
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
 	deploy/proto-stubs check
+	$(BIN)/python deploy/generated check
 	$(CC) -fsyntax-only -Wall -Wextra -Wshadow -Wconversion -Werror -std=c11 -D_GNU_SOURCE $(wildcard services/nouscoder/verifier/harness/init/*.c)
 
 format: .venv/dev.ready
@@ -103,6 +104,10 @@ bench: .venv/dev.ready
 
 real-input: .venv/dev.ready
 	$(BIN)/python tests/e2e/test_real_problems.py
+
+# What follows from the configuration: docs/configuration.md, and the chart's schema, table of values and numbers.
+generated: .venv/dev.ready
+	$(BIN)/python deploy/generated write
 
 proto: .venv/dev.ready
 	deploy/proto-stubs write
