@@ -12,7 +12,7 @@ from tests.services.qwen3_tokenizer import qwen3_folder
 from tests.services.test_learner_storage import save_batch
 
 from nouscoder.config import InterpreterSection, SftSection, SingleTurnSection
-from nouscoder.config.environment import EnvironmentSection
+from nouscoder.config.generation import EnvironmentSection
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
 from nouscoder.domain.message import Message, Role
 from nouscoder.domain.rollout import Rollout, Sampling, Task

@@ -15,7 +15,7 @@ from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
 
 from nouscoder.config import Config, DecayKind, LearnerSection, OptimizerKind, PolicySection, RunSection, SftSection
-from nouscoder.config.sft import SftScheduleSection
+from nouscoder.config.learner import SftScheduleSection
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import Unusable

@@ -15,7 +15,7 @@ from pydantic import Field
 from nouscoder.broker.problem_statistics import read_records
 from nouscoder.broker.store import Store
 from nouscoder.config import Config
-from nouscoder.config.curriculum import (
+from nouscoder.config.broker import (
     EpochsCurriculum,
     PassRatesCurriculum,
     PoolsCurriculum,

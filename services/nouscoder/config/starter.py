@@ -1,4 +1,4 @@
-"""`nouscoder init`: a commented configuration for one's own model folder and problem file.
+"""Configurations to begin with: the recipes of configs/, and what `nouscoder init` writes.
 
 The comment of each key is its description in the configuration's models, so that it cannot become untrue.
 """
@@ -11,8 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from nouscoder.config.base import ConfigError
-from nouscoder.config.keys import keys_of
+from nouscoder.config.base import ConfigError, keys_of
 from nouscoder.config.tree import Config
 
 _HEAD = """\
@@ -69,3 +68,16 @@ def write_starter(file: Path, model: str, problems: str, positions: int | None) 
         raise ConfigError(f"{file} exists already: give another name") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
+
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def recipe_path(name: str) -> Path:
+    """The TOML file of a recipe. Raises ConfigError naming the existing recipes."""
+    folders = [_PACKAGE / "configs", _PACKAGE.parents[1] / "configs"]
+    for folder in folders:
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    known = sorted({file.stem for folder in folders for file in folder.glob("*.toml")})
+    raise ConfigError(f"there is no recipe {name!r}; there are: {', '.join(known)}")

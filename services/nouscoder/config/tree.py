@@ -1,4 +1,7 @@
-"""The configuration of a run: one typed tree, read from TOML or JSON, changed by `--set a.b=c`. Unknown keys fail."""
+"""The configuration of a run: one typed tree, read from TOML or JSON, changed by `--set a.b=c`.
+
+Unknown keys fail. Each fault is one sentence, with the nearest known key.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
-from nouscoder.config.base import ConfigError, Section
+from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, place_paths
 from nouscoder.config.broker import BrokerSection
-from nouscoder.config.environment import InterpreterSection, ToolsSection
-from nouscoder.config.faults import sentences
-from nouscoder.config.generation import GenerationSection
-from nouscoder.config.learner import LearnerSection
-from nouscoder.config.paths import place_paths
-from nouscoder.config.plan import PlanSection, merged
-from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
-from nouscoder.config.self_play import SelfPlaySection
-from nouscoder.config.sft import SftSection
-from nouscoder.config.tls import MutualTlsSection
+from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
+from nouscoder.config.learner import LearnerSection, SftSection
+from nouscoder.config.run import (
+    DemoSection,
+    MutualTlsSection,
+    PlanSection,
+    PolicySection,
+    ProblemsSection,
+    RunSection,
+    SelfPlaySection,
+    merged,
+)
 from nouscoder.config.verifier import VerifierSection
 from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.staleness import StalePolicy
+from nouscoder.nearest_name import did_you_mean
 
 
 class Config(Section):
@@ -179,7 +185,7 @@ def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
     """Read a file and apply overrides `a.b=value`, where value is TOML, or a bare string when it is not.
 
     A file whose name ends in .json is JSON, any other is TOML. Relative paths of the file start at its folder, those of
-    an override at the working directory (config/paths.py). Raises ConfigError with a sentence for each fault.
+    an override at the working directory (config/base.py). Raises ConfigError with a sentence for each fault.
     """
     tree: dict[str, Any] = {} if path is None else read_tree(path)
     if path is not None:
@@ -250,3 +256,41 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"--set {key}: {parent} is a value, not a section")
     node[leaf] = given[leaf]
+
+
+def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """The faults of a configuration in the order of its keys."""
+    return [_sentence(fault, model) for fault in error.errors(include_url=False)]
+
+
+def _sentence(fault: Any, model: type[BaseModel]) -> str:
+    loc = [str(part) for part in fault["loc"] if not str(part).startswith(TAGS)]
+    where = ".".join(loc) or "configuration"
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key {where}{_nearest(loc, model)}"
+    if fault["type"] == "string_pattern_mismatch":
+        return f"{where}: expected: {_description(loc, model)} (given: {fault['input']!r:.80})"
+    message = fault["msg"].removeprefix("Value error, ")
+    if where == "configuration" or isinstance(fault["input"], dict):
+        return f"{where}: {message}"
+    return f"{where}: {message} (given: {fault['input']!r:.80})"
+
+
+def _description(loc: list[str], model: type[BaseModel]) -> str:
+    """What the key is. `loc` may have the index of a section in a list, which keys do not have."""
+    path = tuple(part for part in loc if not part.isdigit())
+    return next((key.field.description or "" for key in keys_of(model) if key.path == path), "another text")
+
+
+def _nearest(loc: list[str], model: type[BaseModel]) -> str:
+    """A key of the same name elsewhere; else the nearest name in the same section; else the nearest of all keys."""
+    keys = [key.path for key in keys_of(model)]
+    namesakes = [".".join(path) for path in keys if path[-1] == loc[-1]]
+    if namesakes:
+        return f": did you mean {' or '.join(namesakes[:3])}?"
+    section = tuple(loc[:-1])
+    siblings = {path[len(section)] for path in keys if path[: len(section)] == section and len(path) > len(section)}
+    near = did_you_mean(loc[-1], siblings)
+    if near and section:
+        return near.replace("mean ", f"mean {'.'.join(section)}.")
+    return near or did_you_mean(".".join(loc), [".".join(path) for path in keys])

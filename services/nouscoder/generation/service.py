@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 
 from nouscoder.config import Config, ConfigError
-from nouscoder.config.environment import ToolsSection
+from nouscoder.config.generation import ToolsSection
 from nouscoder.domain.policy import WeightTransfer
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, StagingEngine

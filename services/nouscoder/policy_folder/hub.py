@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nouscoder.config.paths import HUB_ID
+from nouscoder.config.base import HUB_ID
 from nouscoder.errors import Unusable
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")

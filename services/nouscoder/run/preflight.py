@@ -12,8 +12,7 @@ from pathlib import Path
 
 from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, ConfigError
-from nouscoder.config.base import Place
-from nouscoder.config.keys import keys_of
+from nouscoder.config.base import Place, keys_of
 from nouscoder.data.problem_index import held_out_problems, open_index
 from nouscoder.domain.policy import WeightTransfer
 from nouscoder.errors import NousCoderError

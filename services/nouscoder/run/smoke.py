@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from nouscoder.config import Config, ConfigError
-from nouscoder.config.plan import PlanSection
+from nouscoder.config.run import PlanSection
 from nouscoder.domain.reward_trend import TEST, BatchRewards, Direction, RewardTrend, reward_trend
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.run.folder import RunFolder

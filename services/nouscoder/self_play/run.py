@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from nouscoder.config import Config, ConfigError
-from nouscoder.config.plan import PlanSection
+from nouscoder.config.run import PlanSection
 from nouscoder.data.problem_index import open_index
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.run.evaluations import newest_version, weights_folder

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nouscoder.config.environment import EnvironmentSection
+from nouscoder.config.generation import EnvironmentSection
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.generation.environments.base import TaskRefused
 from nouscoder.generation.environments.prompts import THINKING, Prompts

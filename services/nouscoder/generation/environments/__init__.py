@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nouscoder.config.environment import EntryPointSection, InterpreterSection, ToolsSection
+from nouscoder.config.generation import EntryPointSection, InterpreterSection, ToolsSection
 from nouscoder.generation.environments.base import Environment, EnvironmentUnusable
 from nouscoder.generation.environments.feedback import Feedback
 from nouscoder.generation.environments.interpreter import WithInterpreter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from nouscoder.config.environment import EnvironmentSection
+from nouscoder.config.generation import EnvironmentSection
 from nouscoder.domain.message import Message, Role
 from nouscoder.domain.rollout import Task
 from nouscoder.domain.tokens import Completion, FinishReason

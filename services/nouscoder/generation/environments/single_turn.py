@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nouscoder.config.environment import EnvironmentSection
+from nouscoder.config.generation import EnvironmentSection
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.generation.environments.base import Sampler
 from nouscoder.generation.environments.prompts import Prompts
