@@ -16,10 +16,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nouscoder.config import SandboxSection
 from nouscoder.run.local import free_addresses
 from nouscoder.verifier.runner import __file__ as runner_init
 from nouscoder.verifier.runner import greeting
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable
+from nouscoder.verifier.sandbox import SandboxUnavailable
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.init_build import init_library_path
 from nouscoder.verifier.sandbox.launch import HARNESS
@@ -50,7 +51,7 @@ class _Running:
 class RunscRunners:
     """See `Source`. `capabilities` are those of the agent, as in the runner pods of the chart."""
 
-    def __init__(self, config: SandboxConfig, capabilities: tuple[str, ...]) -> None:
+    def __init__(self, config: SandboxSection, capabilities: tuple[str, ...]) -> None:
         runsc = find_runsc(config.runsc)
         if runsc is None:
             raise SandboxUnavailable("runsc is not installed")
@@ -166,7 +167,7 @@ async def runsc_pool(
     """A started backend `gvisor` with such runners. Raises SandboxUnavailable."""
     if os.geteuid() != 0:
         raise SandboxUnavailable("runsc needs root to use the host's network")
-    config = SandboxConfig(backend="gvisor", slots=slots, pool=PoolConfig(spares=0, start_s=start_s))
+    config = SandboxSection(backend="gvisor", slots=slots, pool_spares=0, pool_start_s=start_s)
     source = RunscRunners(config, capabilities)
     sandbox = GvisorSandbox(config, source, RunnerAccess(PoolKeys(greeting.read_key(KEY_TEXT))))
     try:

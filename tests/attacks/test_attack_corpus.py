@@ -26,14 +26,13 @@ from prometheus_client import CollectorRegistry
 from tests.attack_corpus import Attack
 from tests.host_state import HostState
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import InteractiveTests, JudgeProgram, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import (
-    PoolConfig,
     Sandbox,
-    SandboxConfig,
     SandboxUnavailable,
     launch,
     local,
@@ -53,7 +52,6 @@ SETTLE_S = 10.0
 ROUNDS = int(os.environ.get("NOUSCODER_ATTACK_ROUNDS", "20"))
 CONCURRENCY = 8
 NOT_ROOT, PUBLIC_PYTHON = 12345, "/usr/bin/python3"  # a user id, and an interpreter that every user may read
-NO_POOL = PoolConfig()
 
 
 def children(pid: int) -> set[int]:
@@ -183,13 +181,14 @@ def without_root() -> Iterator[None]:
 
 
 async def open_arena(
-    backend: str, filled: Mapping[str, str], slots: int = 1, pool: PoolConfig = NO_POOL, python: str = ""
+    backend: str, filled: Mapping[str, str], slots: int = 1, pool: SandboxSection | None = None, python: str = ""
 ) -> Arena:
     """Start a backend. Skips with the reason when this host cannot run it."""
     others = frozenset(children(os.getpid()))
     try:
-        config = SandboxConfig(backend=backend, slots=slots, pool=pool, python=python, max_sessions=100_000)
-        sandbox = open_sandbox(config)  # never replaced: its idle state is compared
+        config = pool or SandboxSection(backend=backend, python=python)
+        changes = {"slots": slots, "max_sessions": 100_000}  # never replaced: its idle state is compared
+        sandbox = open_sandbox(config.model_copy(update=changes))
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
@@ -200,7 +199,7 @@ async def open_arena(
     gc.collect()  # what other tests of this process left open is closed now, not while descriptors are compared
     view: HostView | PodView = HostView(backend, others)
     if isinstance(sandbox, GvisorSandbox):
-        view = PodView(sandbox, json.loads(Path(pool.template).read_text())["metadata"]["namespace"])
+        view = PodView(sandbox, json.loads(Path(config.pool_template).read_text())["metadata"]["namespace"])
     return Arena(sandbox, grader, filled, view, *await view.look())
 
 
@@ -236,7 +235,7 @@ async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
             "@HOST@": socket.gethostname(),
         }
         others = children(os.getpid())
-        pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else NO_POOL
+        pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else None
         one_user = request.param == "one-user"
         with without_root() if one_user else contextlib.nullcontext():
             python = PUBLIC_PYTHON if one_user else ""

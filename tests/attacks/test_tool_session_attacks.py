@@ -15,16 +15,18 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 from tests.attack_corpus import Attack
 
+from nouscoder.config import SandboxSection, ToolSessionsSection, VerifierSection
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable
+from nouscoder.verifier.sandbox import SandboxUnavailable
 from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.tools.interpreter import Interpreter, InterpreterLimits
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+WITH_TOOLS = VerifierSection(tools=ToolSessionsSection(sessions=1))
 LIMITS = InterpreterLimits(call_s=120.0, life_s=600.0, memory_bytes=256 << 20)
 SHORT = InterpreterLimits(call_s=1.0, life_s=600.0, memory_bytes=256 << 20)
 CASE = StdinCase("41\n", "42")
@@ -67,7 +69,7 @@ print('started')
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox() -> AsyncIterator[LocalSandbox]:
-    made = LocalSandbox(SandboxConfig(slots=1, tool_slots=1))
+    made = LocalSandbox(SandboxSection(slots=1), tool_slots=1)
     try:
         await made.start()
     except SandboxUnavailable as error:
@@ -85,7 +87,7 @@ async def call(sandbox: LocalSandbox, code: str, limits: InterpreterLimits = LIM
     honest = Interpreter(sandbox, LIMITS)
     assert (await honest.run("import os; sorted(os.listdir('/tmp')), 6 * 7")).output == "(['main.py'], 42)\n"
     await honest.close()
-    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), GradingPolicy(tool_slots=1))
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), WITH_TOOLS)
     assert (await grader.grade(CANARY)).kind is VerdictKind.ACCEPTED
     return answer.end, answer.output
 
@@ -176,7 +178,7 @@ async def test_nothing_runs_between_two_calls_whatever_the_code_has_started(sand
 async def test_a_session_sees_nothing_of_another_one_nor_of_a_submission(sandbox: LocalSandbox) -> None:
     secret = Interpreter(sandbox, LIMITS)
     await secret.run("import os; open('/tmp/secret', 'w').write('x'); os.environ['SECRET'] = 'x'")
-    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), GradingPolicy(tool_slots=1))
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), WITH_TOOLS)
     look = "import os; print(sorted(os.listdir('/tmp')), os.environ.get('SECRET'), len(os.listdir('/proc')))"
     case = StdinCase("", "['main.py'] None")
     verdict = await grader.grade(Submission(StdinTests((case,)), look.replace(", len(os.listdir('/proc'))", "")))

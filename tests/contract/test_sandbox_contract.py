@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from tests.modal_server import modal_server
 from tests.runsc_runners import runsc_pool
 
+from nouscoder.config import ModalSection, SandboxSection
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
@@ -22,17 +23,14 @@ from nouscoder.verifier.sandbox import (
     Dialogue,
     Exit,
     PartnerCompileFailed,
-    PoolConfig,
     Program,
     RunResult,
     Sandbox,
-    SandboxConfig,
     SandboxError,
     SandboxUnavailable,
     open_sandbox,
 )
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
-from nouscoder.verifier.sandbox.modal_config import ModalConfig
 from nouscoder.verifier.toolchains.languages import registry
 from nouscoder.verifier.toolchains.libraries import library_folders
 
@@ -59,7 +57,7 @@ TABLE = {
 
 
 LIBRARIES = ("numpy", "networkx", "sortedcontainers")
-MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
+MODAL = ModalSection(image="example.org/nouscoder-sandbox:1", runtime="vm")
 
 
 @pytest.fixture(
@@ -79,9 +77,8 @@ async def sandbox(
         async for made in opened(request):
             yield made
         return
-    pool = PoolConfig(spares=0, start_s=120)
     async with modal_server(tmp_path, monkeypatch):
-        made = open_sandbox(SandboxConfig(backend="modal", slots=1, pool=pool, modal=MODAL))
+        made = open_sandbox(SandboxSection(backend="modal", slots=1, pool_spares=0, pool_start_s=120, modal=MODAL))
         try:
             await made.start()
             yield made
@@ -98,13 +95,15 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
         except SandboxUnavailable as error:
             pytest.skip(str(error))
         return
-    pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else PoolConfig()
     if request.param == "fake":
         made = FakeSandbox(TABLE, num_slots=1)
     else:
         try:
-            folders = () if request.param == "gvisor" else library_folders(LIBRARIES)  # pods have those of their image
-            made = open_sandbox(SandboxConfig(backend=request.param, slots=1, pool=pool, site_packages=folders))
+            if request.param == "gvisor":  # pods have the libraries of their image
+                made = open_sandbox(request.getfixturevalue("runner_pool"))
+            else:
+                folders = library_folders(LIBRARIES)
+                made = open_sandbox(SandboxSection(backend=request.param, slots=1, site_packages=folders))
         except SandboxUnavailable as error:
             pytest.skip(str(error))
     try:
@@ -216,14 +215,14 @@ async def test_a_closed_sandbox_refuses_sessions(sandbox: Sandbox) -> None:
 
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(ValueError, match="warp"):
-        open_sandbox(SandboxConfig(backend="warp"))
+        SandboxSection(backend="warp")
 
 
 def test_an_invalid_setting_is_named() -> None:
     with pytest.raises(ValueError, match="slots"):
-        SandboxConfig(slots=-1)
+        SandboxSection(slots=-1)
     with pytest.raises(ValueError, match="tmp_bytes"):
-        SandboxConfig(tmp_bytes=0)
+        SandboxSection(tmp_bytes=0)
 
 
 GIVEN = "import sys\nprint(sys.argv[1:], *(open(name).read() for name in sys.argv[1:]))\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from nouscoder.config import SandboxSection
 from nouscoder.data.problems import save_problems
 from nouscoder.data.reading import load_problems, read_referenced
 from nouscoder.data.references import ReferencedProblem
@@ -17,7 +18,6 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox
-from nouscoder.verifier.sandbox.config import SandboxConfig
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "leetcode_200.jsonl.gz"
 METHOD = """class Solution:
@@ -50,7 +50,7 @@ def leetcode(tmp_path: Path) -> list[tuple[ReferencedProblem, str]]:
 async def test_sampled_leetcode_methods_can_use_the_names_that_leetcode_imports(tmp_path: Path) -> None:
     items = leetcode(tmp_path)
     save_problems(tmp_path / "train.jsonl", [item.problem for item, _ in items])
-    sandbox = open_sandbox(SandboxConfig(backend="local", slots=2))
+    sandbox = open_sandbox(SandboxSection(backend="local", slots=2))
     await sandbox.start()
     try:
         grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))

@@ -16,8 +16,7 @@ from nouscoder.domain.submission import CallCase, CallTests, JsonValue, Limits, 
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import open_sandbox
-from nouscoder.verifier.settings import sandbox_config
+from nouscoder.verifier.sandbox import open_sandbox, with_libraries
 
 OK, WRONG = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER
 ERROR, LATE = VerdictKind.RUNTIME_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED
@@ -101,7 +100,7 @@ def submissions() -> dict[str, tuple[Submission, VerdictKind]]:
 async def test_programs_that_in_process_graders_get_wrong_get_the_right_verdict() -> None:
     table = submissions()
     async with AsyncExitStack() as stack:
-        sandbox = open_sandbox(sandbox_config(load_config(None).verifier))
+        sandbox = open_sandbox(with_libraries(load_config(None).verifier))
         stack.push_async_callback(sandbox.close)
         await sandbox.start()
         grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))

@@ -24,6 +24,7 @@ import atheris
 with atheris.instrument_imports(include=["nouscoder"]):
     from google.protobuf.message import DecodeError
 
+    from nouscoder.config import SandboxSection
     from nouscoder.domain.submission import (
         AssertTests,
         CallCase,
@@ -63,7 +64,6 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.verifier.judges.base import CLIP_CHARS, Judge
     from nouscoder.verifier.judges.lcb import LcbJudge
     from nouscoder.verifier.runner.greeting import MAX_MESSAGE_BYTES, GreetingError, message_length, unpack
-    from nouscoder.verifier.sandbox import SandboxConfig
     from nouscoder.verifier.sandbox.base import (
         CompileFailed,
         Exit,
@@ -391,10 +391,10 @@ def runner(data: bytes) -> None:
 
 
 async def _session(link: _Said, program: Program) -> None:
-    slot = Slot(0, SandboxConfig(start_limit_s=60), link)  # type: ignore[arg-type]
+    slot = Slot(0, SandboxSection(start_limit_s=60), link)  # type: ignore[arg-type]
     try:
         await slot.ensure_usable()
-        session = SlotSession(slot, program, SandboxConfig())
+        session = SlotSession(slot, program, SandboxSection())
         session.begin()
         await session.compile()
         for _ in range(3):

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import InteractiveTests, JudgeProgram, JudgeProtocol, Limits, StdinCase, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc import tests_convert
@@ -19,7 +20,7 @@ from nouscoder.v1 import verdict_pb2
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import Exit, RunResult, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox import Exit, RunResult, SandboxUnavailable, open_sandbox
 from nouscoder.verifier.sandbox.fake import Behaviour, FakeSandbox, ended
 from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.toolchains.languages import installed
@@ -166,7 +167,7 @@ TWENTY = (StdinCase("77", "20"), StdinCase("0", "20"), StdinCase("1048575", "20"
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox() -> AsyncIterator[LocalSandbox]:
-    made = open_sandbox(SandboxConfig(slots=1))
+    made = open_sandbox(SandboxSection(slots=1))
     try:
         await made.start()
     except SandboxUnavailable as error:

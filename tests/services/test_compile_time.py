@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.busy_cpu import on_a_busy_cpu
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,
     CompileStarved,
     Program,
     Sandbox,
-    SandboxConfig,
     session,
 )
 from nouscoder.verifier.toolchains.languages import installed
@@ -36,7 +36,7 @@ NUM_HOGS = 12
 @contextlib.asynccontextmanager
 async def opened(backend: str, num_hogs: int, compile_time_s: float) -> AsyncIterator[Sandbox]:
     """A sandbox on one CPU that it shares with endless processes, each of a session of its own."""
-    config = SandboxConfig(backend=backend, slots=1, compile_time_s=compile_time_s)
+    config = SandboxSection(backend=backend, slots=1, compile_time_s=compile_time_s)
     async with on_a_busy_cpu(config, num_hogs) as (sandbox, _):
         yield sandbox
 

@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import InteractiveTests, JudgeProgram, Limits, StdinCase, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
@@ -27,7 +28,6 @@ from nouscoder.verifier.sandbox import (
     Exit,
     Program,
     RunResult,
-    SandboxConfig,
     SandboxError,
     SandboxUnavailable,
     open_sandbox,
@@ -46,7 +46,7 @@ MIB = 1 << 20
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox() -> AsyncIterator[LocalSandbox]:
-    made = open_sandbox(SandboxConfig(slots=1))
+    made = open_sandbox(SandboxSection(slots=1))
     try:
         await made.start()
     except SandboxUnavailable as error:
@@ -312,7 +312,7 @@ def busy_cpu() -> Iterator[None]:
 async def test_a_word_that_came_before_the_program_started_is_not_taken_from_its_time() -> None:
     """On a busy CPU the partner often speaks first. The program's time must not become negative by that."""
     with busy_cpu():
-        made = open_sandbox(SandboxConfig(slots=1))
+        made = open_sandbox(SandboxSection(slots=1))
         try:
             await made.start()
             assert isinstance(made, LocalSandbox)

@@ -13,12 +13,13 @@ from dataclasses import replace
 
 import pytest
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.runner.secure import own_certificate
-from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox import Exit, Program, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.base import OutOfMemory
 from nouscoder.verifier.sandbox.canary import new_canary
 from nouscoder.verifier.sandbox.compile_cache import CompileCache
@@ -88,9 +89,9 @@ class HostileLaunch:
 
 async def session_with(launch: HostileLaunch, program: Program = PROGRAM) -> tuple[Slot, SlotSession]:
     """A session whose program has compiled, if the other end says so."""
-    slot = Slot(0, SandboxConfig(start_limit_s=60), launch)
+    slot = Slot(0, SandboxSection(start_limit_s=60), launch)
     await slot.ensure_usable()
-    session = SlotSession(slot, program, SandboxConfig(), CompileCache(0))
+    session = SlotSession(slot, program, SandboxSection(), CompileCache(0))
     session.begin()
     await session.compile()
     return slot, session

@@ -22,14 +22,14 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.config import JobsSection
+from nouscoder.config import JobsSection, VerifierSection
 from nouscoder.formats.json_size import BYTES_PER_WEIGHT
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.rest import DrainState, make_app
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import Jobs, JobsUnusable, open_jobs
 from nouscoder.verifier.jobs.webhooks import origin_of, signature
@@ -90,7 +90,7 @@ async def serving(folder: Path, table: Table | None = None, slots: int = 2, **se
     sandbox, registry, budget = FakeSandbox(table or Table(), slots), CollectorRegistry(), MemoryBudget(100_000)
     await sandbox.start()
     metrics = VerifierMetrics(registry)
-    core = Grader(sandbox, metrics, GradingPolicy(max_queue=20))
+    core = Grader(sandbox, metrics, VerifierSection(max_queue=20))
     grader = QuotaGrader(CachedGrader(core, metrics, 10), Quotas())
     async with open_jobs(JobsSection(folder=str(folder), **settings), grader, budget, MAX_LINE) as jobs:
         assert jobs is not None

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
-from nouscoder.config import JobsSection
+from nouscoder.config import JobsSection, TestsSection
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.tests_cache import TestsCache
@@ -77,7 +77,7 @@ async def serving(folder: Path, keys: str | None = None) -> AsyncIterator[Servic
             MAX_BODY,
             ApiKeys(environment=keys),
             CodeRunner(grader, Quotas()),
-            ClientTests(FolderBlobs(folder / "store"), cache, 100_000, 1000.0, 1_000_000),
+            ClientTests(FolderBlobs(folder / "store"), cache, TestsSection()),
             budget,
             capabilities=Capabilities(grader, []),
             jobs=jobs,

@@ -19,12 +19,12 @@ from tests.modal_server import make_home
 from tests.services.test_pool_key_rotation import Agents
 from tests.services.test_runner_pool import Canaries, Pods
 
-from nouscoder.config import ConfigError, load_config
+from nouscoder.config import ConfigError, SandboxSection, load_config
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable, SpillOverSandbox, gvisor
+from nouscoder.verifier.sandbox import SandboxUnavailable, SpillOverSandbox, gvisor
 from nouscoder.verifier.sandbox import pool as pool_module
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.link import Ending
@@ -110,21 +110,23 @@ async def opened(
     monkeypatch.setattr(gvisor, "open_source", lambda config, keys: agents)
     for name in ("secret", "key"):
         (folder / name).write_text("a key of the pool, long enough")
-    pool = PoolConfig(
-        key_file=str(folder / "key"),
-        spares=spares,
-        least=least,
-        idle_s=IDLE_S,
-        start_s=120,
-        accept_unproven_kernel=True,
+    config = SandboxSection(
+        backend="gvisor",
+        slots=slots,
+        pool_key_file=str(folder / "key"),
+        pool_spares=spares,
+        pool_min=-1 if least is None else least,
+        pool_idle_s=IDLE_S,
+        pool_start_s=120,
+        pool_accept_unproven_kernel=True,
     )
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=slots, pool=pool))
+    sandbox = GvisorSandbox(config)
     whole = SpillOverSandbox([sandbox], 1.0)
     try:
         await whole.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    grader = Grader(whole, VerifierMetrics(CollectorRegistry()), GradingPolicy())
+    grader = Grader(whole, VerifierMetrics(CollectorRegistry()))
     grader.follow(whole)
     yield grader, sandbox, agents
     await whole.close()
@@ -211,8 +213,14 @@ async def test_a_start_waits_while_no_slot_opens_and_then_says_why(
 ) -> None:
     make_home(tmp_path)
     (tmp_path / "key").write_text("a key of the pool, long enough")
-    pool = PoolConfig(key_file=str(tmp_path / "key"), start_s=0.3, accept_unproven_kernel=True)
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=1, pool=pool), Pods())
+    config = SandboxSection(
+        backend="gvisor",
+        slots=1,
+        pool_key_file=str(tmp_path / "key"),
+        pool_start_s=0.3,
+        pool_accept_unproven_kernel=True,
+    )
+    sandbox = GvisorSandbox(config, Pods())
 
     def open_none(slot: Slot) -> None:
         """The slot ends its opening at once, as one that was parked does."""
@@ -227,8 +235,14 @@ async def test_slots_without_a_runner_are_logged_in_one_line(
 ) -> None:
     make_home(tmp_path)
     (tmp_path / "key").write_text("a key of the pool, long enough")
-    pool = PoolConfig(key_file=str(tmp_path / "key"), start_s=60, accept_unproven_kernel=True)
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=50, pool=pool), Pods())
+    config = SandboxSection(
+        backend="gvisor",
+        slots=50,
+        pool_key_file=str(tmp_path / "key"),
+        pool_start_s=60,
+        pool_accept_unproven_kernel=True,
+    )
+    sandbox = GvisorSandbox(config, Pods())
     tries, enough = 0, asyncio.Event()
 
     async def no_runner(slot: Slot) -> None:

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from tests.modal_server import make_home
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.runner import __file__ as runner_init
-from nouscoder.verifier.sandbox import PoolConfig, Program, SandboxConfig, SandboxUnavailable, gvisor, pool_keys
+from nouscoder.verifier.sandbox import Program, SandboxUnavailable, gvisor, pool_keys
 from nouscoder.verifier.sandbox import pool as pool_module
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.pool import Found, Replaced, RunnerState
@@ -98,8 +99,15 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setattr(gvisor, "open_source", lambda config, keys: agents)
     for name in ("secret", "key"):
         (tmp_path / name).write_text(OLD)
-    pool = PoolConfig(key_file=str(tmp_path / "key"), spares=1, start_s=120, accept_unproven_kernel=True)
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=2, pool=pool))
+    config = SandboxSection(
+        backend="gvisor",
+        slots=2,
+        pool_key_file=str(tmp_path / "key"),
+        pool_spares=1,
+        pool_start_s=120,
+        pool_accept_unproven_kernel=True,
+    )
+    sandbox = GvisorSandbox(config)
     try:
         await sandbox.start()
     except SandboxUnavailable as error:

@@ -17,6 +17,7 @@ import sandbox_fusion
 from prometheus_client import CollectorRegistry
 from sandbox_fusion.models import RunCodeRequest as FusionRequest
 
+from nouscoder.config import VerifierSection
 from nouscoder.formats.json_size import BYTES_PER_WEIGHT, rough_weight
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.http_server.listener import start_http
@@ -25,7 +26,7 @@ from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.api import run_code
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeRequest
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import CompileStarved, Program
@@ -81,7 +82,7 @@ async def running(api_keys: ApiKeys | None = None, budget_bytes: int = 1_000_000
     sandbox, registry, drain_state = GateSandbox(), CollectorRegistry(), DrainState()
     budget = MemoryBudget(budget_bytes)
     await sandbox.start()
-    grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(max_queue=2))
+    grader = Grader(sandbox, VerifierMetrics(registry), VerifierSection(max_queue=2))
     refusals = Refusals()
     runner = CodeRunner(grader, Quotas(), cast(AuditLog, refusals))
     app = make_app(grader, registry, drain_state, 100_000, api_keys, runner, budget=budget)

@@ -14,12 +14,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.services.test_runner_pool import Pods
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader, OnOutcome, QueueFull
 from nouscoder.verifier.grading.second_runner import ACCUSE_EVERY_S, SecondRunnerGrader, with_second_runner
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable, gvisor
+from nouscoder.verifier.sandbox import SandboxUnavailable, gvisor
 from nouscoder.verifier.sandbox.fake import FakeSandbox
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.launch import HARNESS, interpreter, python_command
@@ -174,7 +175,7 @@ async def test_a_lying_runner_is_overruled_quarantined_and_replaced(
     async def connected(
         launch: RunnerLaunch, runner: Runner, want: str, closed: Callable[[Ending], Awaitable[None]] | None = None
     ) -> LocalLink:
-        config = SandboxConfig()
+        config = SandboxSection()
         settings = _slot_settings(config, int(runner.name.removeprefix("pod-")))
         started = await ProcessLink.start(
             [*python_command(interpreter(config), HARNESS / "__main__.py"), settings.to_json()]
@@ -190,8 +191,10 @@ async def test_a_lying_runner_is_overruled_quarantined_and_replaced(
     monkeypatch.setattr(gvisor, "open_source", lambda config, key: pods)
     monkeypatch.setattr(RunnerLaunch, "_connect", connected)
     (tmp_path / "key").write_text("0123456789abcdef")
-    pool = PoolConfig(key_file=str(tmp_path / "key"), spares=2, start_s=60.0)
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=1, pool=pool))
+    config = SandboxSection(
+        backend="gvisor", slots=1, pool_key_file=str(tmp_path / "key"), pool_spares=2, pool_start_s=60.0
+    )
+    sandbox = GvisorSandbox(config)
     try:
         await sandbox.start()
     except SandboxUnavailable as error:

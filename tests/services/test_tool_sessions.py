@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from nouscoder.config import load_config
+from nouscoder.config import SandboxSection, ToolSessionsSection, VerifierSection, load_config
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
@@ -37,16 +37,15 @@ from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, Quotas
 from nouscoder.verifier.api import servicer
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import Exit, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox import Exit, Sandbox, SandboxUnavailable, open_backends, open_sandbox
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
-from nouscoder.verifier.settings import grading_policy, sandbox_config, tool_policy
 from nouscoder.verifier.tools import interpreter as interpreter_module
 from nouscoder.verifier.tools.interpreter import Interpreter, InterpreterLimits, clipped
-from nouscoder.verifier.tools.sessions import MAX_CODE_BYTES, ToolPolicy, ToolSessions
+from nouscoder.verifier.tools.sessions import MAX_CODE_BYTES, ToolSessions, limits_of
 
 module_loop = pytest.mark.asyncio(loop_scope="module")
 WIDE = InterpreterLimits(call_s=120.0, life_s=600.0, memory_bytes=512 << 20)
@@ -68,7 +67,7 @@ asyncio.run(main())
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
     """Two slots: one for grading, one for a tool session."""
-    made = open_sandbox(SandboxConfig(slots=1, tool_slots=1))
+    made = open_sandbox(SandboxSection(slots=1), tool_slots=1)
     try:
         await made.start()
     except SandboxUnavailable as error:
@@ -193,11 +192,11 @@ class Rig:
     registry: CollectorRegistry
 
 
-def rig(sandbox: Sandbox, audit: AuditLog | None = None, **policy: float) -> Rig:
+def rig(sandbox: Sandbox, audit: AuditLog | None = None, **section: float) -> Rig:
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
-    bounds = ToolPolicy(**{"num_sessions": 1, "call_s": 120.0, **policy})  # type: ignore[arg-type]
-    grader = Grader(sandbox, metrics, GradingPolicy(tool_slots=bounds.num_sessions))
+    bounds = ToolSessionsSection(**{"sessions": 1, "call_s": 120.0, **section})
+    grader = Grader(sandbox, metrics, VerifierSection(tools=bounds))
     return Rig(ToolSessions(sandbox, grader, Quotas(), metrics, bounds, audit), grader, registry)
 
 
@@ -325,9 +324,10 @@ async def test_each_call_is_audited_and_counted(fake: FakeSandbox, tmp_path: Pat
 
 def test_the_configuration_gives_tool_sessions_slots_of_their_own() -> None:
     section = load_config(None, ["verifier.tools.sessions=3", "verifier.sandbox.slots=2"]).verifier
-    assert (sandbox_config(section).tool_slots, grading_policy(section).tool_slots) == (3, 3)
-    assert tool_policy(section.tools) == ToolPolicy(3)
-    assert ToolPolicy(3).limits.life_s > 16 * 60
+    sandbox = open_backends(section)
+    assert sandbox.num_slots == 5
+    assert Grader(sandbox, VerifierMetrics(CollectorRegistry()), section).num_slots == 2
+    assert limits_of(section.tools).life_s > 16 * 60
 
 
 # Over gRPC

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.sandbox import CompileFailed, Exit, Program, SandboxConfig, open_sandbox
+from nouscoder.verifier.sandbox import CompileFailed, Exit, Program, open_sandbox
 from nouscoder.verifier.toolchains.languages import (
     Language,
     find_installed,
@@ -98,7 +99,7 @@ async def test_go_programs_are_compiled_with_the_cache(backend: str) -> None:
     if go is None or go.cache is None:
         pytest.skip("go is not installed, or `nouscoder prepare` has not been run")
     try:
-        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
+        sandbox = open_sandbox(SandboxSection(backend=backend, slots=1))
         await sandbox.start()
     except Exception as error:
         pytest.skip(str(error))

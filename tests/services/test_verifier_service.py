@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.client import AsyncClient, GradingFailed, Patience
+from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys
@@ -28,7 +29,7 @@ from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import NO_FILES, Dialogue, Exit, Program, RunResult, SandboxError, Session
 
@@ -115,7 +116,7 @@ async def service() -> AsyncIterator[Running]:
     """REST and gRPC on free ports, with one grader of two slots and a queue of two."""
     registry = CollectorRegistry()
     sandbox = WordSandbox()
-    grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(max_queue=2))
+    grader = Grader(sandbox, VerifierMetrics(registry), VerifierSection(max_queue=2))
     drain_state = DrainState()
     async with AsyncExitStack() as stack:
         url = "http://" + await start_http(make_app(grader, registry, drain_state, MAX_BODY), "127.0.0.1:0", stack)

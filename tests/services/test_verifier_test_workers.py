@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.grading.fair_queue import FairSlots
@@ -351,8 +352,8 @@ class ChancySandbox:
 
 def grader_of(sandbox: ChancySandbox) -> Grader:
     """Extra workers wherever there is room."""
-    policy = GradingPolicy(max_submission_s=20.0, min_worker_left_s=0.0)
-    return Grader(sandbox, VerifierMetrics(CollectorRegistry()), policy)
+    section, policy = VerifierSection(max_submission_s=20.0), GradingPolicy(min_worker_left_s=0.0)
+    return Grader(sandbox, VerifierMetrics(CollectorRegistry()), section, policy=policy)
 
 
 def without_duration(verdict: Verdict) -> Verdict:

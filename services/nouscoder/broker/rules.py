@@ -51,25 +51,17 @@ class Rules:
     def of(cls, section: BrokerSection) -> Self:
         """The rules of a configuration."""
         bound = StalenessBound.of(section.stale_policy, section.pipeline_k, section.max_staleness)
-        return cls(
-            group_size=section.group_size,
+        return section.record(
+            cls,
             pipeline_k=bound.pipeline_k,
             batch_groups=section.batch_size // section.group_size,
             max_age=bound.max_age,
             waits_for_older=bound.waits_for_older,
-            max_deliveries=section.max_deliveries,
-            max_regrades=section.max_regrades,
-            drop_zero_variance=section.drop_zero_variance,
-            max_filtered_groups=section.max_filtered_groups,
             solved_pass_rate=section.curriculum.retire_pass_rate,
-            over_sampling=section.over_sampling,
             lease_ms=round(1000 * section.lease_s),
             batch_lease_ms=round(1000 * section.batch_lease_s),
             sampling_progress_ms=round(1000 * section.sampling_progress_s),
             grading_progress_ms=round(1000 * section.grading_progress_s),
-            max_batch_failures=section.max_batch_failures,
-            max_batch_deliveries=section.max_batch_deliveries,
-            dead_letters=section.dead_letters,
         )
 
     def to_json(self) -> str:

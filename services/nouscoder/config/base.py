@@ -10,25 +10,39 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator
 from pydantic.fields import FieldInfo
 
 from nouscoder.errors import Unusable
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 class ConfigError(Unusable):
     """The configuration cannot be used. The message has one sentence for each fault, naming file and key."""
 
 
+Record = TypeVar("Record", bound="DataclassInstance")
+
+
 class Section(BaseModel):
-    """Base of every section: unknown keys fail, and it is immutable."""
+    """Base of every section: unknown keys fail, and it is immutable. A part of the project receives its section.
+
+    The domain knows no configuration. What one of its functions needs is a record that `record` makes.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def record(self, kind: type[Record], **others: Any) -> Record:
+        """A record of the domain: its fields have the values of this section's keys of the same names, or `others`."""
+        names = {field.name for field in fields(kind)} & type(self).model_fields.keys()
+        return kind(**{name: getattr(self, name) for name in names} | others)
 
 
 # The tags of sections that one key tells apart begin with that key, so that the report of a fault can leave them out.

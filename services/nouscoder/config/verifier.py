@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -36,6 +39,11 @@ class ModalSection(Section):
     dollars: float = Field(10.0, gt=0, description="dollars that all containers may cost in one life of the service")
     dollars_per_core_s: float = Field(0.00003942, ge=0, description="price of a physical core for a second")
     dollars_per_gib_s: float = Field(0.00000672, ge=0, description="price of a GiB of memory for a second")
+
+    @property
+    def dollars_a_second(self) -> float:
+        """The most that one container can cost a second, because its request is also its limit."""
+        return self.cores * self.dollars_per_core_s + self.memory_mib / 1024 * self.dollars_per_gib_s
 
 
 class SpillOverSection(Section):
@@ -83,6 +91,12 @@ class SandboxSection(Section):
     compile_cache_bytes: int = Field(
         256 * 1024**2, ge=0, description="backend local: bytes of compiled programs on the disk; 0: compile every time"
     )
+    start_limit_s: float = Field(30.0, gt=0, description="seconds in which a slot must give its first answer")
+    compile_time_s: float = Field(
+        30.0, gt=0, description="seconds of CPU and wall time of a compiler that has a CPU; Python always has 10"
+    )
+    grace_s: float = Field(10.0, gt=0, description="seconds after a test's wall limit until its slot counts as lost")
+    tmp_bytes: int = Field(256 * 1024**2, gt=0, description="size of a candidate's /tmp")
     modal: ModalSection = ModalSection()
     spill_over: SpillOverSection = SpillOverSection()
     second_runner_share: float = Field(
@@ -93,6 +107,12 @@ class SandboxSection(Section):
     def _own_runners(self) -> SandboxSection:
         if self.pool_min >= 0 and not (self.backend == "gvisor" and self.pool_managed):
             raise ValueError("pool_min needs backend gvisor and pool_managed: only its gateway makes and ends runners")
+        return self
+
+    @model_validator(mode="after")
+    def _another_backend(self) -> SandboxSection:
+        if self.spill_over.backend == self.backend:
+            raise ValueError(f"spill_over.backend must be another backend than {self.backend}")
         return self
 
 
@@ -115,6 +135,8 @@ class TlsSection(Section):
 class TestsSection(Section):
     """Tests named by their digest: those of a run's problems, and those that clients store."""
 
+    __test__ = False  # not a pytest class
+
     cache: OutputFile = Field(
         "", description="folder of fetched tests; empty: nouscoder-tests-UID in the temporary folder"
     )
@@ -127,6 +149,11 @@ class TestsSection(Section):
         1024**3, ge=0, description="bytes that all clients' tests may take in the store together, compressed"
     )
     expiry_s: float = Field(7 * 86400.0, gt=0, description="seconds after their last use when stored tests are deleted")
+
+    @property
+    def folder(self) -> Path:
+        """The folder of fetched tests."""
+        return Path(self.cache or Path(tempfile.gettempdir()) / f"nouscoder-tests-{os.getuid()}")
 
 
 class JobsSection(Section):
@@ -150,6 +177,16 @@ class JobsSection(Section):
         if self.webhook_origins and not self.webhook_key_file:
             raise ValueError("webhook_origins needs webhook_key_file")
         return self
+
+    @property
+    def keep_s(self) -> float:
+        """Seconds after its end when a job is removed."""
+        return 60 * self.keep_minutes
+
+    @property
+    def max_s(self) -> float:
+        """Seconds after which a job that has not finished is ended."""
+        return 3600 * self.max_hours
 
 
 class ToolSessionsSection(Section):
@@ -242,3 +279,16 @@ class VerifierSection(Section):
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError("max_bodies_bytes must be at least max_body_bytes")
         return self
+
+    def not_served(self, with_broker: bool) -> list[str]:
+        """What the service does not do, each with the key or option that turns it on."""
+        off = {
+            "REST API and playground (--http HOST:PORT)": not self.http,
+            "jobs (verifier.jobs.folder)": not self.jobs.folder,
+            "tool sessions (verifier.tools.sessions)": not self.tools.sessions,
+            "rollouts of a broker (--broker)": not with_broker,
+            "TLS (verifier.tls)": not self.tls.certificate,
+            "audit log (verifier.audit_log)": not self.audit_log,
+            "traces (verifier.tracing_endpoint)": not self.tracing_endpoint,
+        }
+        return [name for name, is_off in off.items() if is_off]

@@ -16,11 +16,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from nouscoder.config import SandboxSection
 from nouscoder.doctor.finding import Finding, report
 from nouscoder.doctor.host_probe import Probe, probe_host
 from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError
-from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, open_sandbox
+from nouscoder.verifier.sandbox import Exit, Program, open_sandbox
 from nouscoder.verifier.sandbox.cgroup import Groups
 from nouscoder.verifier.sandbox.runsc import HOW_TO_GET, find_runsc
 from nouscoder.verifier.toolchains.languages import installed, registry
@@ -112,7 +113,7 @@ def _sandbox(backend: str, *, needed: bool, fix: str) -> Finding:
 
 async def _try_sandbox(backend: str) -> str:
     """Run one program in the sandbox. Raises NousCoderError when its result is wrong."""
-    sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
+    sandbox = open_sandbox(SandboxSection(backend=backend, slots=1))
     try:
         await sandbox.start()
         program = Program(registry()["python"], "print(int(input()) + 1)", Limits(wall_time_s=20.0))
@@ -135,11 +136,11 @@ def _gvisor() -> Finding:
 
 def _modal() -> Finding:
     """Log in to Modal, without making anything there."""
+    from nouscoder.config import ModalSection
     from nouscoder.verifier.sandbox.modal_cloud import ModalCloud
-    from nouscoder.verifier.sandbox.modal_config import ModalConfig
 
     async def log_in() -> str:
-        cloud = ModalCloud(ModalConfig())
+        cloud = ModalCloud(ModalSection())
         try:
             return await cloud.log_in()
         finally:

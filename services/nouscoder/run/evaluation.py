@@ -66,13 +66,12 @@ async def measure(
 ) -> dict[str, Any]:
     """The record of an evaluation of this policy. Raises EVALUATION_ERRORS and CannotEvaluate."""
     credentials = channel_credentials(config.tls)
-    sampling = config.generation.sampling
     evaluation = await evaluate(
         held_out_problems(config),
         GenerationClient(config.generation.grpc, credentials=credentials),
         VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
         samples=config.problems.held_out_samples,
-        sampling=Sampling(sampling.temperature, sampling.top_p, sampling.max_new_tokens, config.run.seed),
+        sampling=config.generation.sampling.record(Sampling, seed=config.run.seed),
         manifest=manifest,
         pin_limit_s=config.run.evaluation_limit_s,
         progress=progress,

@@ -18,14 +18,7 @@ class GuardWatch:
 
     def __init__(self, run: Path, settings: GuardsSection) -> None:
         self._tail = MetricsTail(run / "metrics.jsonl")
-        self._thresholds = Thresholds(
-            settings.entropy_floor,
-            settings.repetition_share,
-            settings.length_drift,
-            settings.hard_coding_share,
-            settings.same_programs,
-            settings.reward_hacking,
-        )
+        self._thresholds = settings.record(Thresholds)
         self._batches: dict[int, BatchFigures] = {}
         self._said: set[Guard] = set()
 

@@ -138,13 +138,13 @@ async def admit_nothing(config: Config) -> None:
 
 
 async def _evaluate(config: Config, problems: Sequence[Problem], manifest: PolicyManifest, view: View) -> Evaluation:
-    credentials, sampling = channel_credentials(config.tls), config.generation.sampling
+    credentials = channel_credentials(config.tls)
     return await evaluate(
         problems,
         GenerationClient(config.generation.grpc, credentials=credentials),
         VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
         samples=config.broker.group_size,
-        sampling=Sampling(sampling.temperature, sampling.top_p, sampling.max_new_tokens, config.run.seed),
+        sampling=config.generation.sampling.record(Sampling, seed=config.run.seed),
         manifest=manifest,
         progress=lambda done, total: view.progress("pass rates", done, total),
     )

@@ -68,7 +68,7 @@ def advance_pool(config: Config, number: int) -> None:
     rates = {one["problem_id"]: one["pass_rate"] for one in judgements_in(config, number) if one["problem_id"]}
     accepted = [PooledProblem(name, rate) for name, rate in rates.items()]
     settings = config.self_play
-    rules = PoolRules(settings.pool_size, settings.max_age, settings.solved_at)
+    rules = settings.record(PoolRules, size=settings.pool_size)
     change = next_pool(pool_of(config, number - 1), _trained(config, number - 1), accepted, rules)
     record = {"pool": [asdict(one) for one in change.pool], "retired": dict(change.retired)}
     write_whole(file, (json.dumps(record, indent=1) + "\n").encode())

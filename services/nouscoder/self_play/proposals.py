@@ -10,24 +10,13 @@ import json
 import re
 from dataclasses import dataclass
 
+from nouscoder.config import SelfPlaySection
 from nouscoder.record_log import key_of
 from nouscoder.self_play.judgement import Rejected, Rejection
 from nouscoder.verifier.grading.extract import extract_code
 
 EXAMPLE = "{example}"
 _PARTS = {name: re.compile(rf"<{name}>(.*?)</{name}>", re.DOTALL) for name in ("question", "program", "inputs")}
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a proposal may be. `max_chars` bounds the statement, the program and all inputs together, each [characters].
-
-    `min_inputs` counts different inputs; inputs after the first `max_inputs` are left out.
-    """
-
-    max_chars: int = 8000
-    min_inputs: int = 3
-    max_inputs: int = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +44,7 @@ def proposing_prompt(template: str, example: str) -> str:
     return template.replace(EXAMPLE, example.strip())
 
 
-def read_proposal(answer: str, bounds: Bounds) -> Proposal:
+def read_proposal(answer: str, bounds: SelfPlaySection) -> Proposal:
     """The proposal in an answer; the last of several. Raises Rejected."""
     text = answer.encode("utf8", "replace").decode()  # half of a surrogate pair is no text
     found = {name: pattern.findall(text) for name, pattern in _PARTS.items()}

@@ -28,7 +28,7 @@ from nouscoder.record_log import RecordLog
 from nouscoder.self_play.execution import Grade, Runs, run_of
 from nouscoder.self_play.judgement import Judgement, Outputs, Rejected, Rejection, check_reference, judged
 from nouscoder.self_play.known import Example, Known
-from nouscoder.self_play.proposals import Bounds, Proposal, proposing_prompt, read_proposal
+from nouscoder.self_play.proposals import Proposal, proposing_prompt, read_proposal
 from nouscoder.self_play.rollout_log import RolloutLog, Sample
 
 PROPOSALS, JUDGED, ACCEPTED = "proposals.jsonl", "judged.jsonl", "accepted.jsonl"
@@ -136,17 +136,15 @@ class Round:
         self._write([task for task, _ in tasks])
 
     def _sampling(self, name: str, max_new_tokens: int) -> Sampling:
-        sampling, seed = self._config.generation.sampling, self._config.run.seed
-        stream = task_seed(seed, f"self-play/{self._number}/{name}")
-        return Sampling(sampling.temperature, sampling.top_p, max_new_tokens, stream)
+        stream = task_seed(self._config.run.seed, f"self-play/{self._number}/{name}")
+        return self._config.generation.sampling.record(Sampling, max_new_tokens=max_new_tokens, seed=stream)
 
     def _read(self, tasks: Sequence[tuple[Task, Example]], proposals: RolloutLog) -> dict[str, Candidate]:
         """The candidates by rollout. A proposal that is near to a known statement is none."""
-        settings, found = self._config.self_play, dict[str, Candidate]()
-        bounds = Bounds(settings.max_chars, settings.min_inputs, settings.max_inputs)
+        found = dict[str, Candidate]()
         for task, example in tasks:
             with self._judging(task.rollout_id):
-                proposal = read_proposal(proposals.of(task).text, bounds)
+                proposal = read_proposal(proposals.of(task).text, self._config.self_play)
                 _check_novelty(self._known.statements.find(proposal.statement))
                 found[task.rollout_id] = Candidate(proposal, example)
         return found

@@ -52,7 +52,7 @@ def read_examples(
     settings: SftSection, encoder: Encoder, vocabulary_size: int, context_tokens: int | None, seed: int
 ) -> Examples:
     """All examples of the section, encoded and chosen. Raises ExamplesUnusable and what reading raises."""
-    rules = ChoiceRules(settings.wrong_below, settings.max_per_problem, settings.max_tokens or (context_tokens or 0))
+    rules = settings.record(ChoiceRules, max_tokens=settings.max_tokens or context_tokens or 0)
     rollouts, candidates = _read(settings.train, encoder, vocabulary_size)
     numbers, dropped = choose(candidates, rules, seed)
     held_out = {number for number in numbers if is_held_out(candidates[number].problem, settings.validation_share)}

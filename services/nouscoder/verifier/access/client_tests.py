@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from nouscoder.config import TestsSection
 from nouscoder.domain.submission import Submission, Tests, TestsReference
 from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import NousCoderError
@@ -106,17 +107,13 @@ class ClientTests:
         self,
         blobs: Blobs,
         cache: TestsCache,
-        client_bytes: int,
-        expiry_s: float,
-        store_bytes: int,
+        section: TestsSection,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._blobs = blobs
         self._store = TestStore(blobs, "stored")
         self._cache = cache
-        self._client_bytes = client_bytes
-        self._expiry_s = expiry_s
-        self._store_bytes = store_bytes
+        self._section = section
         self._clock = clock
         self._lists: dict[str, _ClientList] = {}  # by client
         self._in_store = _StoreBytes()
@@ -147,18 +144,18 @@ class ClientTests:
 
     def _admit(self, stored: StoredTests, known: _ClientList, new_bytes: int) -> None:
         """Check both bounds. Raises StorageFull."""
-        expiry = f"tests that are not used are deleted after {self._expiry_s:g} s"
+        expiry = f"tests that are not used are deleted after {self._section.expiry_s:g} s"
         is_new = hex_of(stored.digest) not in known.held
-        if is_new and known.num_bytes + stored.num_bytes > self._client_bytes:
+        if is_new and known.num_bytes + stored.num_bytes > self._section.client_bytes:
             raise StorageFull(
                 f"these tests have {stored.num_bytes} bytes, {known.num_bytes} are stored, and a client may store"
-                f" {self._client_bytes}; {expiry}"
+                f" {self._section.client_bytes}; {expiry}"
             )
         of_all = self._in_store.total()
-        if new_bytes and of_all + new_bytes > self._store_bytes:
+        if new_bytes and of_all + new_bytes > self._section.store_bytes:
             raise StorageFull(
                 f"these tests take {new_bytes} bytes, all clients' tests take {of_all}, and the store may hold"
-                f" {self._store_bytes}; {expiry}"
+                f" {self._section.store_bytes}; {expiry}"
             )
 
     @asynccontextmanager
@@ -176,7 +173,7 @@ class ClientTests:
         one = known.held.get(digits)
         if one is None or self._is_expired(one.used_s):
             raise UnknownTests(f"{digest} names no tests that this client has stored, or they have expired")
-        if self._clock() - one.used_s > _RENEW_SHARE * self._expiry_s:
+        if self._clock() - one.used_s > _RENEW_SHARE * self._section.expiry_s:
             one.used_s = self._clock()
             await asyncio.to_thread(self._blobs.put, _name(client, digits, one.num_bytes), b"")
         async with self._cache.opened(digest, self._store) as tests:
@@ -230,7 +227,7 @@ class ClientTests:
         return self._clock() - known.read_s > _KNOWN_S
 
     def _is_expired(self, used_s: float) -> bool:
-        return self._clock() - used_s > self._expiry_s
+        return self._clock() - used_s > self._section.expiry_s
 
 
 def _folder(client: str) -> str:

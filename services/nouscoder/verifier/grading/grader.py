@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import Profile, Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.access.caller import current_caller
@@ -62,14 +63,11 @@ _KILLED = f"{_KILLED_BY_PROGRAM} sandboxes in which it ran were killed for lack 
 
 @dataclass(frozen=True, slots=True)
 class GradingPolicy:
-    """The limits of grading that the submission does not set."""
+    """The limits of grading that neither the submission nor the configuration sets."""
 
-    max_queue: int = 1024
-    tool_slots: int = 0  # slots of the sandbox that belong to tool sessions
     attempts: int = 2
     open_patience_s: float = 150.0  # a compiler on a busy machine takes up to 120 s
     run_grace_s: float = 30.0
-    max_submission_s: float = 600.0
     min_worker_left_s: float = 0.01  # no further test worker is opened when each has less than this left to run
     bounds: Bounds = Bounds()
 
@@ -77,9 +75,9 @@ class GradingPolicy:
         """Seconds in which a sandbox must report the end of one run."""
         return extended_limits(program.limits).wall_time_s + self.run_grace_s
 
-    def attempt_patience_s(self, program: Program) -> float:
+    def attempt_patience_s(self, program: Program, max_submission_s: float) -> float:
         """Seconds that one sandbox may take for a whole submission."""
-        longest_s = self.max_submission_s + max_repetitions_s(program.limits)
+        longest_s = max_submission_s + max_repetitions_s(program.limits)
         return self.open_patience_s + longest_s + self.run_patience_s(program)
 
 
@@ -90,12 +88,14 @@ class Grader:
         self,
         sandbox: Sandbox,
         metrics: VerifierMetrics,
-        policy: GradingPolicy | None = None,
+        section: VerifierSection | None = None,
         run_lock: ExclusiveRunLock | None = None,
+        policy: GradingPolicy | None = None,
     ) -> None:
         """`run_lock` is shared with other processes that grade on this machine, if there are any."""
         self._sandbox = sandbox
         self._metrics = metrics
+        self._section = section or VerifierSection()
         self._policy = policy or GradingPolicy()
         self._run_lock = run_lock or ExclusiveRunLock()
         self._kill_rates = KillRates()
@@ -103,8 +103,8 @@ class Grader:
         self._has_slots = asyncio.Event()
         self._has_slots.set()
         self._tell_demand: Callable[[], None] = lambda: None
-        self.num_slots = sandbox.num_slots - self._policy.tool_slots  # submissions that can run at once
-        self._slots = FairSlots(self.num_slots, self._policy.max_queue, self._report_load, metrics.waited)
+        self.num_slots = sandbox.num_slots - self._section.tools.sessions  # submissions that can run at once
+        self._slots = FairSlots(self.num_slots, self._section.max_queue, self._report_load, metrics.waited)
         metrics.watch_queue(lambda: (self._slots.oldest_s, self._slots.num_clients))
 
     @property
@@ -121,7 +121,7 @@ class Grader:
         """Let submissions wait in the queue while slots of `sandbox`, the one of this grader, are not usable."""
 
         def resize() -> None:
-            usable = sandbox.usable_slots - self._policy.tool_slots
+            usable = sandbox.usable_slots - self._section.tools.sessions
             self._slots.resize(max(0, usable))
             (self._has_slots.set if usable > 0 else self._has_slots.clear)()
 
@@ -165,7 +165,7 @@ class Grader:
     def _progress(self, submission: Submission, judge: Judge, begun: float, learned: KillTable | None) -> Progress:
         sizes = [judge.input_size(index) for index in range(judge.num_tests)]
         order = hardest_first(sizes, learned.rates() if learned is not None else None)
-        return Progress(submission, judge, order, self._sandbox.name, begun, self._policy.max_submission_s)
+        return Progress(submission, judge, order, self._sandbox.name, begun, self._section.max_submission_s)
 
     async def run_once(
         self, program: Program, stdin: bytes, files: Mapping[str, bytes], slot_patience_s: float = math.inf
@@ -210,7 +210,7 @@ class Grader:
         while num_failed < self._policy.attempts:
             await self._has_slots.wait()  # as in the queue, for as long as the caller waits
             try:
-                async with asyncio.timeout(self._policy.attempt_patience_s(program)):
+                async with asyncio.timeout(self._policy.attempt_patience_s(program, self._section.max_submission_s)):
                     await self._pytest.require(submission)
                     await WorkerGroup(progress, self._slots, work, max_workers, self._policy.min_worker_left_s).run()
                 return progress.verdict()

@@ -39,7 +39,6 @@ from nouscoder.verifier.processes.shared_ledger import SharedLedger
 from nouscoder.verifier.processes.shared_runs import SharedRuns
 from nouscoder.verifier.processes.shares import Place, section_of
 from nouscoder.verifier.sandbox.cgroup import Groups
-from nouscoder.verifier.settings import not_served
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +232,7 @@ async def serve_many(config: Config, with_broker: bool = False) -> int:
         say_draining = await _start_health(section.health, health, stack)
         said = {"grpc": address_of(section.grpc, grpc), "metrics": metrics, "processes": section.processes}
         log.info("listening", extra=said | ({} if http is None else {"http": address_of(section.http, http)}))
-        log.info("serving", extra={"not_served": not_served(section, with_broker)})
+        log.info("serving", extra={"not_served": section.not_served(with_broker)})
         await stop.wait()
         for keeper in keepers:
             keeper.cancel()

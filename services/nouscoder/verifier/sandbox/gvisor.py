@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import Exit, Program, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.canary import new_canary
-from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
 from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, RunnersUnreachable, Source
 from nouscoder.verifier.sandbox.pool_keys import PoolKeys, to_replace
@@ -48,28 +48,35 @@ class GvisorSandbox(LocalSandbox):
     _keeps_compiled = False
     outer_layer = "gvisor:pod"
 
-    def __init__(self, config: SandboxConfig, source: Source | None = None, access: RunnerAccess | None = None) -> None:
+    def __init__(
+        self,
+        config: SandboxSection,
+        source: Source | None = None,
+        access: RunnerAccess | None = None,
+        *,
+        tool_slots: int = 0,
+    ) -> None:
         """`source` and `access` are by default those of the runner pods. Raises SandboxUnavailable."""
-        needs_gvisor = not config.pool.accept_unproven_kernel
-        self._access = access or RunnerAccess(PoolKeys.of_file(Path(config.pool.key_file)), needs_gvisor=needs_gvisor)
-        slots, pool = config.slots or 1, config.pool
-        least = slots if pool.least is None else min(slots, pool.least)
-        self._size = PoolSize(least, slots, pool.spares, pool.idle_s, always=config.tool_slots)
-        source = source or open_source(pool, self._access.keys)
+        needs_gvisor = not config.pool_accept_unproven_kernel
+        self._access = access or RunnerAccess(PoolKeys.of_file(Path(config.pool_key_file)), needs_gvisor=needs_gvisor)
+        slots, spares = config.slots or 1, config.pool_spares
+        least = slots if config.pool_min < 0 else min(slots, config.pool_min)
+        self._size = PoolSize(least, slots, spares, config.pool_idle_s, always=tool_slots)
+        source = source or open_source(config, self._access.keys)
         is_sized = least < slots
-        self.pool = RunnerPool(source, self._prove, slots + config.tool_slots, pool.spares, is_sized_by_demand=is_sized)
+        self.pool = RunnerPool(source, self._prove, slots + tool_slots, spares, is_sized_by_demand=is_sized)
         self._opening: dict[asyncio.Task[None], Slot] = {}
         self._parked: list[Slot] = []  # without a runner, because there is no work for them
         self._following: list[asyncio.Task[None]] = []
         self._on_slots: Callable[[], None] = lambda: None
         self._warned_s = -_WARN_EVERY_S
         self._demand_changed = asyncio.Event()
-        super().__init__(config)
+        super().__init__(config, tool_slots=tool_slots)
 
     async def start(self) -> None:
         """Return as soon as one slot has a runner; the other slots open when they get theirs.
 
-        Raises SandboxUnavailable when no slot has one within `pool.start_s`.
+        Raises SandboxUnavailable when no slot has one within `pool_start_s`.
         """
         try:
             await self.pool.start()
@@ -83,7 +90,7 @@ class GvisorSandbox(LocalSandbox):
         if self.pool.is_sized_by_demand:
             self._following.append(asyncio.create_task(self._follow_demand(), name="size of the pool"))
         try:
-            async with asyncio.timeout(self._config.pool.start_s):
+            async with asyncio.timeout(self._config.pool_start_s):
                 while not self._free:
                     await self._wait_for_opening()
             self._size.observe(0, time.monotonic())
@@ -292,14 +299,14 @@ class GvisorSandbox(LocalSandbox):
         return True
 
 
-def open_source(config: PoolConfig, keys: PoolKeys) -> Source:
+def open_source(config: SandboxSection, keys: PoolKeys) -> Source:
     """The source of runners that the configuration names. Raises SandboxUnavailable."""
-    if not config.managed:
+    if not config.pool_managed:
         from nouscoder.verifier.sandbox.headless import HeadlessRunners
 
-        return HeadlessRunners(config.service, config.port, keys)
+        return HeadlessRunners(config.pool_service, config.pool_port, keys)
     try:
         from nouscoder.verifier.sandbox.pods import ManagedPods
     except ImportError as error:
         raise SandboxUnavailable("the gvisor sandbox needs the Python package kubernetes (extra: cluster)") from error
-    return ManagedPods(Path(config.template), config.port)
+    return ManagedPods(Path(config.pool_template), config.pool_port)

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness import __file__ as _harness_init
 from nouscoder.verifier.harness.settings import SlotSettings
-from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.link import Link, ProcessLink
 from nouscoder.verifier.sandbox.peers import PeerEnd
 
@@ -35,7 +35,7 @@ class Launch(Protocol):
 class HostLaunch:
     """Starts the interpreter on this host. The harness then makes namespaces of the host's kernel."""
 
-    def __init__(self, config: SandboxConfig, settings: SlotSettings, peer: PeerEnd | None) -> None:
+    def __init__(self, config: SandboxSection, settings: SlotSettings, peer: PeerEnd | None) -> None:
         self._python = interpreter(config)
         self._settings = settings
         self._peer = peer
@@ -65,7 +65,7 @@ class HostLaunch:
         return f"the local sandbox cannot start: {reason}{hint}"
 
 
-def interpreter(config: SandboxConfig) -> str:
+def interpreter(config: SandboxSection) -> str:
     """The Python interpreter of candidates."""
     return config.python or getattr(sys, "_base_executable", "") or sys.executable
 

@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError, Session
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.compile_cache import CompileCache
-from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.dialogue import SlotDialogue
 from nouscoder.verifier.sandbox.init_build import init_library_path
 from nouscoder.verifier.sandbox.launch import HostLaunch
@@ -52,8 +52,9 @@ class LocalSandbox:
     name = "local"
     _keeps_compiled = True  # only where a taken-over slot is a taken-over host (compile_cache.py)
 
-    def __init__(self, config: SandboxConfig) -> None:
-        self.num_slots = (config.slots or len(os.sched_getaffinity(0))) + config.tool_slots
+    def __init__(self, config: SandboxSection, *, tool_slots: int = 0) -> None:
+        """`tool_slots` are further slots, for tool sessions."""
+        self.num_slots = (config.slots or len(os.sched_getaffinity(0))) + tool_slots
         self._config = config
         self._groups = Groups()
         self._peers = [PeerSockets() for _ in range(self.num_slots)]
@@ -230,7 +231,7 @@ def _with_tools_of(slot: Slot, program: Program) -> Program:
     return program if language is program.language else replace(program, language=language)
 
 
-def _group_limits(program: Program, config: SandboxConfig) -> dict[str, int]:
+def _group_limits(program: Program, config: SandboxSection) -> dict[str, int]:
     """The limits of a slot's group until the program is compiled: the program or its compiler, files in tmpfs, and the
     slot's own processes.
     """
@@ -241,11 +242,10 @@ def _group_limits(program: Program, config: SandboxConfig) -> dict[str, int]:
     return {"memory": memory + files + _OWN_BYTES, "pids": processes + _OWN_PROCESSES}
 
 
-def _slot_settings(config: SandboxConfig, index: int) -> SlotSettings:
+def _slot_settings(config: SandboxSection, index: int) -> SlotSettings:
     first = _FIRST_UID + (os.getpid() % 65536) * _UIDS_A_SERVICE + 2 * index
     return SlotSettings(
         site_packages=tuple(str(folder.resolve()) for folder in config.site_packages),
-        preload=config.preload,
         read_only=cache_folders(),
         init_library=str(init_library_path()),
         tmp_bytes=config.tmp_bytes,

@@ -13,6 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from nouscoder.config import ModalSection
+
 _SHORTEST_LIFE_S = 60  # a container that may live for a shorter time is not worth its start
 _MINUTE_S = 60.0
 _ROUNDING = 1e-9
@@ -28,16 +30,6 @@ class Cap(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
-    """The limits of all containers together. Costs are in dollars."""
-
-    max_containers: int
-    creations_per_minute: int
-    dollars_per_minute: float
-    dollars: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Living:
     begun_s: float
     lifetime_s: float
@@ -45,11 +37,9 @@ class _Living:
 
 @dataclass(slots=True)
 class Budget:
-    """The containers of one service. Each costs `dollars_a_second` for at most `lifetime_s`."""
+    """The containers of one service, and the limits of `verifier.sandbox.modal`."""
 
-    caps: Caps
-    dollars_a_second: float
-    lifetime_s: float
+    caps: ModalSection
     _paid: float = 0.0  # for containers that have ended
     _living: dict[str, _Living] = field(default_factory=dict)
     _creations: deque[float] = field(default_factory=deque)
@@ -64,14 +54,14 @@ class Budget:
         number = len(self._living) + 1
         if number > self.caps.max_containers:
             return Cap.CONTAINERS
-        if number * self.dollars_a_second * _MINUTE_S > self.caps.dollars_per_minute + _ROUNDING:
+        if number * self.caps.dollars_a_second * _MINUTE_S > self.caps.dollars_per_minute + _ROUNDING:
             return Cap.DOLLARS_PER_MINUTE
         if len(self._creations) >= self.caps.creations_per_minute:
             return Cap.CREATIONS
         left = self.caps.dollars - self.committed()
-        affordable_s = left / self.dollars_a_second if self.dollars_a_second else math.inf
-        lifetime_s = math.floor(min(self.lifetime_s, affordable_s))
-        if lifetime_s < min(_SHORTEST_LIFE_S, self.lifetime_s):
+        affordable_s = left / self.caps.dollars_a_second if self.caps.dollars_a_second else math.inf
+        lifetime_s = math.floor(min(self.caps.lifetime_s, affordable_s))
+        if lifetime_s < min(_SHORTEST_LIFE_S, self.caps.lifetime_s):
             return Cap.DOLLARS
         self._creations.append(now_s)
         self._living[name] = _Living(now_s, lifetime_s)
@@ -92,10 +82,10 @@ class Budget:
 
     def committed(self) -> float:
         """Dollars if every living container lives as long as it may."""
-        return self._paid + self.dollars_a_second * sum(one.lifetime_s for one in self._living.values())
+        return self._paid + self.caps.dollars_a_second * sum(one.lifetime_s for one in self._living.values())
 
     def _cost(self, one: _Living, now_s: float) -> float:
-        return self.dollars_a_second * min(one.lifetime_s, max(0.0, now_s - one.begun_s))
+        return self.caps.dollars_a_second * min(one.lifetime_s, max(0.0, now_s - one.begun_s))
 
     def explain(self, cap: Cap) -> str:
         """One sentence for a person: which cap forbids another container, and its setting."""

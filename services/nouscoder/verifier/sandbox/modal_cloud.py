@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nouscoder.config import ModalSection
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
-from nouscoder.verifier.sandbox.modal_config import ModalConfig
 from nouscoder.verifier.sandbox.pool import RunnersUnreachable
 
 GATEWAY_TAG, RUNNER_TAG = "nouscoder-gateway", "nouscoder-runner"
@@ -43,7 +43,7 @@ class Container:
 class ModalCloud:
     """One app of one Modal workspace. All calls are bounded in time and raise RunnersUnreachable."""
 
-    def __init__(self, config: ModalConfig) -> None:
+    def __init__(self, config: ModalSection) -> None:
         """Raises SandboxUnavailable when the package modal is missing."""
         try:
             self._modal = importlib.import_module("modal")

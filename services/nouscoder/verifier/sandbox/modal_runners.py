@@ -20,10 +20,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nouscoder.config import ModalSection
 from nouscoder.verifier.runner import greeting
-from nouscoder.verifier.sandbox.modal_budget import Budget, Cap, Caps
+from nouscoder.verifier.sandbox.modal_budget import Budget, Cap
 from nouscoder.verifier.sandbox.modal_cloud import Container, ContainerRefused
-from nouscoder.verifier.sandbox.modal_config import ModalConfig
 from nouscoder.verifier.sandbox.pool import Found, RunnersLimited, RunnersUnreachable
 
 log = logging.getLogger(__name__)
@@ -84,14 +84,13 @@ class _Made:
 class ModalRunners:
     """See `Source`."""
 
-    def __init__(self, config: ModalConfig, key_text: str, tls: ssl.SSLContext, cloud: Cloud) -> None:
+    def __init__(self, config: ModalSection, key_text: str, tls: ssl.SSLContext, cloud: Cloud) -> None:
         self.gateway = f"{socket.gethostname()[:40]}-{secrets.token_hex(6)}"
         self._config = config
         self._key_text = key_text
         self._tls = tls
         self._cloud = cloud
-        caps = Caps(config.max_containers, config.creations_per_minute, config.dollars_per_minute, config.dollars)
-        self.budget = Budget(caps, config.dollars_a_second, config.lifetime_s)
+        self.budget = Budget(config)
         self.capped: Cap | None = None  # what kept the last container from being made
         self._made: dict[str, _Made] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -15,15 +15,13 @@ import contextlib
 import secrets
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import Program, Session
-from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.fresh_runs import FreshPair
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.modal_cloud import ModalCloud
-from nouscoder.verifier.sandbox.modal_config import ContainerFor
 from nouscoder.verifier.sandbox.modal_runners import Cloud, ModalRunners
 from nouscoder.verifier.sandbox.pool_keys import PoolKeys
 from nouscoder.verifier.sandbox.runner_launch import RunnerAccess
@@ -31,7 +29,6 @@ from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
 
 _ADVICE = "look at the app's sandboxes and their logs on Modal's dashboard"
-_ONE_SUBMISSION = (ContainerFor.SUBMISSION, ContainerFor.TEST)
 
 
 class ModalSandbox(GvisorSandbox):
@@ -39,18 +36,19 @@ class ModalSandbox(GvisorSandbox):
 
     name = "modal"
 
-    def __init__(self, config: SandboxConfig, cloud: Cloud | None = None) -> None:
+    def __init__(self, config: SandboxSection, cloud: Cloud | None = None, *, tool_slots: int = 0) -> None:
         """Raises SandboxUnavailable."""
         chosen, tls, key_text = config.modal, ssl.create_default_context(), secrets.token_hex(32)
         self.containers = ModalRunners(chosen, key_text, tls, cloud or ModalCloud(chosen))
         self.outer_layer = f"modal:{chosen.runtime}"
         self._container_for = chosen.container_for
         self._problems: dict[int, str] = {}  # of the last program of each slot
-        config = replace(config, pool=replace(config.pool, least=None))  # a constant number: caps bound the cost
-        if chosen.container_for in _ONE_SUBMISSION:
-            config = replace(config, max_sessions=1)
+        changes = {"pool_min": -1}  # a constant number: caps bound the cost
+        if chosen.container_for in ("submission", "test"):
+            changes["max_sessions"] = 1
+        config = config.model_copy(update=changes)
         access = RunnerAccess(PoolKeys(greeting.read_key(key_text)), tls, self.name, _ADVICE)
-        super().__init__(config, self.containers, access)
+        super().__init__(config, self.containers, access, tool_slots=tool_slots)
 
     @property
     def dollars(self) -> float:
@@ -65,7 +63,7 @@ class ModalSandbox(GvisorSandbox):
     @contextlib.asynccontextmanager
     async def session(self, program: Program) -> AsyncIterator[Session]:
         """See `Sandbox`."""
-        if self._container_for is not ContainerFor.TEST:
+        if self._container_for != "test":
             async with super().session(program) as session:
                 yield session
             return
@@ -77,7 +75,7 @@ class ModalSandbox(GvisorSandbox):
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AsyncIterator[tuple[Session, ...]]:
         """See `Sandbox`."""
-        if self._container_for is not ContainerFor.TEST:
+        if self._container_for != "test":
             async with super().pair(program, partner, checker) as sessions:
                 yield sessions
             return
@@ -86,7 +84,7 @@ class ModalSandbox(GvisorSandbox):
 
     def _pick(self, program: Program) -> Slot:
         """A free slot whose container has served the same problem, else the one that is free for the longest time."""
-        if self._container_for is ContainerFor.PROBLEM and program.problem_id:
+        if self._container_for == "problem" and program.problem_id:
             for slot in self._free:
                 if self._problems.get(slot.index) == program.problem_id:
                     self._free.remove(slot)
@@ -94,7 +92,7 @@ class ModalSandbox(GvisorSandbox):
         return super()._pick(program)
 
     async def _opened(self, slot: Slot, program: Program) -> SlotSession:
-        if self._container_for is ContainerFor.PROBLEM and slot.index < self.num_slots:
+        if self._container_for == "problem" and slot.index < self.num_slots:
             before = self._problems.get(slot.index)
             if before is not None and (before != program.problem_id or not before):
                 await slot.stop(worn=True)

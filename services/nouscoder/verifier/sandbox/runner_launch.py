@@ -6,11 +6,11 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.runner.kernel import why_not_gvisor
 from nouscoder.verifier.sandbox.base import SandboxError
-from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import Launch
 from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending, Link
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool
@@ -43,7 +43,7 @@ class RunnerAccess:
 class RunnerLaunch:
     """Base of the launches that start a harness in a runner; see `Launch`. `runner` is the one in use."""
 
-    def __init__(self, access: RunnerAccess, config: SandboxConfig, runner: Runner | None = None) -> None:
+    def __init__(self, access: RunnerAccess, config: SandboxSection, runner: Runner | None = None) -> None:
         self._access = access
         self._config = config
         self.runner = runner
@@ -62,7 +62,7 @@ class RunnerLaunch:
         """Start a harness in `runner`. Raises SandboxError, OSError."""
         if runner.address is None:
             raise SandboxError(f"runner {runner.name} has no address")
-        settings = SlotSettings(preload=self._config.preload, tmp_bytes=self._config.tmp_bytes)._asdict()
+        settings = SlotSettings(tmp_bytes=self._config.tmp_bytes)._asdict()
         del settings["groups"]  # those of this host; runners of an older version do not know the key
         request = {
             "settings": settings,
@@ -94,7 +94,7 @@ class RunnerLaunch:
 class PooledLaunch(RunnerLaunch):
     """Borrows a runner from the pool for as long as the link is open."""
 
-    def __init__(self, pool: RunnerPool, access: RunnerAccess, config: SandboxConfig) -> None:
+    def __init__(self, pool: RunnerPool, access: RunnerAccess, config: SandboxSection) -> None:
         super().__init__(access, config)
         self._pool = pool
         self._last: Runner | None = None  # also after it was given back
@@ -124,7 +124,7 @@ class PooledLaunch(RunnerLaunch):
 class PartnerLaunch(RunnerLaunch):
     """Starts another harness of a pair in the runner of the first. The runner kills all together."""
 
-    def __init__(self, first: Launch, role: str, access: RunnerAccess, config: SandboxConfig) -> None:
+    def __init__(self, first: Launch, role: str, access: RunnerAccess, config: SandboxSection) -> None:
         super().__init__(access, config)
         assert isinstance(first, RunnerLaunch)
         self._first = first
@@ -140,7 +140,7 @@ class PartnerLaunch(RunnerLaunch):
 class CanaryLaunch(RunnerLaunch):
     """Starts a harness in a runner that is not lent."""
 
-    def __init__(self, runner: Runner, access: RunnerAccess, config: SandboxConfig) -> None:
+    def __init__(self, runner: Runner, access: RunnerAccess, config: SandboxSection) -> None:
         super().__init__(access, config)
         self._runner = runner
 

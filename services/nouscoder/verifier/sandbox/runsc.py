@@ -20,6 +20,7 @@ import os
 import shutil
 from pathlib import Path
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness.root import (
     COPIED,
     SYSTEM_PATHS,
@@ -29,7 +30,6 @@ from nouscoder.verifier.harness.root import (
 )
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
-from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.init_build import init_library_path
 from nouscoder.verifier.sandbox.launch import ENTRY_NAME, HARNESS, interpreter, python_command
 from nouscoder.verifier.sandbox.link import ENVIRONMENT, Link, ProcessLink, kill
@@ -68,12 +68,12 @@ class RunscSandbox(LocalSandbox):
     name = "runsc"
     _keeps_compiled = False
 
-    def __init__(self, config: SandboxConfig) -> None:
+    def __init__(self, config: SandboxSection, *, tool_slots: int = 0) -> None:
         runsc = find_runsc(config.runsc)
         if runsc is None:
             raise SandboxUnavailable(f"the runsc sandbox cannot start: runsc is not installed; {HOW_TO_GET}")
         self._runsc = runsc
-        super().__init__(config)
+        super().__init__(config, tool_slots=tool_slots)
 
     async def start(self) -> None:
         """See `Sandbox`. First removes the sandboxes that a killed service has left."""
@@ -96,14 +96,13 @@ class RunscSandbox(LocalSandbox):
 class RunscLaunch:
     """Starts a gVisor sandbox: an OCI bundle in a temporary folder, and `runsc run` on it."""
 
-    def __init__(self, runsc: Path, config: SandboxConfig) -> None:
+    def __init__(self, runsc: Path, config: SandboxSection) -> None:
         self._runsc = runsc
         self._python = interpreter(config)
         site_packages = tuple(str(folder.resolve()) for folder in config.site_packages)
         self._visible = (_prefix_of(self._python), *site_packages, *cache_folders())
         self._settings = SlotSettings(
             site_packages=site_packages,
-            preload=config.preload,
             read_only=cache_folders(),
             tmp_bytes=config.tmp_bytes,
             init_library=str(_INIT_INSIDE / init_library_path().name),

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.sandbox.base import (
@@ -25,7 +26,6 @@ from nouscoder.verifier.sandbox.base import (
     check_run_input,
 )
 from nouscoder.verifier.sandbox.compile_cache import CompileCache, key_of
-from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.conversation import Talker, converse
 from nouscoder.verifier.sandbox.dialogue import SlotDialogue
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
@@ -50,7 +50,7 @@ class SlotSession:
     """One submission in one slot."""
 
     def __init__(
-        self, slot: Slot, program: Program, config: SandboxConfig, compiled: CompileCache | None = None
+        self, slot: Slot, program: Program, config: SandboxSection, compiled: CompileCache | None = None
     ) -> None:
         self._slot = slot
         self._compiled = compiled if compiled is not None and compiled.keeps else None

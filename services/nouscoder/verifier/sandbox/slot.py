@@ -14,11 +14,11 @@ import time
 from collections.abc import Mapping
 from enum import Enum
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Group
-from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import Launch
 from nouscoder.verifier.sandbox.link import Ending, Link
 
@@ -45,7 +45,7 @@ class Slot:
     def __init__(
         self,
         index: int,
-        config: SandboxConfig,
+        config: SandboxSection,
         launch: Launch,
         max_sessions: float = math.inf,
         group: Group = UNGROUPED,

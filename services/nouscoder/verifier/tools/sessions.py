@@ -1,6 +1,6 @@
 """Tool sessions: interpreters of callers, in number, time and memory bounded, and shared fairly with grading.
 
-INVARIANT: at most `num_sessions` sessions are open, each with at most one interpreter, in the slots of the sandbox that
+INVARIANT: at most `sessions` sessions are open, each with at most one interpreter, in the slots of the sandbox that
 belong to tool sessions. A call runs only while it holds a grading slot; sessions and grading get these slots in turn. A
 session ends when its caller leaves (also by a broken connection), after `idle_s` seconds without a call, and after
 `calls` calls. With it ends its interpreter.
@@ -12,9 +12,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
+from nouscoder.config import ToolSessionsSection
 from nouscoder.domain.interpreter import InterpreterAnswer
 from nouscoder.errors import NousCoderError
 from nouscoder.verifier.access.caller import current_caller
@@ -45,20 +45,10 @@ class InterpreterFailed(NousCoderError):
     """The sandbox failed, not the code. The session has lost its state and is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolPolicy:
-    """The bounds of tool sessions."""
-
-    num_sessions: int
-    calls: int = 16
-    call_s: float = 60.0
-    idle_s: float = 300.0
-    memory_bytes: int = 1024**3
-
-    @property
-    def limits(self) -> InterpreterLimits:
-        """The limits of one interpreter."""
-        return InterpreterLimits(self.call_s, (self.calls + 1) * (self.call_s + self.idle_s), self.memory_bytes)
+def limits_of(section: ToolSessionsSection) -> InterpreterLimits:
+    """The limits of one interpreter."""
+    life_s = (section.calls + 1) * (section.call_s + section.idle_s)
+    return InterpreterLimits(section.call_s, life_s, section.memory_bytes)
 
 
 class ToolSession:
@@ -68,21 +58,21 @@ class ToolSession:
         self,
         interpreter: Interpreter,
         grader: Grader,
-        policy: ToolPolicy,
+        section: ToolSessionsSection,
         metrics: VerifierMetrics,
         audit: AuditLog | None,
     ) -> None:
         self._interpreter = interpreter
         self._grader = grader
-        self._policy = policy
+        self._section = section
         self._metrics = metrics
         self._audit = audit
         self._num_calls = 0
 
     async def run(self, code: str) -> InterpreterAnswer:
         """Run `code` when it is this caller's turn. Raises InvalidSubmission, QueueFull and InterpreterFailed."""
-        if self._num_calls >= self._policy.calls:
-            raise InvalidSubmission("code", f"a session has {self._policy.calls} calls")
+        if self._num_calls >= self._section.calls:
+            raise InvalidSubmission("code", f"a session has {self._section.calls} calls")
         if len(code.encode("utf8", "surrogatepass")) > MAX_CODE_BYTES:
             raise InvalidSubmission("code", f"longer than {MAX_CODE_BYTES} bytes")
         self._num_calls += 1
@@ -113,18 +103,18 @@ class ToolSessions:
         grader: Grader,
         quotas: Quotas,
         metrics: VerifierMetrics,
-        policy: ToolPolicy,
+        section: ToolSessionsSection,
         audit: AuditLog | None = None,
     ) -> None:
-        """`sandbox` must have `policy.num_sessions` slots more than `grader` uses."""
-        self.idle_s = policy.idle_s
+        """`sandbox` must have `section.sessions` slots more than `grader` uses."""
+        self.idle_s = section.idle_s
         self._sandbox = sandbox
         self._grader = grader
         self._quotas = quotas
         self._metrics = metrics
-        self._policy = policy
+        self._section = section
         self._audit = audit
-        self._places = FairSlots(policy.num_sessions, _MAX_WAITING, metrics.tool_load)
+        self._places = FairSlots(section.sessions, _MAX_WAITING, metrics.tool_load)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ToolSession]:
@@ -132,9 +122,9 @@ class ToolSessions:
         caller = current_caller()
         with self._quotas.admitted(caller):
             async with self._places.slot(caller.client):
-                interpreter = Interpreter(self._sandbox, self._policy.limits)
+                interpreter = Interpreter(self._sandbox, limits_of(self._section))
                 try:
-                    yield ToolSession(interpreter, self._grader, self._policy, self._metrics, self._audit)
+                    yield ToolSession(interpreter, self._grader, self._section, self._metrics, self._audit)
                 finally:
                     await asyncio.shield(interpreter.close())
 
