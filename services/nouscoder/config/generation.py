@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, field_validator, model_validator
 
-from nouscoder.config.base import InputFile, OutputPath, Section, chosen_by
+from nouscoder.config.base import InputFile, OutputPath, Section, ServiceSection, chosen_by, grpc_address
 from nouscoder.config.verifier import TlsSection
 from nouscoder.domain.policy import Transport, WeightTransfer
 
@@ -252,7 +252,7 @@ class OpenAISection(Section):
     request_limit_s: float = Field(3600.0, gt=0, description="seconds after which a request is given up")
 
 
-class GenerationSection(Section):
+class GenerationSection(ServiceSection):
     """The generation worker and its engine."""
 
     engine: Literal["torch", "vllm", "fake"] = Field(
@@ -261,11 +261,7 @@ class GenerationSection(Section):
     )
     vllm: VllmSection = VllmSection()
     fake: FakeSection = FakeSection()
-    grpc: str = Field("127.0.0.1:50053", description="address to listen on; port 0 takes a free one")
-    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
-    grpc_health: str = Field(
-        "", description="address of a second port for health checks, not encrypted; empty: no port"
-    )
+    grpc: str = grpc_address(50053)
     max_running: int = Field(64, ge=1, description="maximum number of rollouts decoded at the same time")
     max_tokens_total: int = Field(512, ge=2, description="maximum number of tokens in prompt and completion together")
     engine_tokens_total: int = Field(

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section
+from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
 from nouscoder.config.objective import (
     AdvantageSection,
     CorrectionKind,
@@ -138,14 +138,10 @@ class ActivationCheckpointing(StrEnum):
     OFFLOADED = "offloaded"
 
 
-class LearnerSection(Section):
+class LearnerSection(ServiceSection):
     """Objective, optimizer and checkpoints."""
 
-    grpc: str = Field("127.0.0.1:50054", description="address to listen on; port 0 takes a free one")
-    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
-    grpc_health: str = Field(
-        "", description="address of a second port for health checks, not encrypted; empty: no port"
-    )
+    grpc: str = grpc_address(50054)
     objective: ObjectiveSettings = Field(
         DapoSettings(), description="the objective, one of several sections, chosen by its key name; default dapo"
     )

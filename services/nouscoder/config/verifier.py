@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section
+from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
 
 
 class ModalSection(Section):
@@ -203,14 +203,12 @@ class ToolSessionsSection(Section):
     memory_bytes: int = Field(1024**3, ge=64 * 1024**2, description="memory of one interpreter")
 
 
-class VerifierSection(Section):
+class VerifierSection(ServiceSection):
     """The grading service."""
 
-    grpc: str = Field("127.0.0.1:50051", description="address to listen on; port 0 takes a free one")
+    grpc: str = grpc_address(50051)
     http: str = Field("", description="address of the REST API; empty turns it off")
-    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
     health: str = Field("", description="address of /healthz and /readyz alone, never encrypted; empty: only on http")
-    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
     tls: TlsSection = TlsSection()
     tokens_file: InputFile = Field(
         "", description="file of clients' tokens (nouscoder tokens new NAME); empty: no token needed"
