@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from nouscoder.config import BrokerSection
@@ -42,10 +42,10 @@ class Rules:
     max_batch_failures: int
     max_batch_deliveries: int
     dead_letters: int
-    announced_ms: int = int(1000 * FORGET_RECORD_S)
-    commit_chunk: int = 1024
-    forget_ms: int = int(1000 * FORGET_CONSUMER_S)
-    cancelled_ms: int = int(1000 * FORGET_CANCELLED_S)
+    announced_ms: int = field(default=int(1000 * FORGET_RECORD_S), init=False)
+    commit_chunk: int = field(default=1024, init=False)
+    forget_ms: int = field(default=int(1000 * FORGET_CONSUMER_S), init=False)
+    cancelled_ms: int = field(default=int(1000 * FORGET_CANCELLED_S), init=False)
 
     @classmethod
     def of(cls, section: BrokerSection) -> Self:

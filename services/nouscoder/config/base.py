@@ -40,9 +40,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def record(self, kind: type[Record], **others: Any) -> Record:
-        """A record of the domain: its fields have the values of this section's keys of the same names, or `others`."""
-        names = {field.name for field in fields(kind)} & type(self).model_fields.keys()
-        return kind(**{name: getattr(self, name) for name in names} | others)
+        """A record of the domain. A field has the value of this section's key of the same name, or one of `others`."""
+        names = {field.name for field in fields(kind) if field.init} - others.keys()
+        return kind(**{name: getattr(self, name) for name in names}, **others)
 
 
 def grpc_address(port: int) -> Any:
