@@ -23,7 +23,6 @@ from nouscoder.config.learner import (
     OptimizerKind,
     OptimizerStates,
     RewardModelSection,
-    SftScheduleSection,
     SftSection,
 )
 from nouscoder.config.objective import (
@@ -49,16 +48,13 @@ from nouscoder.config.objective import (
     ScheduleSection,
 )
 from nouscoder.config.run import (
-    DemoSection,
     GuardsSection,
     MutualTlsSection,
     PlanSection,
     PolicySection,
-    ProblemsSection,
     RunSection,
     SelfPlaySection,
     StageSection,
-    YarnSection,
 )
 from nouscoder.config.tree import Config, dump_config, load_config
 from nouscoder.config.verifier import (
@@ -87,7 +83,6 @@ __all__ = [
     "CorrectionSection",
     "DapoSettings",
     "DecayKind",
-    "DemoSection",
     "DistillationSettings",
     "EntropySection",
     "EntryPointSection",
@@ -112,7 +107,6 @@ __all__ = [
     "PlanSection",
     "PolicySection",
     "PpoSettings",
-    "ProblemsSection",
     "Proximal",
     "RecordBackend",
     "ReferenceKlSection",
@@ -125,7 +119,6 @@ __all__ = [
     "ScheduleSection",
     "Section",
     "SelfPlaySection",
-    "SftScheduleSection",
     "SftSection",
     "SingleTurnSection",
     "SpillOverSection",
@@ -134,7 +127,6 @@ __all__ = [
     "TlsSection",
     "ToolSessionsSection",
     "VerifierSection",
-    "YarnSection",
     "dump_config",
     "load_config",
 ]
