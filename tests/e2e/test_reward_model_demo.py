@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import Config, load_config
-from nouscoder.config.starter import recipe_path
+from nouscoder.config.tree import recipe_path
 from nouscoder.data.problems import save_problems
 from nouscoder.data.reading import load_problems
 from nouscoder.demo.policy import load_policy

@@ -27,7 +27,7 @@ from nouscoder.bench.objective_figures import ObjectiveBench, as_record, figures
 from nouscoder.bench.objective_plot import plot
 from nouscoder.config import Config, load_config
 from nouscoder.config.base import keys_of
-from nouscoder.config.starter import recipe_path
+from nouscoder.config.tree import recipe_path
 from nouscoder.demo.run import prepare_and_run
 from nouscoder.nearest_name import did_you_mean
 from nouscoder.run.folder import RunFolder

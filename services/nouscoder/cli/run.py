@@ -91,7 +91,7 @@ def init(
     out: Annotated[Path, typer.Option(help="the new configuration")] = Path("my.toml"),
 ) -> None:
     """Write a commented configuration for a model folder and a problem file; `nouscoder train` runs it."""
-    from nouscoder.config.starter import write_starter
+    from nouscoder.config.tree import write_starter
     from nouscoder.policy_folder.inspection import context_tokens
 
     folder = out.absolute().parent / model

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from nouscoder.config import Config, load_config
-from nouscoder.config.starter import recipe_path
+from nouscoder.config.tree import recipe_path
 from nouscoder.errors import NousCoderError
 from nouscoder.run.folder import RunFolder, unused_name
 from nouscoder.run.loop import interruptible, run_loop
