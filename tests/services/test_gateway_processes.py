@@ -50,7 +50,7 @@ def test_the_shares_add_up(number: int, num_slots: int) -> None:
         ('verifier.jobs.folder="/tmp/jobs"', "jobs.folder needs verifier.processes = 1"),
         ("verifier.tools.sessions=1", "tools.sessions needs verifier.processes = 1"),
         ('verifier.sandbox.backend="gvisor"', "other than local"),
-        ('verifier.sandbox.spill_over.backend="local"', "needs verifier.processes = 1"),
+        ('verifier.sandbox.spill_over.backend="runsc"', "needs verifier.processes = 1"),
         ("verifier.sandbox.slots=1", "sandbox.slots must be at least"),
         ("verifier.max_queue=1", "max_queue must be at least"),
         ("verifier.max_bodies_bytes=67108864", "max_bodies_bytes must be at least"),
