@@ -41,7 +41,7 @@ class Section(BaseModel):
 
     def record(self, kind: type[Record], **others: Any) -> Record:
         """A record of the domain. A field has the value of this section's key of the same name, or one of `others`."""
-        names = {field.name for field in fields(kind) if field.init} - others.keys()
+        names = [field.name for field in fields(kind) if field.init and field.name not in others]
         return kind(**{name: getattr(self, name) for name in names}, **others)
 
 
