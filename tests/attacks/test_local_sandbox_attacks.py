@@ -136,8 +136,8 @@ async def test_a_submission_that_fills_socket_buffers_gets_a_result_for_each_run
     program, patient = Program(PYTHON, SOCKET_BUFFERS, WIDE), Program(PYTHON, "input()", WIDE)
     async with sandbox.session(program) as session:
         exits = [(await session.run(b"\n")).exit for _ in range(3)]
-    async with sandbox.pair(program, patient) as (first, second):
-        exits += [(await first.converse(second))[0].exit for _ in range(2)]
+    async with sandbox.with_partners(program, patient) as (first, second):
+        exits += [(await first.dialogue_with(second))[0].exit for _ in range(2)]
     assert set(exits) <= {Exit.EXITED, Exit.MEMORY_LIMIT}
 
 

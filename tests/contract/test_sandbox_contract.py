@@ -256,10 +256,10 @@ async def test_file_names_that_are_taken_or_not_plain_are_refused(sandbox: Sandb
             await session.run(b"", args=("a\0",))
 
 
-async def test_two_programs_converse_and_see_the_end_of_each_other(sandbox: Sandbox) -> None:
-    async with sandbox.pair(Program(PYTHON, SAYS, WIDE), Program(PYTHON, HEARS, WIDE)) as (one, other):
+async def test_two_programs_have_a_dialogue_and_see_the_end_of_each_other(sandbox: Sandbox) -> None:
+    async with sandbox.with_partners(Program(PYTHON, SAYS, WIDE), Program(PYTHON, HEARS, WIDE)) as (one, other):
         for _ in range(2):
-            said, heard = await one.converse(other, args=("x",))
+            said, heard = await one.dialogue_with(other, args=("x",))
             assert (said.exit, said.exit_code, said.stdout) == (Exit.EXITED, 0, b"hello\n")
             assert (heard.exit, heard.exit_code, heard.stdout) == (Exit.EXITED, 0, b"5 x\n")
 
@@ -271,9 +271,9 @@ TABLE[SUMS] = lambda stdin: ended(b"%d\n" % sum(map(int, stdin.split())))
 
 
 async def test_a_program_that_closes_its_output_ends_the_input_of_its_partner(sandbox: Sandbox) -> None:
-    async with sandbox.pair(Program(PYTHON, CLOSES, WIDE), Program(PYTHON, SUMS, WIDE)) as (one, other):
+    async with sandbox.with_partners(Program(PYTHON, CLOSES, WIDE), Program(PYTHON, SUMS, WIDE)) as (one, other):
         for _ in range(2):
-            closed, summed = await one.converse(other)
+            closed, summed = await one.dialogue_with(other)
             assert (closed.exit, closed.stdout, closed.stderr) == (Exit.EXITED, b"3 4\n", b"7\n")
             assert (summed.exit, summed.stdout) == (Exit.EXITED, b"7\n")
 
@@ -291,15 +291,15 @@ TABLE[NOTHING], TABLE[NO_FILE] = lambda _: ended(b"nothing\n"), lambda _: ended(
 
 async def test_a_file_of_a_partner_can_be_read_and_a_third_program_gets_it(sandbox: Sandbox) -> None:
     keeps, doubles = Program(PYTHON, KEEPS, WIDE, makes_file=True), Program(PYTHON, DOUBLE, WIDE)
-    async with sandbox.pair(Program(PYTHON, "print(21)\n", WIDE), keeps, doubles) as (one, other, third):
+    async with sandbox.with_partners(Program(PYTHON, "print(21)\n", WIDE), keeps, doubles) as (one, other, third):
         for _ in range(2):
-            _, kept = await one.converse(other, args=("x",))
+            _, kept = await one.dialogue_with(other, args=("x",))
             assert (kept.exit, kept.exit_code, kept.result) == (Exit.EXITED, 0, b"x 21\n"), kept.stderr
             assert kept.result is not None
             assert (await third.run(kept.result[2:])).stdout == b"42\n"
     for code in (NOTHING, NO_FILE):
-        async with sandbox.pair(Program(PYTHON, code, WIDE), keeps) as (one, other):
-            _, kept = await one.converse(other, args=("x",))
+        async with sandbox.with_partners(Program(PYTHON, code, WIDE), keeps) as (one, other):
+            _, kept = await one.dialogue_with(other, args=("x",))
             assert (kept.exit, kept.exit_code, kept.result) == (Exit.EXITED, 0, None), kept.stderr
 
 
@@ -309,9 +309,9 @@ TABLE["print(21)\n"] = lambda _: ended(b"21\n")
 async def test_a_checker_that_does_not_compile_has_the_error_of_a_partner(sandbox: Sandbox) -> None:
     program = Program(PYTHON, DOUBLE, WIDE)
     with pytest.raises(PartnerCompileFailed):
-        async with sandbox.pair(program, program, Program(PYTHON, "def (", WIDE)):
+        async with sandbox.with_partners(program, program, Program(PYTHON, "def (", WIDE)):
             pytest.fail("the pair must not open")
-    async with sandbox.pair(program, program, program) as sessions:  # and the slots still work
+    async with sandbox.with_partners(program, program, program) as sessions:  # and the slots still work
         assert [(await session.run(b"4")).stdout for session in sessions] == [b"8\n"] * 3
 
 
@@ -319,28 +319,31 @@ OPENS = "out = open('/dev/stdout', 'w')\nprint('hello', file=out, flush=True)\no
 TABLE[OPENS] = TABLE[SAYS]
 
 
-async def test_a_program_can_open_its_streams_by_path_in_a_conversation(sandbox: Sandbox) -> None:
+async def test_a_program_can_open_its_streams_by_path_in_a_dialogue(sandbox: Sandbox) -> None:
     if sandbox.name in ("runsc", "gvisor"):
         pytest.skip("the mode of a pipe cannot be changed in gVisor")
-    async with sandbox.pair(Program(PYTHON, OPENS, WIDE), Program(PYTHON, HEARS, WIDE)) as (one, other):
-        said, heard = await one.converse(other, args=("x",))
+    async with sandbox.with_partners(Program(PYTHON, OPENS, WIDE), Program(PYTHON, HEARS, WIDE)) as (one, other):
+        said, heard = await one.dialogue_with(other, args=("x",))
         assert (said.exit_code, said.stdout) == (0, b"hello\n"), said.stderr.decode()
         assert heard.stdout == b"5 x\n"
 
 
 async def test_a_partner_that_does_not_compile_has_its_own_error(sandbox: Sandbox) -> None:
     with pytest.raises(PartnerCompileFailed):
-        async with sandbox.pair(Program(PYTHON, DOUBLE, WIDE), Program(PYTHON, "def (", WIDE)):
+        async with sandbox.with_partners(Program(PYTHON, DOUBLE, WIDE), Program(PYTHON, "def (", WIDE)):
             pytest.fail("the pair must not open")
     with pytest.raises(CompileFailed) as caught:
-        async with sandbox.pair(Program(PYTHON, "def (", WIDE), Program(PYTHON, DOUBLE, WIDE)):
+        async with sandbox.with_partners(Program(PYTHON, "def (", WIDE), Program(PYTHON, DOUBLE, WIDE)):
             pytest.fail("the pair must not open")
     assert type(caught.value) is CompileFailed
 
 
 async def test_more_pairs_than_slots_wait_for_each_other(sandbox: Sandbox) -> None:
     async def one() -> bytes:
-        async with sandbox.pair(Program(PYTHON, DOUBLE, WIDE), Program(PYTHON, DOUBLE, WIDE)) as (first, second):
+        async with sandbox.with_partners(Program(PYTHON, DOUBLE, WIDE), Program(PYTHON, DOUBLE, WIDE)) as (
+            first,
+            second,
+        ):
             middle = await first.run(b"1")
             return (await second.run(middle.stdout)).stdout
 

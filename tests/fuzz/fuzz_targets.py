@@ -345,7 +345,7 @@ class _Said:
     pid = None
     use_until_s = math.inf
     tools: ClassVar[dict[str, str]] = {}
-    has_peer = False
+    has_dialogue_socket = False
 
     def __init__(self, data: bytes) -> None:
         self.reader, self.writer, self.is_open = asyncio.StreamReader(limit=1 << 20), _Deaf(), True

@@ -45,7 +45,7 @@ class HostileLink:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tools: Mapping[str, str]) -> None:
         self.reader, self.writer, self.tools = reader, writer, tools
         self.is_open = True
-        self.has_peer = False
+        self.has_dialogue_socket = False
 
     def last_log_line(self) -> str:
         return ""
@@ -193,11 +193,11 @@ END = frames.encode(Kind.OUTPUT_END)
 async def test_the_output_in_a_conversation_is_bounded(
     said: bytes, by_pipes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Slot, "has_peer", by_pipes)
+    monkeypatch.setattr(Slot, "has_dialogue_socket", by_pipes)
     slot, session = await session_with(HostileLaunch(COMPILED + said))
     partner_slot, partner = await session_with(HostileLaunch(COMPILED + result()))
     with pytest.raises(SandboxError):
-        await session.converse(partner)
+        await session.dialogue_with(partner)
     assert not slot.end_session()
     await partner_slot.stop()
 

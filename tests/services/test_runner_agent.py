@@ -92,7 +92,7 @@ async def opened(address: Address, want: str = greeting.SLOT, key: bytes = KEY) 
     async with asyncio.timeout(60):
         pid, _, tmp_bytes, has_key = (await link.reader.readline()).split()
     assert (tmp_bytes, has_key) == (b"5", b"False")
-    assert link.has_peer == (want != greeting.CHECKER)
+    assert link.has_dialogue_socket == (want != greeting.CHECKER)
     return link, int(pid)
 
 

@@ -71,7 +71,7 @@ class ScriptedSandbox:
         finally:
             self.open -= 1
 
-    def pair(
+    def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """Not used by these tests."""
@@ -88,7 +88,7 @@ class ScriptedSandbox:
         self.inputs.append(stdin)
         return await self.behaviour(stdin)
 
-    async def converse(
+    async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         """Not used by these tests."""

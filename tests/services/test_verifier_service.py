@@ -67,7 +67,7 @@ class WordSandbox:
         finally:
             self.open -= 1
 
-    def pair(
+    def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """Not used by these tests."""
@@ -92,7 +92,7 @@ class _WordSession:
             await self.sandbox.let_go.wait()
         return replace(GOOD, stdout=stdin)
 
-    async def converse(
+    async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         raise NotImplementedError

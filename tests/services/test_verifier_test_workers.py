@@ -323,7 +323,7 @@ class ChancySandbox:
         finally:
             self.open -= 1
 
-    def pair(
+    def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         raise NotImplementedError
@@ -338,7 +338,7 @@ class ChancySandbox:
         await self._moment()
         return replace(ended(b"yes"), wall_time_s=float(int(stdin) % 5))
 
-    async def converse(
+    async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         raise NotImplementedError

@@ -62,8 +62,8 @@ class _RecordingSession:
             outputs.setdefault(digest(stdin), set()).add(digest(result.stdout, result.result or b""))
         return result
 
-    async def converse(
+    async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         """See `Session`. Never called, because pairs return the inner sandbox's own sessions."""
-        return await self._inner.converse(partner, args=args, files=files)
+        return await self._inner.dialogue_with(partner, args=args, files=files)

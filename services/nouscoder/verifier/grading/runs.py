@@ -111,15 +111,15 @@ async def open_runs(sandbox: Sandbox, submission: Submission, program: Program, 
         case MathTests() as tests:
             yield _MathRuns(tests, program)
         case CheckerTests() as tests:
-            async with sandbox.pair(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, other):
+            async with sandbox.with_partners(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, other):
                 yield _CheckedRuns(candidate, _Checker(other, tests.checker.protocol), tests, judge)
         case InteractiveTests() as tests:
             longer_s = program.limits.wall_time_s + _INTERACTOR_EXTRA_S
             limits = Limits(longer_s, longer_s, _CHECKER_LIMITS.memory_bytes)
             checker = None if tests.checker is None else _partner(tests.checker, _CHECKER_LIMITS)
             interactor = replace(_partner(tests.interactor, limits), makes_file=checker is not None)
-            async with sandbox.pair(program, interactor, checker) as (candidate, *partners):
-                yield _TalkingRuns(candidate, partners, tests)
+            async with sandbox.with_partners(program, interactor, checker) as (candidate, *partners):
+                yield _DialogueRuns(candidate, partners, tests)
         case TestsReference():
             raise ValueError("the tests have not been read")
         case tests:
@@ -193,7 +193,7 @@ class _Checker:
         return by_testlib(check, self._protocol)
 
 
-class _TalkingRuns:
+class _DialogueRuns:
     def __init__(self, candidate: Session, partners: list[Session], tests: InteractiveTests) -> None:
         self._candidate = candidate
         self._interactor = partners[0]
@@ -208,7 +208,7 @@ class _TalkingRuns:
         """
         files = _files(self._cases[index])
         arguments = _ARGUMENTS[self._protocol]
-        result, other = await self._candidate.converse(self._interactor, args=arguments, files=files)
+        result, other = await self._candidate.dialogue_with(self._interactor, args=arguments, files=files)
         ruling = ruling_of_interactor(result, by_testlib(other, self._protocol))
         if self._checker is None or ruling is None or ruling.outcome is not VerdictKind.ACCEPTED:
             return result, ruling

@@ -55,7 +55,7 @@ def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> Job:
     """Turn the assignment into the job to run. Called in a candidate's process after init has confined it."""
     after_fork()
     assignment = Assignment.unpack(assignment_bytes)
-    if assignment.talks:
+    if assignment.in_dialogue:
         reopen_streams()
     entry_point, _, prelude = assignment.meta.partition(b"\0")
     if assignment.is_first:
@@ -142,7 +142,7 @@ def make_script_surroundings() -> dict[str, Any]:
 
 
 def reopen_streams() -> None:
-    """Replace the streams for a conversation, whose descriptors 0 and 1 are pipes instead of files."""
+    """Replace the streams for a dialogue, whose descriptors 0 and 1 are pipes instead of files."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(_buffered(0), "utf-8", "strict")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(_buffered(1), "utf-8", "strict", "\n")  # type: ignore[misc]
 

@@ -2,14 +2,14 @@
 
 INVARIANT: nothing is read ahead. At the end of a frame, another process of the slot can take over the stream.
 
-The gateway sends for each session: PROGRAM, then any number of RUN, TALK or CONVERSE, each optionally after ARGUMENTS
-(arguments and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED once,
-READY when the next sandbox is ready, COMPILED, COMPILE_FAILED or COMPILE_STARVED after PROGRAM, and RESULT after RUN.
-COMPILED has what the compiler said, and what it made if the gateway wants it; FILES follow a RESULT if the program has
-files to fetch. In a TALK the gateway sends INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later
-frames are dropped. OUTPUT_END comes once, when the program has closed its output, and no OUTPUT follows. HOLD stops all
-processes of the program until the next INPUT. The slot answers it with HELD, after the rest of the output. CONVERSE
-connects the program with that of the peer slot by pipes; the only answer is RESULT.
+The gateway sends for each session: PROGRAM, then any number of RUN, DIALOGUE or DIRECT_DIALOGUE, each optionally after
+ARGUMENTS (arguments and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED
+once, READY when the next sandbox is ready, COMPILED, COMPILE_FAILED or COMPILE_STARVED after PROGRAM, and RESULT after
+RUN. COMPILED has what the compiler said, and what it made if the gateway wants it; FILES follow a RESULT if the program
+has files to fetch. In a DIALOGUE the gateway sends INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT;
+later frames are dropped. OUTPUT_END comes once, when the program has closed its output, and no OUTPUT follows. HOLD
+stops all processes of the program until the next INPUT. The slot answers it with HELD, after the rest of the output.
+DIRECT_DIALOGUE connects the program with that of its partner's slot by pipes; the only answer is RESULT.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Kind(IntEnum):
     RUN = 2
     END = 3
     ARGUMENTS = 4
-    TALK = 5
+    DIALOGUE = 5
     INPUT = 6
     INPUT_END = 7
     HOLD = 8
-    CONVERSE = 9
+    DIRECT_DIALOGUE = 9
     HELLO = 16
     READY = 17
     COMPILED = 18
@@ -83,7 +83,7 @@ class Result(NamedTuple):
     stdout: bytes
     stderr: bytes
     result: bytes | None
-    partner_ended: bool = False  # of a conversation: the partner ended first
+    partner_ended: bool = False  # of a dialogue: the partner ended first
 
 
 class ResultKind(IntEnum):
@@ -235,7 +235,7 @@ def _files(files: Mapping[str, bytes]) -> Iterator[bytes]:
 
 
 def pack_terms(nonce: bytes, *, is_host: bool, spare_s: float) -> bytes:
-    """The payload of a CONVERSE frame: `struct terms` of converse.c. Both slots get the same nonce of NONCE_BYTES.
+    """The payload of a DIRECT_DIALOGUE frame: `struct terms` of direct_dialogue.c. Both slots get the same nonce.
 
     The program is not charged for up to `spare_s` seconds in which it waits for its partner.
     """

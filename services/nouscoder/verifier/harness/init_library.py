@@ -48,7 +48,7 @@ class Assignment(NamedTuple):
 
     cpu_time_s: float
     is_first: bool
-    talks: bool  # 0 and 1 are pipes
+    in_dialogue: bool  # 0 and 1 are pipes
     meta: bytes
     args: bytes
     body: bytes
@@ -56,10 +56,10 @@ class Assignment(NamedTuple):
     @staticmethod
     def unpack(assignment: bytes) -> Assignment:
         """From `struct assignment` and the texts behind it."""
-        cpu_time_s, is_first, talks, num_meta, num_args, _ = _ASSIGNMENT.unpack_from(assignment)
+        cpu_time_s, is_first, in_dialogue, num_meta, num_args, _ = _ASSIGNMENT.unpack_from(assignment)
         at = _ASSIGNMENT.size
         meta, args = assignment[at : at + num_meta], assignment[at + num_meta : at + num_meta + num_args]
-        return Assignment(cpu_time_s, is_first, talks, meta, args, assignment[at + num_meta + num_args :])
+        return Assignment(cpu_time_s, is_first, in_dialogue, meta, args, assignment[at + num_meta + num_args :])
 
 
 class Init:

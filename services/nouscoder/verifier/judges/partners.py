@@ -112,7 +112,7 @@ def _points(judge: RunResult) -> float | None:
 
 
 def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling | None:
-    """The ruling on a conversation. None when the candidate's own result decides (a limit or an error).
+    """The ruling on a dialogue. None when the candidate's own result decides (a limit or an error).
 
     If both failed, the candidate's error counts, unless it is an error that follows from the end of its partner. An
     interactor that found the candidate wrong before the candidate exceeded a limit has decided (as with Kattis).

@@ -172,11 +172,11 @@ class TracedSandbox(SandboxDecorator):
         """See `Sandbox`."""
         return self._traced(self._inner.session(program), program)
 
-    def pair(
+    def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """See `Sandbox`."""
-        return self._traced(self._inner.pair(program, partner, checker), program)
+        return self._traced(self._inner.with_partners(program, partner, checker), program)
 
     @asynccontextmanager
     async def _traced(self, opened: AbstractAsyncContextManager[Opened], program: Program) -> AsyncIterator[Opened]:

@@ -41,6 +41,7 @@ class CompileCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._file = _unnamed_file() if max_bytes else None
+        self.keeps = self._file is not None  # whether it keeps programs at all
         self._places: OrderedDict[str, tuple[int, int]] = OrderedDict()  # key -> offset, length; in order of writing
         self._end = 0  # where the next entry is written
         self.num_hits = 0
@@ -48,11 +49,6 @@ class CompileCache:
 
     def __len__(self) -> int:
         return len(self._places)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether it keeps programs at all."""
-        return self._file is not None
 
     @property
     def num_bytes(self) -> int:

@@ -15,7 +15,7 @@ from nouscoder.verifier.sandbox.base import NO_FILES, RunResult, Session
 Pair = tuple[Session, ...]
 
 
-class FreshPair:
+class FreshSandbox:
     """The open sandbox of a submission. `sessions` are those of the program and of its partners."""
 
     def __init__(self, reopen: Callable[[], AbstractAsyncContextManager[Pair]], stack: AsyncExitStack) -> None:
@@ -27,10 +27,10 @@ class FreshPair:
 
     @staticmethod
     @contextlib.asynccontextmanager
-    async def opened(reopen: Callable[[], AbstractAsyncContextManager[Pair]]) -> AsyncIterator[FreshPair]:
+    async def opened(reopen: Callable[[], AbstractAsyncContextManager[Pair]]) -> AsyncIterator[FreshSandbox]:
         """Open the first sandbox, so that code that does not compile is found on entry."""
         async with AsyncExitStack() as stack:
-            pair = FreshPair(reopen, stack)
+            pair = FreshSandbox(reopen, stack)
             opened = await pair.fresh()
             pair.sessions = tuple(FreshSession(pair, index) for index in range(len(opened)))
             pair._is_used = False
@@ -53,7 +53,7 @@ class FreshPair:
 class FreshSession:
     """Implements `Session`. Raises on a run what the backend raises when it opens a sandbox."""
 
-    def __init__(self, pair: FreshPair, index: int) -> None:
+    def __init__(self, pair: FreshSandbox, index: int) -> None:
         self._pair = pair
         self._index = index
 
@@ -64,9 +64,9 @@ class FreshSession:
         sessions = await (self._pair.current() if self._index else self._pair.fresh())
         return await sessions[self._index].run(stdin, args=args, files=files)
 
-    async def converse(
+    async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
-        """See `Session.converse`."""
+        """See `Session.dialogue_with`."""
         sessions = await self._pair.fresh()
-        return await sessions[0].converse(sessions[1], args=args, files=files)
+        return await sessions[0].dialogue(sessions[1], args=args, files=files)

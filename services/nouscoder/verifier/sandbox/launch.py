@@ -10,7 +10,7 @@ from nouscoder.verifier.harness import __file__ as _harness_init
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.link import Link, ProcessLink
-from nouscoder.verifier.sandbox.peers import PeerEnd
+from nouscoder.verifier.sandbox.peers import DialogueEnd
 
 HARNESS = Path(_harness_init).resolve().parent
 ENTRY_NAME = "__main__.py"
@@ -35,7 +35,7 @@ class Launch(Protocol):
 class HostLaunch:
     """Starts the interpreter on this host. The harness then makes namespaces of the host's kernel."""
 
-    def __init__(self, config: SandboxConfig, settings: SlotSettings, peer: PeerEnd | None) -> None:
+    def __init__(self, config: SandboxConfig, settings: SlotSettings, peer: DialogueEnd | None) -> None:
         self._python = interpreter(config)
         self._settings = settings
         self._peer = peer

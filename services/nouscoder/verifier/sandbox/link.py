@@ -50,7 +50,7 @@ class Link(Protocol):
         ...
 
     @property
-    def has_peer(self) -> bool:
+    def has_dialogue_socket(self) -> bool:
         """Whether the harness has a socket to that of its partner."""
         ...
 
@@ -78,12 +78,12 @@ class ProcessLink:
         self,
         process: asyncio.subprocess.Process,
         end: Callable[[asyncio.subprocess.Process], Awaitable[None]],
-        has_peer: bool = False,
+        has_dialogue_socket: bool = False,
     ) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self.reader, self.writer = process.stdout, process.stdin
-        self.has_peer = has_peer
+        self.has_dialogue_socket = has_dialogue_socket
         self._process = process
         self._end = end
         self._log = b""

@@ -24,11 +24,10 @@ from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed,
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.compile_cache import CompileCache
 from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.dialogue import SlotDialogue
 from nouscoder.verifier.sandbox.init_build import init_library_path
 from nouscoder.verifier.sandbox.launch import HostLaunch
-from nouscoder.verifier.sandbox.peers import PeerSockets
-from nouscoder.verifier.sandbox.session import SlotSession
+from nouscoder.verifier.sandbox.peers import DialogueSockets
+from nouscoder.verifier.sandbox.session import SlotDialogue, SlotSession
 from nouscoder.verifier.sandbox.slot import Slot, host_is_root
 from nouscoder.verifier.toolchains.languages import ToolsMissing, cache_folders, in_slot, offer, withdraw
 
@@ -56,7 +55,7 @@ class LocalSandbox:
         self.num_slots = (config.slots or len(os.sched_getaffinity(0))) + config.tool_slots
         self._config = config
         self._groups = Groups()
-        self._peers = [PeerSockets() for _ in range(self.num_slots)]
+        self._peers = [DialogueSockets() for _ in range(self.num_slots)]
         self._slots = [self._make_slot(i) for i in range(self.num_slots)]
         self._partners: dict[int, Slot] = {}  # by index, made when a pair first needs them
         self._free: deque[Slot] = deque()
@@ -65,7 +64,7 @@ class LocalSandbox:
         self.compiled = CompileCache(config.compile_cache_bytes if self._keeps_compiled else 0)
 
     def _make_slot(self, index: int) -> Slot:
-        ends = (*self._peers[index % self.num_slots].ends(), None)  # no program converses with a checker
+        ends = (*self._peers[index % self.num_slots].ends(), None)  # a checker has no dialogue
         peer = ends[index // self.num_slots]
         group = self._groups.make(index)
         settings = _slot_settings(self._config, index)._replace(groups=group.procs_files)
@@ -89,10 +88,10 @@ class LocalSandbox:
             yield await self._opened(slot, program)
 
     @contextlib.asynccontextmanager
-    async def pair(
+    async def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AsyncIterator[tuple[Session, ...]]:
-        """See `Sandbox.pair`."""
+        """See `Sandbox.with_partners`."""
         async with self._slot(program) as slot, contextlib.AsyncExitStack() as stack:
             sessions: list[Session] = [await self._opened(slot, program)]
             for number, one in enumerate((partner,) if checker is None else (partner, checker), 1):

@@ -20,7 +20,7 @@ from dataclasses import replace
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import Program, Session
 from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.fresh_runs import FreshPair
+from nouscoder.verifier.sandbox.fresh_runs import FreshSandbox
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.modal_cloud import ModalCloud
 from nouscoder.verifier.sandbox.modal_config import ContainerFor
@@ -69,19 +69,21 @@ class ModalSandbox(GvisorSandbox):
             async with super().session(program) as session:
                 yield session
             return
-        async with FreshPair.opened(lambda: _alone(super(ModalSandbox, self).session(program))) as fresh:
+        async with FreshSandbox.opened(lambda: _alone(super(ModalSandbox, self).session(program))) as fresh:
             yield fresh.sessions[0]
 
     @contextlib.asynccontextmanager
-    async def pair(
+    async def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AsyncIterator[tuple[Session, ...]]:
         """See `Sandbox`."""
         if self._container_for is not ContainerFor.TEST:
-            async with super().pair(program, partner, checker) as sessions:
+            async with super().with_partners(program, partner, checker) as sessions:
                 yield sessions
             return
-        async with FreshPair.opened(lambda: super(ModalSandbox, self).pair(program, partner, checker)) as fresh:
+        async with FreshSandbox.opened(
+            lambda: super(ModalSandbox, self).with_partners(program, partner, checker)
+        ) as fresh:
             yield fresh.sessions
 
     def _pick(self, program: Program) -> Slot:

@@ -1,4 +1,4 @@
-"""The sockets by which the inits of a pair's two slots exchange the pipes of a conversation (harness/init/converse.c).
+"""The sockets by which the inits of two slots exchange the pipes of a dialogue (harness/init/direct_dialogue.c).
 
 INVARIANT: no candidate has a descriptor of a socket, and the gateway reads and writes none. Both ends stay open in the
 gateway, so that a slot that starts again gets the same end.
@@ -10,15 +10,15 @@ import socket
 from dataclasses import dataclass
 
 
-class PeerSockets:
+class DialogueSockets:
     """The socket pair of a slot and its partner slot, made when first needed."""
 
     def __init__(self) -> None:
         self._ends: tuple[socket.socket, socket.socket] | None = None
 
-    def ends(self) -> tuple[PeerEnd, PeerEnd]:
+    def ends(self) -> tuple[DialogueEnd, DialogueEnd]:
         """For the slot, and for its partner slot."""
-        return PeerEnd(self, 0), PeerEnd(self, 1)
+        return DialogueEnd(self, 0), DialogueEnd(self, 1)
 
     def descriptor(self, index: int) -> int:
         """The descriptor of one end. Raises OSError."""
@@ -34,10 +34,10 @@ class PeerSockets:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerEnd:
+class DialogueEnd:
     """One end."""
 
-    sockets: PeerSockets
+    sockets: DialogueSockets
     index: int
 
     def descriptor(self) -> int:

@@ -56,7 +56,7 @@ class RunnerAbout:
 
     python: str
     tools: Mapping[str, str]
-    has_peer: bool
+    has_dialogue_socket: bool
     kernel: object = None
 
 
@@ -85,9 +85,9 @@ class SocketLink:
         return self.about.tools
 
     @property
-    def has_peer(self) -> bool:
+    def has_dialogue_socket(self) -> bool:
         """See `Link`."""
-        return self.about.has_peer
+        return self.about.has_dialogue_socket
 
     @property
     def is_open(self) -> bool:
@@ -187,8 +187,8 @@ async def _greeted(
     except BaseException:
         writer.transport.abort()
         raise
-    tools, has_peer = known_tools(answer.get("tools")), answer.get("peer") is True
-    return RunnerAbout(str(answer.get("python", "")), tools, has_peer, answer.get("kernel"))
+    tools, has_dialogue_socket = known_tools(answer.get("tools")), answer.get("peer") is True
+    return RunnerAbout(str(answer.get("python", "")), tools, has_dialogue_socket, answer.get("kernel"))
 
 
 async def _greet(

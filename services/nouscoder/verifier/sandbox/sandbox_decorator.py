@@ -9,7 +9,7 @@ from nouscoder.verifier.sandbox.base import Dialogue, Program, Sandbox, Session
 
 
 class SandboxDecorator:
-    """Forwards everything to `inner`. A subclass overrides `session` or `pair`."""
+    """Forwards everything to `inner`. A subclass overrides `session` or `with_partners`."""
 
     def __init__(self, inner: Sandbox) -> None:
         self._inner = inner
@@ -39,11 +39,11 @@ class SandboxDecorator:
         """See `Sandbox`."""
         return self._inner.session(program)
 
-    def pair(
+    def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """See `Sandbox`."""
-        return self._inner.pair(program, partner, checker)
+        return self._inner.with_partners(program, partner, checker)
 
     def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
         """See `Sandbox`."""

@@ -75,9 +75,9 @@ class Slot:
         return self._link.pid if self._link is not None else None
 
     @property
-    def has_peer(self) -> bool:
+    def has_dialogue_socket(self) -> bool:
         """Whether the slot has a socket to the slot of its partner."""
-        return self._link is not None and self._link.has_peer
+        return self._link is not None and self._link.has_dialogue_socket
 
     @property
     def _is_up(self) -> bool:

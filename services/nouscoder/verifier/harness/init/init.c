@@ -165,13 +165,13 @@ static void set_up(struct session *s) {
     confine_session(s);
 }
 
-static void send_outcome(struct session *s, struct run *run, bool in_time, bool talks) {
+static void send_outcome(struct session *s, struct run *run, bool in_time, bool in_dialogue) {
     finish(s, run, in_time);
     count_by_share(s, run);
-    if (run->turns) leave_conversation(s, run);
+    if (run->turns) leave_dialogue(s, run);
     take_result_file(run);
     send_result(s, run);
-    if (s->program.num_fetch && !talks)
+    if (s->program.num_fetch && !in_dialogue)
         send_files(s, FILES, "", 0, "/tmp", s->fetch, s->program.num_fetch, false);
     clean(s);
     release(&s->arguments);
@@ -180,30 +180,30 @@ static void send_outcome(struct session *s, struct run *run, bool in_time, bool 
 /* Run one test. Returns true in a candidate's process only. */
 static bool run_test(struct session *s, struct frame *frame) {
     struct run run = {.program = &s->program};
-    bool talks = frame->kind == TALK || frame->kind == CONVERSE;
+    bool in_dialogue = frame->kind == DIALOGUE || frame->kind == DIRECT_DIALOGUE;
     renew_network(s);
     read_arguments(s);
-    if (s->go >= 0 && !talks) {
+    if (s->go >= 0 && !in_dialogue) {
         release_first(s, &run, frame);
     } else {
         if (s->go >= 0) drop_first(s);
         open_files(s, &run);
-        if (talks) {
+        if (in_dialogue) {
             int to[2];
-            if (frame->kind == CONVERSE)
-                join_conversation(s, &run, frame, to);
+            if (frame->kind == DIRECT_DIALOGUE)
+                join_dialogue(s, &run, frame, to);
             else
                 pipe_up(s, to);
             if (start_talk(s, &run, to)) return true;
-            if (frame->kind == CONVERSE) open_turns(s, &run);
+            if (frame->kind == DIRECT_DIALOGUE) open_turns(s, &run);
         } else {
             fill_stdin(s, &run, frame);
             if (s->program.is_command ? spawn_command(s, &run) : spawn_python(s, &run)) return true;
         }
     }
-    bool in_time = talks ? talk(s, &run) : await_end(s, &run);
+    bool in_time = in_dialogue ? serve_dialogue(s, &run) : await_end(s, &run);
     release(frame);
-    send_outcome(s, &run, in_time, talks);
+    send_outcome(s, &run, in_time, in_dialogue);
     return false;
 }
 
@@ -223,7 +223,7 @@ static void serve(struct session *s) {
             release(&s->arguments);
             s->arguments = frame;
             break;
-        case INPUT: /* for a conversation that has ended */
+        case INPUT: /* for a dialogue that has ended */
         case INPUT_END:
         case HOLD:
             release(&frame);
@@ -232,8 +232,8 @@ static void serve(struct session *s) {
             end_all();
             leave(s);
         case RUN:
-        case TALK:
-        case CONVERSE:
+        case DIALOGUE:
+        case DIRECT_DIALOGUE:
             if (run_test(s, &frame)) return;
             break;
         default:

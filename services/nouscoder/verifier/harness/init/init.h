@@ -13,7 +13,7 @@
 #include <sys/uio.h>
 
 enum kind {
-    PROGRAM = 1, RUN, END, ARGUMENTS, TALK, INPUT, INPUT_END, HOLD, CONVERSE,
+    PROGRAM = 1, RUN, END, ARGUMENTS, DIALOGUE, INPUT, INPUT_END, HOLD, DIRECT_DIALOGUE,
     READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT, HELD, OUTPUT_END, FILES, COMPILE_STARVED,
 };
 enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
@@ -47,7 +47,7 @@ struct settings {
 struct assignment {
     double cpu_time_s;
     uint32_t is_first; /* this process compiles, and has descriptors REPORT and GO */
-    uint32_t talks;    /* descriptors 0 and 1 are pipes */
+    uint32_t in_dialogue; /* descriptors 0 and 1 are pipes */
     uint32_t meta_bytes, args_bytes, body_bytes; /* the body is source in the first process, later marshalled code */
 } __attribute__((packed));
 enum { REPORT = 4, GO = 5 };
@@ -73,10 +73,10 @@ struct program {
     uint32_t wants_program; /* the gateway wants what the compiler makes */
 };
 
-/* Init's ends of the pipes of a program that talks. */
+/* Init's ends of the pipes of a program in a dialogue. */
 struct relay {
     int out;  /* the program's output; -1 when closed */
-    int sink; /* where the waiting bytes go: to the program's input, or in a conversation to its partner's; -1 when closed */
+    int sink; /* where the waiting bytes go: to the program's input, or in a dialogue to its partner's; -1 when closed */
     char *waiting;
     size_t first, num_waiting, room; /* of `waiting`: the index of the first byte, the number of bytes, the size */
     bool is_ending, is_held;         /* the sink is closed after the waiting bytes */
@@ -98,7 +98,7 @@ struct run {
     double wall_s, cpu_s;
     uint64_t memory_bytes, out_bytes, err_bytes, result_bytes;
     struct relay relay;
-    struct turns *turns;   /* of a conversation, else NULL */
+    struct turns *turns;   /* of a dialogue, else NULL */
     int turns_fd;          /* the file of `turns`, before it is mapped */
     int side;              /* in `turns` */
     double spare_s;        /* the most time that it may wait for its partner without being charged for it */
@@ -132,7 +132,7 @@ struct session {
     int num_names;
     uint64_t last_inode; /* the last inode number of /tmp that init has seen */
     struct run first; /* the process of a Python program that has compiled and waits at `go` */
-    bool talks;       /* in a candidate's process: descriptors 0 and 1 are pipes */
+    bool in_dialogue; /* in a candidate's process: descriptors 0 and 1 are pipes */
     int go;           /* pipe to the waiting process; -1 when there is none */
     uint64_t own_private, own_shared; /* pages of init, which candidates share; 0 before the first measurement */
     bool is_measured;
@@ -224,22 +224,22 @@ void write_file(struct session *s, const char *folder, const char *name, mode_t 
                 size_t num_bytes);
 bool is_source(struct session *s, const char *name);
 
-/* talk.c */
+/* dialogue.c */
 void let_candidate_open(struct session *s, int fd);
 bool start_talk(struct session *s, struct run *run, const int to[2]);
-bool talk(struct session *s, struct run *run);
+bool serve_dialogue(struct session *s, struct run *run);
 void write_waiting(struct run *run);
 void receive_input(struct session *s, struct run *run);
 void close_relay(struct relay *m);
 
-/* converse.c */
-void join_conversation(struct session *s, struct run *run, const struct frame *frame, int to[2]);
+/* direct_dialogue.c */
+void join_dialogue(struct session *s, struct run *run, const struct frame *frame, int to[2]);
 void open_turns(struct session *s, struct run *run);
 void pass_turn(struct run *run);
 double free_wait_s(struct run *run);
 void note_work(struct session *s, struct run *run);
 void note_end(struct run *run);
-void leave_conversation(struct session *s, struct run *run);
+void leave_dialogue(struct session *s, struct run *run);
 
 /* network.c */
 void install_filter(struct session *s);

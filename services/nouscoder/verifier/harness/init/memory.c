@@ -7,7 +7,7 @@
  * gVisor counts only what a process itself has touched, so a mapping whose pages a dead child has touched, or a file in
  * tmpfs, belongs to nobody. There the growth of the whole sandbox counts too: it serves one submission at a time, and a
  * runner pod that exceeds its limit is killed with the sentry. A run may hold what a control group would allow it
- * (sandbox/session.py): its limit, its output, and OWN_BYTES for what the slot does meanwhile. In a conversation the
+ * (sandbox/session.py): its limit, its output, and OWN_BYTES for what the slot does meanwhile. In a dialogue the
  * partner shares the sandbox, so the growth says nothing about one program and does not count.
  */
 #include "init.h"

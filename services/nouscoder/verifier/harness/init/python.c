@@ -19,7 +19,7 @@ void *assignment_of(struct session *s) {
     bool is_first = !s->code;
     const char *body = is_first ? s->source : s->code;
     struct assignment head = {
-        .cpu_time_s = s->program.cpu_time_s, .is_first = is_first, .talks = s->talks,
+        .cpu_time_s = s->program.cpu_time_s, .is_first = is_first, .in_dialogue = s->in_dialogue,
         .meta_bytes = s->program.meta_bytes, .args_bytes = (uint32_t)s->args_bytes,
         .body_bytes = is_first ? s->program.source_bytes : (uint32_t)s->code_bytes,
     };

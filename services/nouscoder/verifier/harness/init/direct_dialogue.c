@@ -1,4 +1,4 @@
-/* A conversation: two programs in two sandboxes of one pair, connected by pipes between their inits. No byte passes
+/* A dialogue: two programs in two sandboxes of one pair, connected by pipes between their inits. No byte passes
  * through the gateway.
  *
  * The host (the first sandbox) makes both pipes and sends the guest its ends over the socket `peer`. Each init reads its
@@ -26,7 +26,7 @@
 enum { NUM_ENDS = 3, NONCE_BYTES = 16, INVITATION_MS = 30000 };
 static const double PART_S = 1.0; /* after the limits of both: for a partner that reads slowly */
 
-/* The payload of a CONVERSE frame. */
+/* The payload of a DIRECT_DIALOGUE frame. */
 struct terms {
     double spare_s;
     char nonce[NONCE_BYTES];
@@ -61,7 +61,7 @@ static void invite(struct session *s, const struct terms *terms, const int ends[
         fail(s, "the partner cannot be invited: %s", strerror(errno));
 }
 
-/* Take one message from the host. Returns false when it belongs to an earlier conversation. */
+/* Take one message from the host. Returns false when it belongs to an earlier dialogue. */
 static bool accept_invitation(struct session *s, const struct terms *terms, int ends[NUM_ENDS]) {
     char nonce[NONCE_BYTES], space[CMSG_SPACE(sizeof(int) * NUM_ENDS)];
     struct iovec text = {nonce, sizeof nonce};
@@ -83,19 +83,19 @@ static void await_invitation(struct session *s, const struct terms *terms, int e
         if (poll(polled, 2, INVITATION_MS) < 0 && errno != EINTR) fail(s, "poll: %s", strerror(errno));
         if (polled[1].revents) {
             struct frame frame = next_frame(s);
-            if (frame.kind != END) fail(s, "kind %d before a conversation", frame.kind);
+            if (frame.kind != END) fail(s, "kind %d before a dialogue", frame.kind);
             end_all();
             leave(s);
         }
         if (polled[0].revents && accept_invitation(s, terms, ends)) return;
     }
-    fail(s, "the partner of the conversation did not come");
+    fail(s, "the partner of the dialogue did not come");
 }
 
 /* Make or receive the pipes: to[0] is the program's input, to[1] leads to its partner's. */
-void join_conversation(struct session *s, struct run *run, const struct frame *frame, int to[2]) {
+void join_dialogue(struct session *s, struct run *run, const struct frame *frame, int to[2]) {
     struct terms terms;
-    if (frame->num_bytes != sizeof terms || s->settings->peer < 0) fail(s, "a conversation without terms or socket");
+    if (frame->num_bytes != sizeof terms || s->settings->peer < 0) fail(s, "a dialogue without terms or socket");
     memcpy(&terms, frame->bytes, sizeof terms);
     run->side = terms.side != 0;
     run->spare_s = terms.spare_s;
@@ -114,7 +114,7 @@ void join_conversation(struct session *s, struct run *run, const struct frame *f
     let_candidate_open(s, to_guest[0]);
     run->turns_fd = unlinked_file(s);
     struct turns turns = {{{.waits_since_ns = now_ns()}, {.waits_since_ns = now_ns()}}}; /* each for the first word */
-    if (!write_all(run->turns_fd, &turns, sizeof turns)) fail(s, "the file of a conversation: %s", strerror(errno));
+    if (!write_all(run->turns_fd, &turns, sizeof turns)) fail(s, "the file of a dialogue: %s", strerror(errno));
     invite(s, &terms, (int[]){to_guest[0], to_host[1], run->turns_fd});
     close(to_guest[0]);
     close(to_host[1]);
@@ -125,7 +125,7 @@ void join_conversation(struct session *s, struct run *run, const struct frame *f
 /* Called after the program has been forked, so that it does not have the memory. */
 void open_turns(struct session *s, struct run *run) {
     void *memory = mmap(NULL, sizeof(struct turns), PROT_READ | PROT_WRITE, MAP_SHARED, run->turns_fd, 0);
-    if (memory == MAP_FAILED) fail(s, "the memory of a conversation: %s", strerror(errno));
+    if (memory == MAP_FAILED) fail(s, "the memory of a dialogue: %s", strerror(errno));
     close(run->turns_fd);
     run->turns = memory;
     atomic_store(&run->turns->sides[run->side].started_ns, (uint64_t)(run->started_s * 1e9));
@@ -192,7 +192,7 @@ void note_end(struct run *run) {
 }
 
 /* Pass on the rest of the output of a program that has ended, as far as its partner reads it. */
-void leave_conversation(struct session *s, struct run *run) {
+void leave_dialogue(struct session *s, struct run *run) {
     struct relay *m = &run->relay;
     double end_s = run->started_s + run->program->wall_time_s + run->spare_s + PART_S;
     m->is_ending = true;

@@ -1,5 +1,5 @@
-"""Conversations in the `local` backend, where pipes between the two inits connect the programs: rounds, waits, ends,
-attacks on the pipes. The contract of conversations in every backend is in tests/contract/test_sandbox_contract.py.
+"""Dialogues in the `local` backend, where pipes between the two inits connect the programs: rounds, waits, ends,
+attacks on the pipes. The contract of dialogues in every backend is in tests/contract/test_sandbox_contract.py.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ async def sandbox() -> AsyncIterator[LocalSandbox]:
 async def talk(
     sandbox: LocalSandbox, one: str, other: str, limits: Limits = WIDE, others: Limits = WIDE, times: int = 1
 ) -> tuple[RunResult, RunResult]:
-    """The results of the last of `times` conversations of the same pair."""
-    async with sandbox.pair(Program(PYTHON, one, limits), Program(PYTHON, other, others)) as (first, second):
+    """The results of the last of `times` dialogues of the same pair."""
+    async with sandbox.with_partners(Program(PYTHON, one, limits), Program(PYTHON, other, others)) as (first, second):
         for _ in range(times):
-            results = await first.converse(second)
+            results = await first.dialogue_with(second)
     return results
 
 
@@ -218,12 +218,12 @@ if os.fork() == 0:
 """
 
 
-async def test_a_program_that_spoils_its_pipes_harms_only_its_own_conversation(sandbox: LocalSandbox) -> None:
-    """Its partner sees a normal end, init counts what it prints, and the next conversation of the pair is whole."""
+async def test_a_program_that_spoils_its_pipes_harms_only_its_own_dialogue(sandbox: LocalSandbox) -> None:
+    """Its partner sees a normal end, init counts what it prints, and the next dialogue of the pair is whole."""
     reads = "import sys; sys.stdin.buffer.read(); print('fine')"
-    async with sandbox.pair(Program(PYTHON, SPOILS_PIPES, WIDE), Program(PYTHON, reads, WIDE)) as (one, other):
+    async with sandbox.with_partners(Program(PYTHON, SPOILS_PIPES, WIDE), Program(PYTHON, reads, WIDE)) as (one, other):
         for _ in range(2):
-            spoils, patient = await one.converse(other)
+            spoils, patient = await one.dialogue_with(other)
             assert (patient.exit, patient.exit_code, patient.stdout) == (Exit.EXITED, 0, b"fine\n"), patient
             assert (spoils.exit, spoils.exit_code, spoils.stderr) == (Exit.EXITED, 0, b""), spoils
     asks, _ = await talk(sandbox, ASKS.format(rounds=50), ANSWERS)
@@ -236,11 +236,16 @@ async def test_descriptors_of_a_program_in_a_conversation_are_its_three_streams(
         assert result.stderr == b"['0', '1', '2', '3']"  # 3 is the folder itself
 
 
-async def test_after_a_slot_died_in_a_conversation_the_pair_converses_again(sandbox: LocalSandbox) -> None:
+async def test_after_a_slot_died_in_a_conversation_the_two_programs_have_another_dialogue(
+    sandbox: LocalSandbox,
+) -> None:
     """Also when it died before its partner took the invitation, which then stays in the socket."""
     for victim in (0, 1):
-        async with sandbox.pair(Program(PYTHON, "input()", WIDE), Program(PYTHON, "input()", WIDE)) as (one, other):
-            talking = asyncio.ensure_future(one.converse(other))
+        async with sandbox.with_partners(Program(PYTHON, "input()", WIDE), Program(PYTHON, "input()", WIDE)) as (
+            one,
+            other,
+        ):
+            talking = asyncio.ensure_future(one.dialogue_with(other))
             await asyncio.sleep(0)
             os.kill(sandbox.pids()[victim], signal.SIGKILL)
             with pytest.raises(SandboxError):
@@ -276,7 +281,7 @@ for n in range(3):
 
 
 @pytest.mark.parametrize("language", FORGETFUL)
-async def test_a_program_need_not_flush_in_an_unbuffered_conversation(sandbox: LocalSandbox, language: str) -> None:
+async def test_a_program_need_not_flush_in_an_unbuffered_dialogue(sandbox: LocalSandbox, language: str) -> None:
     if language not in installed():
         pytest.skip(f"{language} is not installed")
     grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
@@ -317,9 +322,9 @@ async def test_a_word_that_came_before_the_program_started_is_not_taken_from_its
             await made.start()
             assert isinstance(made, LocalSandbox)
             early, reads = Program(PYTHON, SPEAKS_AND_ENDS, WIDE), Program(PYTHON, SPEAKS_AND_READS, LATEST)
-            async with made.pair(early, reads) as (one, other):
+            async with made.with_partners(early, reads) as (one, other):
                 for _ in range(100):
-                    first, _ = await one.converse(other)
+                    first, _ = await one.dialogue_with(other)
                     assert first.exit is Exit.EXITED
                     assert 0 < first.wall_time_s < 60
         finally:

@@ -1,5 +1,5 @@
-/* A run that talks: its input and output are pipes, and each chunk is passed on at once, over the stream to the gateway
- * (TALK) or to the partner's input (CONVERSE, see converse.c).
+/* A run in a dialogue: its input and output are pipes, and each chunk is passed on at once, over the stream
+ * to the gateway (DIALOGUE) or to the partner's input (DIRECT_DIALOGUE, see direct_dialogue.c).
  *
  * INVARIANT: the output of a program is sent before its RESULT, which holds the output again. OUTPUT_END is sent once,
  * after the last OUTPUT. A program that exceeds its output limit is killed. From HELD until the next INPUT none of its
@@ -76,7 +76,7 @@ void receive_input(struct session *s, struct run *run) {
         leave(s);
     }
     bool is_input = frame.kind == INPUT || frame.kind == INPUT_END;
-    if (run->turns || (!is_input && frame.kind != HOLD)) fail(s, "kind %d in a conversation", frame.kind);
+    if (run->turns || (!is_input && frame.kind != HOLD)) fail(s, "kind %d in a dialogue", frame.kind);
     if (frame.kind == INPUT_END)
         m->is_ending = true;
     else if (frame.kind == HOLD)
@@ -135,7 +135,7 @@ bool start_talk(struct session *s, struct run *run, const int to[2]) {
     child.out = from[1];
     bool is_child = s->program.is_command ? spawn_command(s, &child) : spawn_python(s, &child);
     if (is_child) {
-        s->talks = true;
+        s->in_dialogue = true;
         return true;
     }
     close(to[0]);
@@ -190,7 +190,7 @@ static bool relay_once(struct session *s, struct run *run, int pidfd, double lef
 }
 
 /* Relay input and output until the program ends. Returns false when its wall time is over. */
-bool talk(struct session *s, struct run *run) {
+bool serve_dialogue(struct session *s, struct run *run) {
     int fd = (int)syscall(SYS_pidfd_open, run->pid, 0);
     if (fd < 0) fail(s, "pidfd_open: %s", strerror(errno));
     bool in_time = false;
