@@ -22,7 +22,7 @@ from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.tools.interpreter import Interpreter, InterpreterLimits
+from nouscoder.verifier.tools.sessions import Interpreter, InterpreterLimits
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = InterpreterLimits(call_s=120.0, life_s=600.0, memory_bytes=256 << 20)

@@ -52,7 +52,7 @@ async def test_two_slots_give_the_verdict_of_one_and_both_stay_usable(
     tests: Tests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine the measured opening time could make a second worker look too expensive.
-    monkeypatch.setattr("nouscoder.verifier.grading.test_workers.MIN_LEFT_PER_OPENING", 0.0)
+    monkeypatch.setattr("nouscoder.verifier.grading.case_workers.MIN_LEFT_PER_OPENING", 0.0)
     async with local_grader() as (grader, registry):
         for wrong in (-1, 7, 0):
             reported: list[TestOutcome] = []

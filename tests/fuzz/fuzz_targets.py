@@ -48,19 +48,13 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.verifier.api.schema import parse_submission
     from nouscoder.verifier.api.streaming import batch_lines
     from nouscoder.verifier.api.submit import parse_submit
-    from nouscoder.verifier.grading.comparators import (
-        UnreadableResult,
-        parse_result,
-        same_text,
-        same_value,
-    )
-    from nouscoder.verifier.grading.extract import extract_code, text_to_grade
     from nouscoder.verifier.grading.grader import OnOutcome
-    from nouscoder.verifier.grading.judging import failure_of, judge_for, outcome_of
-    from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
+    from nouscoder.verifier.grading.runs import judge_for
+    from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, extract_code, text_to_grade, validate
     from nouscoder.verifier.harness import frames
     from nouscoder.verifier.judges.asserting import AssertJudge
-    from nouscoder.verifier.judges.base import CLIP_CHARS, Judge
+    from nouscoder.verifier.judges.comparators import UnreadableResult, parse_result, same_text, same_value
+    from nouscoder.verifier.judges.judge import CLIP_CHARS, Judge, failure_of, outcome_of
     from nouscoder.verifier.judges.lcb import LcbJudge
     from nouscoder.verifier.runner.greeting import MAX_MESSAGE_BYTES, GreetingError, message_length, unpack
     from nouscoder.verifier.sandbox import SandboxConfig

@@ -20,7 +20,7 @@ from nouscoder.config import ConfigError, VerifierSection, load_config
 from nouscoder.http_server.api_keys import Quota
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.access.quotas import LocalLedger, QuotaExceeded, Quotas
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.processes.connections import Distributor
 from nouscoder.verifier.processes.merged_metrics import MergedMetrics, Scraped, SocketMetrics, serve_on_socket
 from nouscoder.verifier.processes.shared_ledger import SharedLedger
@@ -122,7 +122,7 @@ def test_processes_at_the_same_time_admit_as_many_as_the_quota_allows(tmp_path: 
 @pytest.fixture
 def locks(tmp_path: Path) -> list[ExclusiveRunLock]:
     """The locks of two processes."""
-    return [ExclusiveRunLock(neighbours=SharedRuns(tmp_path / "runs", index, 2)) for index in range(2)]
+    return [ExclusiveRunLock(others=SharedRuns(tmp_path / "runs", index, 2)) for index in range(2)]
 
 
 async def test_a_run_knows_of_the_runs_of_other_processes(locks: list[ExclusiveRunLock]) -> None:
@@ -144,7 +144,7 @@ async def test_an_exclusive_run_waits_for_the_runs_of_others_and_keeps_them_out(
 
     async with locks[1].shared():
         task = asyncio.create_task(exclusive())
-        while not locks[1]._neighbours.is_closed:
+        while not locks[1]._others.is_closed:
             await asyncio.sleep(0)
         events.append("shared ends")
     async with locks[1].shared():

@@ -13,8 +13,8 @@ from tests.busy_cpu import on_a_busy_cpu
 
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
 from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import Sandbox, SandboxConfig
 

@@ -44,9 +44,15 @@ from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import Exit, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
 from nouscoder.verifier.settings import grading_policy, sandbox_config, tool_policy
-from nouscoder.verifier.tools import interpreter as interpreter_module
-from nouscoder.verifier.tools.interpreter import Interpreter, InterpreterLimits, clipped
-from nouscoder.verifier.tools.sessions import MAX_CODE_BYTES, ToolPolicy, ToolSessions
+from nouscoder.verifier.tools import sessions as interpreter_module
+from nouscoder.verifier.tools.sessions import (
+    MAX_CODE_BYTES,
+    Interpreter,
+    InterpreterLimits,
+    ToolPolicy,
+    ToolSessions,
+    clipped,
+)
 
 module_loop = pytest.mark.asyncio(loop_scope="module")
 WIDE = InterpreterLimits(call_s=120.0, life_s=600.0, memory_bytes=512 << 20)

@@ -46,8 +46,7 @@ from nouscoder.verifier.api.run_code import (
     RunStatus,
 )
 from nouscoder.verifier.api.servicer import FULL_NAME, Servicer
-from nouscoder.verifier.grading.grader import Grader, OnOutcome
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grader, Grading, OnOutcome
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox
 from nouscoder.verifier.service import grpc_served

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.api.streaming import map_concurrently
-from nouscoder.verifier.grading.comparators import SMALL_BYTES
-from nouscoder.verifier.grading.judging import judge_for
+from nouscoder.verifier.grading.case_order import hardest_first
 from nouscoder.verifier.grading.progress import Progress
-from nouscoder.verifier.grading.test_order import hardest_first
+from nouscoder.verifier.grading.runs import judge_for
+from nouscoder.verifier.judges.comparators import SMALL_BYTES
 from nouscoder.verifier.sandbox.fake import ended
 
 

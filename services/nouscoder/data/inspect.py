@@ -24,7 +24,7 @@ from nouscoder.domain.submission import CallTests, Prelude, StdinTests, Submissi
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.grading.grader import Grader
-from nouscoder.verifier.grading.judging import judge_for
+from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.local_grader import local_grader
 from nouscoder.verifier.toolchains.languages import registry

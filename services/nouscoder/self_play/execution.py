@@ -19,7 +19,7 @@ from nouscoder.domain.submission import Comparator, StdinCase, StdinTests, Submi
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import first_error
 from nouscoder.record_log import RecordLog
-from nouscoder.verifier.judges.base import CLIP_CHARS
+from nouscoder.verifier.judges.judge import CLIP_CHARS
 
 # Grades a submission; never with internal_error. The second argument names it in errors.
 Grade = Callable[[Submission, str], Awaitable[Verdict]]

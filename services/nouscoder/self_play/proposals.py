@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nouscoder.record_log import key_of
 from nouscoder.self_play.judgement import Rejected, Rejection
-from nouscoder.verifier.grading.extract import extract_code
+from nouscoder.verifier.grading.validation import extract_code
 
 EXAMPLE = "{example}"
 _PARTS = {name: re.compile(rf"<{name}>(.*?)</{name}>", re.DOTALL) for name in ("question", "program", "inputs")}

@@ -42,8 +42,7 @@ from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.api.tls import grpc_credentials
 from nouscoder.verifier.grading import long_work
-from nouscoder.verifier.grading.grader import Grader
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grader, Grading
 from nouscoder.verifier.grading.second_runner import with_second_runner
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import open_jobs

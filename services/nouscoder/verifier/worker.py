@@ -31,8 +31,7 @@ from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestStore
 from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.api.streaming import grade_patiently
-from nouscoder.verifier.grading.grader import QueueFull
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 log = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ from nouscoder.formats.body import Body
 from nouscoder.record_log import RecordLog
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestStore
-from nouscoder.verifier.grading.extract import extract_code
+from nouscoder.verifier.grading.validation import extract_code
 
 
 class CannotSynthesize(Unusable):

@@ -31,8 +31,7 @@ from nouscoder.store.case_files import CaseFileBroken
 from nouscoder.store.tests import StoredTests, TestStore, UnknownTests, hex_of
 from nouscoder.store.tests_cache import TestsCache, TestsTooLarge
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.grading.grader import OnOutcome
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
+from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 log = logging.getLogger(__name__)

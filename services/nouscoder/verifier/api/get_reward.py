@@ -23,7 +23,7 @@ from nouscoder.formats.json_size import TooManyValues, ValueCount
 from nouscoder.formats.json_values import json_bytes
 from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.api.streaming import grade_patiently
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 MAX_QUERIES = 1024

@@ -17,7 +17,7 @@ from nouscoder.verifier.access.gatekeeper import App, Receive, Scope, Send
 from nouscoder.verifier.api.faults import answer_to
 from nouscoder.verifier.api.parsing import parsed
 from nouscoder.verifier.api.schema import answer_json, parse_submission
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading
 
 PATH = "/v1/grade"
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from nouscoder.formats.json_size import BYTES_PER_WEIGHT, TooManyValues, ValueCount, rough_weight
 from nouscoder.verifier.access.memory_budget import charge_decoded
 from nouscoder.verifier.api.parse_process import ParseProcess
-from nouscoder.verifier.grading.one_thread import OneThread
+from nouscoder.verifier.grading.long_work import OneThread
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 SMALL_BYTES = 256 * 1024

@@ -46,7 +46,7 @@ from nouscoder.verifier.api.schema import (
     parse_tests,
 )
 from nouscoder.verifier.api.streaming import batch_lines, lines_of, server_events
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed

@@ -18,8 +18,7 @@ from nouscoder.verifier.api.parsing import parsed
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, parse_run_code
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.api.submit import NO_DATA_SETS, NO_JUPYTER, EvalResult, evaluated, submitted_answer
-from nouscoder.verifier.grading.grader import QueueFull
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading, QueueFull
 from nouscoder.verifier.sandbox.base import CompileStarved
 
 _JSON = "application/json"

@@ -23,8 +23,7 @@ from nouscoder.verifier.api import grpc_answers
 from nouscoder.verifier.api.grpc_answers import CallAnswers
 from nouscoder.verifier.api.grpc_parsing import NO_TESTS, parsed_calls, parsed_tests, with_tests
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
-from nouscoder.verifier.grading.grader import QueueFull
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading, QueueFull
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle

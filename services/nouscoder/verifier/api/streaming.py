@@ -24,8 +24,7 @@ from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.memory_budget import charging_part
 from nouscoder.verifier.api.parsing import Charge, parsed
 from nouscoder.verifier.api.schema import answer_json, answer_record, outcome_record, parse_submission
-from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading, OnOutcome, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 QUEUE_PATIENCE_S = 120.0

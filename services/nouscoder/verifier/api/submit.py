@@ -22,9 +22,8 @@ from nouscoder.verifier.api.faults import Absent
 from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.run_code import CommandResult, CommandStatus, RunCodeAnswer, RunStatus
 from nouscoder.verifier.api.streaming import grade_patiently
-from nouscoder.verifier.grading.extract import extract_code
-from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission
+from nouscoder.verifier.grading.grader import Grading
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, extract_code
 
 NO_DATA_SETS = "this service has no data sets: send the tests as config.provided_data to /submit"
 NO_JUPYTER = "this service runs no notebooks: send programs to /run_code, or use the gRPC call Interpret"

@@ -20,29 +20,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
-from nouscoder.domain.submission import Profile, Submission, TestsReference
+from nouscoder.domain.submission import AssertTests, Profile, Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
-from nouscoder.verifier.grading.extract import text_to_grade
-from nouscoder.verifier.grading.failures import count_error
+from nouscoder.verifier.grading.case_order import KillRates, KillTable, hardest_first
+from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
+from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error
 from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
-from nouscoder.verifier.grading.judging import judge_for
-from nouscoder.verifier.grading.kill_rates import KillRates, KillTable
 from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.grading.progress import Progress
-from nouscoder.verifier.grading.pytest_library import PytestLibrary
-from nouscoder.verifier.grading.runs import has_free_order, has_parallel_tests, program_of
-from nouscoder.verifier.grading.test_order import hardest_first
-from nouscoder.verifier.grading.test_work import OnOutcome as OnOutcome
-from nouscoder.verifier.grading.test_work import SubmissionWork
-from nouscoder.verifier.grading.test_workers import WorkerGroup
-from nouscoder.verifier.grading.time_limits import extended_limits, max_repetitions_s
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
-from nouscoder.verifier.judges.base import Judge, takes_long
-from nouscoder.verifier.judges.python_syntax import require_long_python
+from nouscoder.verifier.grading.runs import PytestLibrary, has_free_order, has_parallel_tests, judge_for, program_of
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock, extended_limits, max_repetitions_s
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, text_to_grade, validate
+from nouscoder.verifier.judges.asserting import require_long_python
+from nouscoder.verifier.judges.judge import Judge, takes_long
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
@@ -152,7 +146,8 @@ class Grader:
             program = program_of(submission, code, judge, begun)
             caller = current_caller()
             async with self._slots.slot(caller.client, in_background=caller.in_background):
-                await require_long_python(submission)
+                if isinstance(submission.tests, AssertTests):
+                    await require_long_python(submission.tests)
                 is_free = has_free_order(submission)
                 learned = self._kill_rates.table(caller.client, submission, judge) if is_free else None
                 progress = self._progress(submission, judge, begun, learned)
@@ -254,3 +249,48 @@ async def _judge(submission: Submission) -> Judge:
     if any(takes_long(submission.tests, index) for index in range(len(submission.tests.cases))):
         return await in_turn(judge_for, submission)
     return await asyncio.to_thread(judge_for, submission)  # so that nobody waits behind a large case of another
+
+
+class Grading(Protocol):
+    """The protocol of graders: `Grader` itself, and the decorators around it."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the sandbox backend."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """Submissions that can run at once."""
+        ...
+
+    @property
+    def unfinished(self) -> int:
+        """Submissions that wait or run."""
+        ...
+
+    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
+        """The verdict of one submission. Raises InvalidSubmission and QueueFull."""
+        ...
+
+
+class GraderDecorator:
+    """Forwards every property to `inner`. A subclass implements `grade` by calling `inner.grade`."""
+
+    def __init__(self, inner: Grading) -> None:
+        self._inner = inner
+
+    @property
+    def backend(self) -> str:
+        """Name of the sandbox backend."""
+        return self._inner.backend
+
+    @property
+    def num_slots(self) -> int:
+        """Submissions that can run at once."""
+        return self._inner.num_slots
+
+    @property
+    def unfinished(self) -> int:
+        """Submissions that wait or run."""
+        return self._inner.unfinished

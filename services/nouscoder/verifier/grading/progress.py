@@ -21,11 +21,10 @@ from dataclasses import dataclass, replace
 
 from nouscoder.domain.submission import Profile, Submission
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.grading.comparators import SMALL_BYTES
-from nouscoder.verifier.grading.judging import failure_of, outcome_of, stderr_of
 from nouscoder.verifier.grading.long_work import in_turn
-from nouscoder.verifier.judges.base import Judge, takes_long
-from nouscoder.verifier.judges.partners import Ruling
+from nouscoder.verifier.judges.comparators import SMALL_BYTES
+from nouscoder.verifier.judges.judge import Judge, failure_of, outcome_of, stderr_of, takes_long
+from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.sandbox.base import RunResult
 
 _STDERR_CHARS = 1_000_000  # of all tests of a submission together; later tests have none

@@ -18,8 +18,7 @@ from typing import Protocol, runtime_checkable
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
+from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome, QueueFull
 from nouscoder.verifier.sandbox.base import Sandbox
 from nouscoder.verifier.sandbox.runner_choice import SecondRun, choosing
 

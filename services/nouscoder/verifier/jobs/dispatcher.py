@@ -28,8 +28,7 @@ from nouscoder.verifier.access.caller import set_caller
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation, charging
 from nouscoder.verifier.api.parsing import Charge
 from nouscoder.verifier.api.streaming import answer_line, map_concurrently
-from nouscoder.verifier.grading.grader import QueueFull
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading, QueueFull
 from nouscoder.verifier.jobs.folder import JobFolder
 from nouscoder.verifier.jobs.records import JobsFull, JobState
 from nouscoder.verifier.jobs.store import JobStore

@@ -22,7 +22,7 @@ from nouscoder.errors import Unusable
 from nouscoder.folder_lock import FolderInUse
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.access.memory_budget import SMALL_ANSWER_BYTES, MemoryBudget
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.jobs.dispatcher import JobDispatcher
 from nouscoder.verifier.jobs.folder import JobFolder

@@ -27,8 +27,7 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.errors import Unusable
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.grading.grader import OnOutcome
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
+from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
 from nouscoder.verifier.observe.current_trace import current_trace
 from nouscoder.verifier.sandbox.base import Program, Sandbox, Session
 from nouscoder.verifier.sandbox.sandbox_decorator import SandboxDecorator

@@ -13,7 +13,7 @@ from nouscoder.config import VerifierSection
 from nouscoder.http_server.listener import start_taking
 from nouscoder.http_server.tls import http_context
 from nouscoder.verifier.access.quotas import Quotas
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.processes.connections import Arrivals
 from nouscoder.verifier.processes.merged_metrics import SocketMetrics, serve_on_socket
 from nouscoder.verifier.processes.shared_ledger import SharedLedger
@@ -32,7 +32,7 @@ class Share:
         ledger = SharedLedger(place.folder / "quotas", place.index, place.number)
         runs = SharedRuns(place.folder / "runs", place.index, place.number)
         self.quotas = Quotas(ledger=ledger)
-        self.run_lock = ExclusiveRunLock(neighbours=runs)
+        self.run_lock = ExclusiveRunLock(others=runs)
         self.page = CollectorRegistry()  # the metrics of all processes
         self.page.register(SocketMetrics(place.merged_metrics))
 

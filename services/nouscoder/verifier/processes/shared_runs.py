@@ -18,7 +18,7 @@ _RUNNING, _BEGUN, _WORDS = 0, 1, 8  # of each process; a cache line, so that pro
 
 
 class SharedRuns:
-    """Implements `Neighbours` for process `index` of `number`. Times are those of time.monotonic, one for all."""
+    """Implements `OtherProcesses` for process `index` of `number`. Times are those of time.monotonic, one for all."""
 
     def __init__(self, file: Path, index: int, number: int) -> None:
         """Every process gives the same `file`, which is made if it is absent."""
@@ -35,7 +35,7 @@ class SharedRuns:
 
     @property
     def rest_until_s(self) -> float:
-        """See `Neighbours`."""
+        """See `OtherProcesses`."""
         return self._times[_REST]
 
     @rest_until_s.setter
@@ -44,23 +44,23 @@ class SharedRuns:
 
     @property
     def num_running(self) -> int:
-        """See `Neighbours`."""
+        """See `OtherProcesses`."""
         return sum(self._words[at + _RUNNING] for at in self._others)
 
     @property
     def is_closed(self) -> bool:
-        """See `Neighbours`."""
+        """See `OtherProcesses`."""
         by_other = self._words[_OWNER] not in (0, 1 + self._index)
         return by_other and time.monotonic() < self._times[_UNTIL]
 
     def entered(self) -> object:
-        """See `Neighbours`."""
+        """See `OtherProcesses`."""
         self._words[self._own + _RUNNING] += 1
         self._words[self._own + _BEGUN] += 1
         return self._num_begun() if not self.num_running else -1
 
     def left(self, mark: object) -> bool:
-        """See `Neighbours`."""
+        """See `OtherProcesses`."""
         self._words[self._own + _RUNNING] -= 1
         return mark != self._num_begun()
 
@@ -68,17 +68,17 @@ class SharedRuns:
         return sum(self._words[at + _BEGUN] for at in self._others)
 
     def close(self, seconds: float) -> None:
-        """See `Neighbours`."""
+        """See `OtherProcesses`."""
         self._times[_UNTIL] = time.monotonic() + seconds
         self._words[_OWNER] = 1 + self._index
 
     def open(self) -> None:
-        """See `Neighbours`."""
+        """See `OtherProcesses`."""
         if self._words[_OWNER] == 1 + self._index:
             self._words[_OWNER] = 0
 
     def try_turn(self) -> bool:
-        """See `Neighbours`."""
+        """See `OtherProcesses`."""
         try:
             fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -86,7 +86,7 @@ class SharedRuns:
         return True
 
     def give_turn(self) -> None:
-        """See `Neighbours`."""
+        """See `OtherProcesses`."""
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def clear(self, index: int) -> None:

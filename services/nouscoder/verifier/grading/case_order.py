@@ -1,4 +1,9 @@
-"""How often each test of a problem fails a program. Learned while grading, kept in memory.
+"""The order in which the tests of a submission run.
+
+A wrong program fails most often on its hardest test, so running that test first ends grading early. The hardest test is
+the one that has failed the largest share of programs so far: `KillRates` learns these shares while it grades, and keeps
+them in memory. Where no rates are known, it is the one with the longest input. Outcomes keep the indices of the
+request.
 
 INVARIANT: at most `max_problems` tables are kept, and the least recently used one is evicted first. A table has at most
 `max_tests` tests. It belongs to one client, one problem id and one set of tests. It holds counts only, and nothing of
@@ -8,18 +13,24 @@ any program. A test that has never run has the prior's rate.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cachetools import LRUCache
 
 from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.formats.tests import digest_of
-from nouscoder.verifier.judges.base import Judge
+from nouscoder.verifier.judges.judge import Judge
 
 PRIOR_KILLS = 1
 PRIOR_RUNS = 4
 _MAX_RUNS = 256  # at this count both counts of a test are halved, so that recent programs weigh more
+
+
+def hardest_first(input_sizes: Sequence[int], kill_rates: Sequence[float] | None = None) -> list[int]:
+    """Test indices [num_tests]: highest kill rate first, then longest input, then the order of the request."""
+    rates = kill_rates if kill_rates is not None else [0.0] * len(input_sizes)
+    return sorted(range(len(input_sizes)), key=lambda index: (-rates[index], -input_sizes[index]))
 
 
 class KillTable:

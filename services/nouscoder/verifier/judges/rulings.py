@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from nouscoder.domain.submission import JudgeProtocol
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.judges.base import readable
+from nouscoder.verifier.judges.judge import readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 _RIGHT, _FAIL, _POINTS = 0, 3, 7

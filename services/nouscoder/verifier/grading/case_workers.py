@@ -13,48 +13,113 @@ the failure is raised only if it was the last worker. When `run` ends, no worker
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
-from nouscoder.domain.verdict import TestOutcome
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.progress import Progress
-from nouscoder.verifier.grading.runs import Ran, Runs
-from nouscoder.verifier.sandbox.base import CompileFailed, SandboxError
+from nouscoder.verifier.grading.runs import Ran, Runs, open_runs, partner_patience_s
+from nouscoder.verifier.grading.time_limits import (
+    ExclusiveRunLock,
+    ExclusiveRunTimeout,
+    Repetitions,
+    extended_limits,
+    repetition,
+    run_with_time_limits,
+)
+from nouscoder.verifier.judges.judge import Judge
+from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
+from nouscoder.verifier.sandbox.base import CompileFailed, CompileStarved, Program, Sandbox, SandboxError
 
+Got = TypeVar("Got")
+OnOutcome = Callable[[TestOutcome], None]
 # A further worker is opened when each worker has more than this multiple of the opening time left to run. At three
 # times, two workers finish sooner than one by at least the cost of the second opening. Measured with `local` on two
 # cores: opening takes 3.4 ms and a trivial Python test 2.5 ms; compiling C++ takes 0.5 s.
 MIN_LEFT_PER_OPENING = 3.0
-
 _ENDING = -1
 _Worker = asyncio.Task[None]
+log = logging.getLogger(__name__)
 
 
-class Work(Protocol):
-    """What a worker does, and the events that it reports."""
+@dataclass(frozen=True, slots=True)
+class SubmissionWork:
+    """What a worker does: open a sandbox, run a test within its limits, and report the outcome.
 
-    def open(self) -> AbstractAsyncContextManager[Runs]:
+    `open_patience_s` and `run_patience_s`: seconds until a silent sandbox counts as failed.
+    """
+
+    sandbox: Sandbox
+    submission: Submission
+    program: Program
+    judge: Judge
+    run_lock: ExclusiveRunLock
+    metrics: VerifierMetrics
+    open_patience_s: float
+    run_patience_s: float
+    on_outcome: OnOutcome | None = None
+    repetitions: Repetitions = field(default_factory=Repetitions)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Runs]:
         """Open a fresh sandbox. Raises CompileFailed, SandboxError and TimeoutError on entry."""
-        ...
+        async with AsyncExitStack() as stack:
+            try:
+                runs = await self._opened(stack)
+            except CompileStarved as starved:
+                runs = await self._opened_alone(stack, starved)
+            yield runs
+
+    async def _opened(self, stack: AsyncExitStack) -> Runs:
+        enforced = replace(self.program, limits=extended_limits(self.program.limits))
+        async with asyncio.timeout(self.open_patience_s):
+            return await stack.enter_async_context(open_runs(self.sandbox, self.submission, enforced, self.judge))
+
+    async def _opened_alone(self, stack: AsyncExitStack, starved: CompileStarved) -> Runs:
+        """Open a sandbox while no run is in progress. Raises `starved` when the machine does not become free."""
+        if self.repetitions.are_over:
+            raise starved
+        try:
+            async with repetition(self.run_lock, self.repetitions):
+                return await self._opened(stack)
+        except ExclusiveRunTimeout:
+            raise starved from None
 
     async def run(self, runs: Runs, index: int) -> Ran:
         """Run one test. Raises SandboxError and TimeoutError."""
-        ...
+        patience_s = self.run_patience_s + partner_patience_s(self.submission)
+        run = partial(_within, patience_s, partial(runs.run, index))
+        result, ruling = await run_with_time_limits(run, self.program.limits, self.run_lock, self.repetitions)
+        if ruling is not None and ruling.outcome is VerdictKind.INTERNAL_ERROR:
+            count_failure(self.metrics, FailureCause.JUDGE, ruling.remark)
+        return result, ruling
 
     def report(self, outcome: TestOutcome) -> None:
         """An outcome has become final."""
-        ...
+        self.metrics.tested(outcome)
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
 
     def worker_opened(self) -> None:
         """A further worker is being opened."""
-        ...
+        self.metrics.worker_opened()
 
     def worker_failed(self, error: Exception) -> None:
         """A worker ended because of an infrastructure failure; other workers continue."""
-        ...
+        count_error(self.metrics, error)
+
+
+async def _within(patience_s: float, run: Callable[[], Awaitable[Got]]) -> Got:
+    """The result of `run`. Raises TimeoutError when it takes longer than `patience_s` seconds."""
+    async with asyncio.timeout(patience_s):
+        return await run()
 
 
 class WorkerGroup:
@@ -64,7 +129,7 @@ class WorkerGroup:
         self,
         progress: Progress,
         slots: FairSlots,
-        work: Work,
+        work: SubmissionWork,
         max_workers: int,
         min_left_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -172,3 +237,21 @@ class WorkerGroup:
             self._failure = error
         else:
             self._work.worker_failed(error)
+
+
+def count_failure(metrics: VerifierMetrics, cause: FailureCause, message: str) -> str:
+    """Count and log an infrastructure failure, whose only verdict is internal_error. Returns `message`."""
+    metrics.failed(cause)
+    log.warning("internal error", extra={"cause": cause.value, "detail": message[:500]})
+    return message
+
+
+def count_error(metrics: VerifierMetrics, error: Exception) -> str:
+    """Count and log an exception raised while grading. Returns the verdict's message."""
+    match error:
+        case TimeoutError():
+            return count_failure(metrics, FailureCause.SANDBOX_SILENT, "the sandbox did not answer in time")
+        case SandboxError():
+            return count_failure(metrics, FailureCause.SANDBOX, str(error))
+    log.error("grading failed", exc_info=error)
+    return count_failure(metrics, FailureCause.GRADER, f"{type(error).__name__} in the grader")

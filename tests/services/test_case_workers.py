@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.grading.case_order import hardest_first
+from nouscoder.verifier.grading.case_workers import WorkerGroup
 from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
-from nouscoder.verifier.grading.judging import judge_for
 from nouscoder.verifier.grading.progress import Progress
-from nouscoder.verifier.grading.test_order import hardest_first
-from nouscoder.verifier.grading.test_workers import WorkerGroup
-from nouscoder.verifier.judges.partners import Ruling
+from nouscoder.verifier.grading.runs import judge_for
+from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import NO_FILES, CompileFailed, Dialogue, Program, RunResult, SandboxError, Session
 from nouscoder.verifier.sandbox.fake import ended
