@@ -20,12 +20,11 @@ from nouscoder.run.local import free_addresses
 from nouscoder.verifier.runner import __file__ as runner_init
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.init_build import init_library_path
-from nouscoder.verifier.sandbox.launch import HARNESS
-from nouscoder.verifier.sandbox.pool import Found
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys
-from nouscoder.verifier.sandbox.runner_launch import RunnerAccess
+from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.launch import RunnerAccess
+from nouscoder.verifier.sandbox.runners.link import PoolKeys
+from nouscoder.verifier.sandbox.runners.pool import Found
 from nouscoder.verifier.sandbox.runsc import RunscLaunch, find_runsc
 
 log = logging.getLogger(__name__)

@@ -35,17 +35,16 @@ from nouscoder.verifier.sandbox import (
     Sandbox,
     SandboxConfig,
     SandboxUnavailable,
-    launch,
     local,
     open_sandbox,
 )
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.toolchains.languages import installed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CANARY = Submission(StdinTests((StdinCase("41\n", "42"),)), "print(int(input()) + 1)", limits=Limits(20.0, 10.0))
 INTERACTOR = JudgeProgram("print(41, flush=True)\nraise SystemExit(input() != '42')", "python")
-TALKING_CANARY = Submission(
+DIALOGUE_CANARY = Submission(
     InteractiveTests((StdinCase("", ""),), INTERACTOR), "print(int(input()) + 1)", limits=Limits(20.0, 10.0)
 )
 PROJECT = Path(__file__).resolve().parents[2]
@@ -170,14 +169,14 @@ def without_root() -> Iterator[None]:
     """
     if os.geteuid() != 0 or shutil.which("setpriv") is None or not os.path.exists(PUBLIC_PYTHON):
         pytest.skip(f"the user cannot be changed: not root, or setpriv or {PUBLIC_PYTHON} is missing")
-    command, rights = launch.python_command, "+dac_override,+dac_read_search"
+    command, rights = local.python_command, "+dac_override,+dac_read_search"
 
     def as_another_user(python: str, entry: Path) -> list[str]:
         user = (f"--reuid={NOT_ROOT}", f"--regid={NOT_ROOT}", "--clear-groups")
         return ["setpriv", *user, f"--inh-caps={rights}", f"--ambient-caps={rights}", *command(python, entry)]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(launch, "python_command", as_another_user)
+        patched.setattr(local, "python_command", as_another_user)
         patched.setattr(local, "host_is_root", lambda: False)
         yield
 
@@ -195,7 +194,7 @@ async def open_arena(
         pytest.skip(str(error))
     grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
     await grader.grade(CANARY)
-    await asyncio.gather(*(grader.grade(TALKING_CANARY) for _ in range(slots)))  # starts each slot's partner
+    await asyncio.gather(*(grader.grade(DIALOGUE_CANARY) for _ in range(slots)))  # starts each slot's partner
     await asyncio.sleep(0.3)  # the slots make their next namespaces
     gc.collect()  # what other tests of this process left open is closed now, not while descriptors are compared
     view: HostView | PodView = HostView(backend, others)

@@ -17,7 +17,7 @@ from typing import Any
 from kubernetes.client import rest
 
 from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 
 requests: Counter[str] = Counter()
 

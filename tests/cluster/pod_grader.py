@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 
 
 def image_of(pool: PoolConfig) -> str:

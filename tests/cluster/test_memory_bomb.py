@@ -11,7 +11,7 @@ from tests.cluster.pod_grader import pod_grader
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.sandbox import PoolConfig
-from nouscoder.verifier.sandbox.pool import Replaced
+from nouscoder.verifier.sandbox.runners.pool import Replaced
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(900)]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.pool import Replaced
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.pool import Replaced
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

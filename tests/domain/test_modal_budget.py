@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.verifier.sandbox.modal_budget import Budget, Cap, Caps
+from nouscoder.verifier.sandbox.base import Cap
+from nouscoder.verifier.sandbox.modal.containers import Budget, Caps
 
 WIDE = Caps(max_containers=100, creations_per_minute=1000, dollars_per_minute=1e6, dollars=1e6)
 

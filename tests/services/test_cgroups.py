@@ -11,8 +11,8 @@ import pytest
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxUnavailable, open_sandbox
 from nouscoder.verifier.sandbox.cgroup import ROOT, UNGROUPED, Groups
-from nouscoder.verifier.sandbox.launch import HostLaunch
-from nouscoder.verifier.sandbox.link import Link
+from nouscoder.verifier.sandbox.local import HostLaunch
+from nouscoder.verifier.sandbox.slot import Link
 from nouscoder.verifier.toolchains.languages import installed
 
 

@@ -22,7 +22,7 @@ from nouscoder.verifier.sandbox import (
     SandboxUnavailable,
     open_sandbox,
 )
-from nouscoder.verifier.sandbox.link import kill
+from nouscoder.verifier.sandbox.slot import kill
 from nouscoder.verifier.toolchains.languages import registry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -20,12 +20,11 @@ from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.runner.secure import own_certificate
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.base import OutOfMemory
-from nouscoder.verifier.sandbox.canary import new_canary
 from nouscoder.verifier.sandbox.compile_cache import CompileCache
-from nouscoder.verifier.sandbox.link import Ending
-from nouscoder.verifier.sandbox.runner_link import RunnerRefused, connect
+from nouscoder.verifier.sandbox.runners.gvisor import new_canary
+from nouscoder.verifier.sandbox.runners.link import RunnerRefused, connect
 from nouscoder.verifier.sandbox.session import SlotSession
-from nouscoder.verifier.sandbox.slot import Slot
+from nouscoder.verifier.sandbox.slot import Ending, Slot
 from nouscoder.verifier.toolchains import languages
 
 LIMITS = Limits(wall_time_s=60, output_bytes=1000)

@@ -29,7 +29,7 @@ from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.base import BackendUse
-from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
+from nouscoder.verifier.sandbox.runners.pool import Replaced, RunnerState
 
 # design.md section 8, without the prefix. Scripts of users read these names, so they do not change.
 _PROMISED = """

@@ -32,13 +32,12 @@ from nouscoder.verifier.sandbox import (
     SandboxUnavailable,
     SpillOverConfig,
     SpillOverSandbox,
-    modal_cloud,
-    modal_runners,
     open_backends,
 )
 from nouscoder.verifier.sandbox.base import Elastic
+from nouscoder.verifier.sandbox.modal import cloud, containers
 from nouscoder.verifier.sandbox.modal_config import ContainerFor, ModalConfig
-from nouscoder.verifier.sandbox.runner_choice import SecondRun
+from nouscoder.verifier.sandbox.runners.launch import SecondRun
 
 MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
 CONFIG = SandboxConfig(backend="modal", slots=2, pool=PoolConfig(spares=0, start_s=120), modal=MODAL)
@@ -96,8 +95,8 @@ async def running(
 
 def recover_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten what waits for Modal after a fault."""
-    monkeypatch.setattr(modal_runners, "_SWEEP_S", 0.5)
-    monkeypatch.setattr(modal_runners, "_LONGEST_PAUSE_S", 1.0)
+    monkeypatch.setattr(containers, "_SWEEP_S", 0.5)
+    monkeypatch.setattr(containers, "_LONGEST_PAUSE_S", 1.0)
 
 
 def check_caps(server: ModalServer, caps: ModalConfig) -> None:
@@ -326,7 +325,7 @@ async def test_what_waits_for_this_host_spills_over_to_modal(tmp_path: Path, mon
 async def test_a_container_whose_creation_was_not_confirmed_is_found_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modal_runners, "_SWEEP_S", 0.2)
+    monkeypatch.setattr(containers, "_SWEEP_S", 0.2)
     config = replace(CONFIG, slots=1)
     unknown: Faults = lambda number: Fault.UNKNOWN if number == 0 else None  # noqa: E731
     async with running(tmp_path, monkeypatch, config, unknown) as made:
@@ -386,7 +385,7 @@ async def test_the_image_is_that_of_the_sandbox(tmp_path: Path, monkeypatch: pyt
 async def test_a_start_without_access_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], said: str
 ) -> None:
-    monkeypatch.setattr(modal_cloud, "_LOGIN_LIMIT_S", 2.0)
+    monkeypatch.setattr(cloud, "_LOGIN_LIMIT_S", 2.0)
     async with modal_server(tmp_path, monkeypatch):
         for name, value in changed.items():
             monkeypatch.setitem(os.environ, name, value)

@@ -24,13 +24,12 @@ from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submissio
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable, SpillOverSandbox, gvisor
-from nouscoder.verifier.sandbox import pool as pool_module
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.link import Ending
-from nouscoder.verifier.sandbox.pool import RunnerPool, RunnerState
-from nouscoder.verifier.sandbox.pool_size import PoolSize, Wanted
-from nouscoder.verifier.sandbox.slot import Slot
+from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable, SpillOverSandbox
+from nouscoder.verifier.sandbox.runners import gvisor
+from nouscoder.verifier.sandbox.runners import pool as pool_module
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox, PoolSize, Wanted
+from nouscoder.verifier.sandbox.runners.pool import RunnerPool, RunnerState
+from nouscoder.verifier.sandbox.slot import Ending, Slot
 
 SUBMISSION = Submission(StdinTests((StdinCase("", "truth"),)), "print('truth')", limits=Limits(60.0, 60.0))
 IDLE_S = 1.0

@@ -18,11 +18,13 @@ from tests.modal_server import make_home
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.runner import __file__ as runner_init
-from nouscoder.verifier.sandbox import PoolConfig, Program, SandboxConfig, SandboxUnavailable, gvisor, pool_keys
-from nouscoder.verifier.sandbox import pool as pool_module
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.pool import Found, Replaced, RunnerState
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys
+from nouscoder.verifier.sandbox import PoolConfig, Program, SandboxConfig, SandboxUnavailable
+from nouscoder.verifier.sandbox.runners import gvisor
+from nouscoder.verifier.sandbox.runners import link as runner_link
+from nouscoder.verifier.sandbox.runners import pool as pool_module
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.link import PoolKeys
+from nouscoder.verifier.sandbox.runners.pool import Found, Replaced, RunnerState
 from nouscoder.verifier.toolchains import languages
 
 OLD, NEW = "an old key of the pool, long", "a new key of the pool, longer"
@@ -92,7 +94,7 @@ class Agents:
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[GvisorSandbox, Agents]]:
     make_home(tmp_path)
     monkeypatch.setattr(gvisor, "_KEY_CHECK_S", 0.1)
-    monkeypatch.setattr(pool_keys, "_SETTLE_S", 0.5)
+    monkeypatch.setattr(runner_link, "_SETTLE_S", 0.5)
     monkeypatch.setattr(pool_module, "_CHECK_INTERVAL_S", 0.05)
     agents = Agents(tmp_path)
     monkeypatch.setattr(gvisor, "open_source", lambda config, keys: agents)

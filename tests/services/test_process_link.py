@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from nouscoder.verifier.sandbox.link import Ending, ProcessLink
+from nouscoder.verifier.sandbox.slot import Ending, ProcessLink
 
 
 @pytest.mark.timeout(60)

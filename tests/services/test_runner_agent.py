@@ -21,9 +21,9 @@ from nouscoder.verifier.runner import __file__ as runner_init
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.runner.agent import _exactly
 from nouscoder.verifier.runner.secure import any_certificate, digest_of, own_certificate
-from nouscoder.verifier.sandbox import runner_link
-from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending
-from nouscoder.verifier.sandbox.runner_link import RunnerBusy, RunnerRefused, SocketLink, connect
+from nouscoder.verifier.sandbox.runners import link as runner_link
+from nouscoder.verifier.sandbox.runners.link import RunnerBusy, RunnerRefused, SocketLink, connect
+from nouscoder.verifier.sandbox.slot import ENVIRONMENT, Ending
 
 KEY_TEXT = "0123456789abcdef-a key of a pool"
 KEY = greeting.read_key(KEY_TEXT)

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from nouscoder.verifier.runner import kernel
 from nouscoder.verifier.runner.kernel import kernel_facts, why_not_gvisor
 from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.pool import Runner, RunnerState
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys
-from nouscoder.verifier.sandbox.runner_launch import CanaryLaunch, RunnerAccess
-from nouscoder.verifier.sandbox.runner_link import KernelUnproven, RunnerAbout
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.launch import CanaryLaunch, RunnerAccess
+from nouscoder.verifier.sandbox.runners.link import KernelUnproven, PoolKeys, RunnerAbout
+from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerState
 
 # As a runner on gVisor (release of 2026) and a container of runc on Linux 6.18 answered.
 GVISOR: dict[str, object] = {
@@ -84,7 +83,7 @@ async def test_no_harness_of_an_unproven_runner_is_used(monkeypatch: pytest.Monk
     async def connect(*arguments: object, **named: object) -> Link:
         return Link()
 
-    monkeypatch.setattr("nouscoder.verifier.sandbox.runner_launch.connect_by_any", connect)
+    monkeypatch.setattr("nouscoder.verifier.sandbox.runners.launch.connect_by_any", connect)
     runner = Runner("pod-1", ("127.0.0.1", 7070), RunnerState.UNPROVEN, 0)
     launch = CanaryLaunch(runner, RunnerAccess(PoolKeys(b""), needs_gvisor=True), SandboxConfig())
     with pytest.raises(KernelUnproven, match=r"pod-1 does not run on gVisor.*acceptUnprovenKernel"):

@@ -17,11 +17,12 @@ from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submissio
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable, gvisor
-from nouscoder.verifier.sandbox import pool as pool_module
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.pool import Found
-from nouscoder.verifier.sandbox.runner_launch import runner_of
+from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable
+from nouscoder.verifier.sandbox.runners import gvisor
+from nouscoder.verifier.sandbox.runners import pool as pool_module
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.launch import runner_of
+from nouscoder.verifier.sandbox.runners.pool import Found
 from nouscoder.verifier.sandbox.slot import SlotState
 
 KEY = "0123456789abcdef-a key of a pool"

@@ -18,12 +18,17 @@ import pytest
 pytest.importorskip("kubernetes", reason="install the `cluster` extra")
 from kubernetes import client
 
-from nouscoder.verifier.sandbox import gateway_lease
-from nouscoder.verifier.sandbox import pods as pods_module
-from nouscoder.verifier.sandbox.gateway_lease import LEASE_S, GatewayLease
-from nouscoder.verifier.sandbox.pods import ManagedPods
-from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
-from nouscoder.verifier.sandbox.runner_pod import RunnerPod, read_pod, read_pods
+from nouscoder.verifier.sandbox.runners import kubernetes_pods
+from nouscoder.verifier.sandbox.runners import kubernetes_pods as pods_module
+from nouscoder.verifier.sandbox.runners.kubernetes_pods import (
+    LEASE_S,
+    GatewayLease,
+    ManagedPods,
+    RunnerPod,
+    read_pod,
+    read_pods,
+)
+from nouscoder.verifier.sandbox.runners.pool import Found, RunnersUnreachable
 
 PATH = "/api/v1/namespaces/default/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
@@ -291,7 +296,7 @@ def lease_of(api: Api, name: str) -> GatewayLease:
 
 def test_only_the_lease_of_a_gateway_that_is_gone_is_removed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(gateway_lease, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(kubernetes_pods, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     ours, living, gone = (lease_of(api, name) for name in ("ours", "living", "gone"))
     for lease in (ours, living, gone):
         lease.renew()

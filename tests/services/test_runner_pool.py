@@ -8,17 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from nouscoder.verifier.sandbox import SandboxError
-from nouscoder.verifier.sandbox import pool as pool_module
-from nouscoder.verifier.sandbox.link import Ending
-from nouscoder.verifier.sandbox.pool import (
-    Found,
-    Replaced,
-    Runner,
-    RunnerPool,
-    RunnerState,
-    RunnersUnreachable,
-)
-from nouscoder.verifier.sandbox.runner_link import KernelUnproven
+from nouscoder.verifier.sandbox.runners import pool as pool_module
+from nouscoder.verifier.sandbox.runners.link import KernelUnproven
+from nouscoder.verifier.sandbox.runners.pool import Found, Replaced, Runner, RunnerPool, RunnerState, RunnersUnreachable
+from nouscoder.verifier.sandbox.slot import Ending
 
 
 class Pods:

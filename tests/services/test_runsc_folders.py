@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable
-from nouscoder.verifier.sandbox.runsc import RunscSandbox
-from nouscoder.verifier.sandbox.runsc_folders import new_folder, sweep
+from nouscoder.verifier.sandbox.runsc import RunscSandbox, new_folder, sweep
 
 RUN_FOR_EVER = """
 import asyncio

@@ -19,15 +19,15 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader, OnOutcome, QueueFull
 from nouscoder.verifier.grading.second_runner import ACCUSE_EVERY_S, SecondRunnerGrader, with_second_runner
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable, gvisor
+from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable
 from nouscoder.verifier.sandbox.fake import FakeSandbox
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.launch import HARNESS, interpreter, python_command
-from nouscoder.verifier.sandbox.link import Ending, ProcessLink
-from nouscoder.verifier.sandbox.local import _slot_settings
-from nouscoder.verifier.sandbox.pool import Replaced, Runner
-from nouscoder.verifier.sandbox.runner_choice import SecondRun, current_choice
-from nouscoder.verifier.sandbox.runner_launch import RunnerLaunch
+from nouscoder.verifier.sandbox.init_build import HARNESS
+from nouscoder.verifier.sandbox.local import _slot_settings, interpreter, python_command
+from nouscoder.verifier.sandbox.runners import gvisor
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.launch import RunnerLaunch, SecondRun, current_choice
+from nouscoder.verifier.sandbox.runners.pool import Replaced, Runner
+from nouscoder.verifier.sandbox.slot import Ending, ProcessLink
 
 YES, NO, LATE = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.TIME_LIMIT_EXCEEDED
 OURS, ERROR = VerdictKind.INTERNAL_ERROR, VerdictKind.RUNTIME_ERROR

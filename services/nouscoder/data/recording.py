@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
-from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, Session
-from nouscoder.verifier.sandbox.sandbox_decorator import SandboxDecorator
+from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, SandboxDecorator, Session
 
 Outputs = dict[bytes, set[bytes]]  # digests of outputs, by the digest of the input
 

@@ -135,7 +135,7 @@ def _gvisor() -> Finding:
 
 def _modal() -> Finding:
     """Log in to Modal, without making anything there."""
-    from nouscoder.verifier.sandbox.modal_cloud import ModalCloud
+    from nouscoder.verifier.sandbox.modal.cloud import ModalCloud
     from nouscoder.verifier.sandbox.modal_config import ModalConfig
 
     async def log_in() -> str:

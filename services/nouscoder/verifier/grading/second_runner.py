@@ -20,7 +20,7 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome, QueueFull
 from nouscoder.verifier.sandbox.base import Sandbox
-from nouscoder.verifier.sandbox.runner_choice import SecondRun, choosing
+from nouscoder.verifier.sandbox.runners.launch import SecondRun, choosing
 
 log = logging.getLogger(__name__)
 

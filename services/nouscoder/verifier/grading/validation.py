@@ -69,7 +69,7 @@ class Bounds:
     problem_id_chars: int = 1000  # kept in memory after the answer
     num_files: int = 64
     num_file_chars: int = 4_000_000
-    num_assert_chars: int = 200_000  # see judges/python_syntax.py
+    num_assert_chars: int = 200_000  # see judges/asserting.py
 
 
 def validate(submission: Submission, bounds: Bounds) -> None:

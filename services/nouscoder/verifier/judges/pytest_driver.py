@@ -1,6 +1,6 @@
 """Runs one test function of a file with pytest, in the process of the code. The service never imports this file.
 
-A sandbox runs the text below the code (judges/pytest_file.py), so it may not change what the code sees: there is one
+A sandbox runs the text below the code (judges/asserting.py), so it may not change what the code sees: there is one
 function, and all else is inside. The service knows that a test has ended by a wrapper around the function itself,
 because the code could replace any part of pytest while it is called. The code could also have changed pytest before:
 so pytest is imported anew here, from folders that the code cannot write, and the file of tests stays in memory.

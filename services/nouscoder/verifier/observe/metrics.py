@@ -13,10 +13,9 @@ from prometheus_client.registry import Collector
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.observe.current_trace import exemplar
-from nouscoder.verifier.sandbox.base import BackendUse
-from nouscoder.verifier.sandbox.modal_budget import Cap
-from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
-from nouscoder.verifier.sandbox.runner_choice import SecondRun
+from nouscoder.verifier.sandbox.base import BackendUse, Cap
+from nouscoder.verifier.sandbox.runners.launch import SecondRun
+from nouscoder.verifier.sandbox.runners.pool import Replaced, RunnerState
 
 _PREFIX = "nouscoder_verifier_"
 _TEST_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60)

@@ -29,8 +29,7 @@ from nouscoder.errors import Unusable
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
 from nouscoder.verifier.observe.current_trace import current_trace
-from nouscoder.verifier.sandbox.base import Program, Sandbox, Session
-from nouscoder.verifier.sandbox.sandbox_decorator import SandboxDecorator
+from nouscoder.verifier.sandbox.base import Program, Sandbox, SandboxDecorator, Session
 
 _NS = 1_000_000_000
 

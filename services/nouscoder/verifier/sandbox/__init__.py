@@ -67,11 +67,11 @@ def open_sandbox(config: SandboxConfig) -> Sandbox:
 
             return RunscSandbox(config)
         case "gvisor":
-            from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+            from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 
             return GvisorSandbox(config)
         case "modal":
-            from nouscoder.verifier.sandbox.modal_sandbox import ModalSandbox
+            from nouscoder.verifier.sandbox.modal.backend import ModalSandbox
 
             return ModalSandbox(config)
         case other:

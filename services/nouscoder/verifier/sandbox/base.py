@@ -246,6 +246,15 @@ class Elastic(Protocol):
         ...
 
 
+class Cap(StrEnum):
+    """What keeps a backend that costs money from growing: the label of a metric."""
+
+    CONTAINERS = "containers"
+    CREATIONS = "creations_per_minute"
+    DOLLARS_PER_MINUTE = "dollars_per_minute"
+    DOLLARS = "dollars"
+
+
 @runtime_checkable
 class Priced(Protocol):
     """A backend that costs money."""
@@ -315,3 +324,49 @@ def _check_files(source_name: str, files: Mapping[str, bytes]) -> None:
             raise ValueError(f"{name!r:.60} cannot be the name of a file")
     if sum(map(len, files.values())) > _MAX_FILE_BYTES:
         raise ValueError(f"the files hold at most {_MAX_FILE_BYTES} bytes in total")
+
+
+class SandboxDecorator:
+    """Forwards everything to `inner`. A subclass overrides `session` or `with_partners`."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self._inner = inner
+        self.name = inner.name
+        self.num_slots = inner.num_slots
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """See `Sandbox`."""
+        return self._inner.isolation
+
+    @property
+    def runners(self) -> Mapping[str, int]:
+        """See `Sandbox`."""
+        return self._inner.runners
+
+    @property
+    def replacements(self) -> Mapping[str, int]:
+        """See `Sandbox`."""
+        return self._inner.replacements
+
+    async def start(self) -> None:
+        """See `Sandbox`."""
+        await self._inner.start()
+
+    def session(self, program: Program) -> AbstractAsyncContextManager[Session]:
+        """See `Sandbox`."""
+        return self._inner.session(program)
+
+    def with_partners(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
+        """See `Sandbox`."""
+        return self._inner.with_partners(program, partner, checker)
+
+    def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
+        """See `Sandbox`."""
+        return self._inner.dialogue(program)
+
+    async def close(self) -> None:
+        """See `Sandbox`."""
+        await self._inner.close()

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import SandboxError
-from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys
-from nouscoder.verifier.sandbox.runner_link import connect_by_any
+from nouscoder.verifier.sandbox.runners.link import PoolKeys, connect_by_any
+from nouscoder.verifier.sandbox.runners.pool import Found, RunnersUnreachable
 
 _RESOLVE_LIMIT_S = 5.0
 

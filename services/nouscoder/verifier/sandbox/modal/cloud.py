@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.modal_config import ModalConfig
-from nouscoder.verifier.sandbox.pool import RunnersUnreachable
+from nouscoder.verifier.sandbox.runners.pool import RunnersUnreachable
 
 GATEWAY_TAG, RUNNER_TAG = "nouscoder-gateway", "nouscoder-runner"
 AGENT = ("python3", "-I", "-S", "/opt/nouscoder/runner/__main__.py")

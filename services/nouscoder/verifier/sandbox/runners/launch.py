@@ -1,29 +1,64 @@
-"""How a slot, its partner and a canary start their harness in a runner."""
+"""How a slot, its partner and a canary start their harness in a runner, and which runners a submission may use."""
 
 from __future__ import annotations
 
+import contextlib
 import ssl
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.runner.kernel import why_not_gvisor
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.launch import Launch
-from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending, Link
-from nouscoder.verifier.sandbox.pool import Runner, RunnerPool
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys
-from nouscoder.verifier.sandbox.runner_choice import current_choice
-from nouscoder.verifier.sandbox.runner_link import KernelUnproven, SocketLink, connect_by_any
-from nouscoder.verifier.sandbox.slot import Slot
+from nouscoder.verifier.sandbox.runners.link import KernelUnproven, PoolKeys, SocketLink, connect_by_any
+from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerPool
+from nouscoder.verifier.sandbox.slot import ENVIRONMENT, Ending, Launch, Link, Slot
 from nouscoder.verifier.toolchains import languages
 
 _NOT_GVISOR = (
     "the handler of its RuntimeClass must be runsc; verifier.sandbox.pool_accept_unproven_kernel = true (chart:"
     " verifier.sandbox.acceptUnprovenKernel) lets programs of strangers run on that kernel"
 )
+
+
+class SecondRun(StrEnum):
+    """How the repetition of a submission ended: the label of `verifier_second_runs_total`."""
+
+    AGREED = "agreed"
+    OVERRULED = "overruled"  # two other runners agree against the first
+    CONFIRMED = "confirmed"  # the second runner disagreed, and the third agreed with the first
+    NO_RUNNER = "no_runner"  # no other runner was ready, or it did not answer
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerChoice:
+    """The runners that a submission may not use, and those that it has used (see grading/second_runner.py)."""
+
+    avoided: frozenset[str] = frozenset()
+    used: set[str] = field(default_factory=set)
+
+
+_current: ContextVar[RunnerChoice] = ContextVar("runner choice")
+
+
+def current_choice() -> RunnerChoice:
+    """The choice of the current task; without one, an empty one that nobody reads."""
+    return _current.get(None) or RunnerChoice()
+
+
+@contextlib.contextmanager
+def choosing(avoided: frozenset[str] = frozenset()) -> Iterator[RunnerChoice]:
+    """Sessions opened in this context, and in tasks made in it, avoid these runners and note theirs."""
+    choice = RunnerChoice(avoided)
+    token = _current.set(choice)
+    try:
+        yield choice
+    finally:
+        _current.reset(token)
 
 
 @dataclass(frozen=True, slots=True)

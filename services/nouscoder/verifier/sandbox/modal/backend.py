@@ -3,7 +3,8 @@
 INVARIANT: as with `gvisor`, a container serves one submission at a time, and none after an unexpected, late or missing
 answer until it has passed a canary. It serves no more than `container_for` allows. When a cap of the configuration or a
 limit of Modal allows no container, submissions wait in the grader's queue: `usable_slots` tells the grader how many
-slots have a container.
+slots have a container. With a container for each test, at most one (and its partners) is open for a submission, and it
+serves at most one run of the first program, with the runs of the partners that follow it.
 
 Candidates run on Modal's gVisor (or in its virtual machine), in a container that can open no connection. Inside it they
 get the isolation of every backend (see `local`). The gateway is the only one that has the containers' key.
@@ -14,24 +15,82 @@ from __future__ import annotations
 import contextlib
 import secrets
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 
 from nouscoder.verifier.runner import greeting
-from nouscoder.verifier.sandbox.base import Program, Session
+from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, Session
 from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.fresh_runs import FreshSandbox
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.modal_cloud import ModalCloud
+from nouscoder.verifier.sandbox.modal.cloud import ModalCloud
+from nouscoder.verifier.sandbox.modal.containers import Cloud, ModalRunners
 from nouscoder.verifier.sandbox.modal_config import ContainerFor
-from nouscoder.verifier.sandbox.modal_runners import Cloud, ModalRunners
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys
-from nouscoder.verifier.sandbox.runner_launch import RunnerAccess
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.launch import RunnerAccess
+from nouscoder.verifier.sandbox.runners.link import PoolKeys
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
 
+Pair = tuple[Session, ...]
 _ADVICE = "look at the app's sandboxes and their logs on Modal's dashboard"
 _ONE_SUBMISSION = (ContainerFor.SUBMISSION, ContainerFor.TEST)
+
+
+class FreshSandbox:
+    """The open sandbox of a submission. `sessions` are those of the program and of its partners."""
+
+    def __init__(self, reopen: Callable[[], AbstractAsyncContextManager[Pair]], stack: AsyncExitStack) -> None:
+        self._reopen = reopen
+        self._stack = stack
+        self._opened: Pair | None = None
+        self._is_used = False
+        self.sessions: tuple[FreshSession, ...] = ()
+
+    @staticmethod
+    @contextlib.asynccontextmanager
+    async def opened(reopen: Callable[[], AbstractAsyncContextManager[Pair]]) -> AsyncIterator[FreshSandbox]:
+        """Open the first sandbox, so that code that does not compile is found on entry."""
+        async with AsyncExitStack() as stack:
+            pair = FreshSandbox(reopen, stack)
+            opened = await pair.fresh()
+            pair.sessions = tuple(FreshSession(pair, index) for index in range(len(opened)))
+            pair._is_used = False
+            yield pair
+
+    async def fresh(self) -> Pair:
+        """The sessions of a sandbox in which the first program has not run yet."""
+        if self._is_used or self._opened is None:
+            self._opened = None
+            await self._stack.aclose()
+            self._opened = await self._stack.enter_async_context(self._reopen())
+        self._is_used = True
+        return self._opened
+
+    async def current(self) -> Pair:
+        """The sessions of the sandbox in which the first program has run."""
+        return self._opened or await self.fresh()
+
+
+class FreshSession:
+    """Implements `Session`. Raises on a run what the backend raises when it opens a sandbox."""
+
+    def __init__(self, pair: FreshSandbox, index: int) -> None:
+        self._pair = pair
+        self._index = index
+
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
+        """See `Session.run`."""
+        sessions = await (self._pair.current() if self._index else self._pair.fresh())
+        return await sessions[self._index].run(stdin, args=args, files=files)
+
+    async def dialogue_with(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        """See `Session.dialogue_with`."""
+        sessions = await self._pair.fresh()
+        return await sessions[0].dialogue_with(sessions[1], args=args, files=files)
 
 
 class ModalSandbox(GvisorSandbox):

@@ -1,9 +1,14 @@
-"""Runners in containers of Modal that this gateway makes, each behind its own TLS tunnel.
+"""Runners in containers of Modal that this gateway makes, each behind its own TLS tunnel, and what they may cost.
 
 INVARIANT: every container that Modal may have made for this gateway is known here, until Modal has confirmed its end.
 One whose creation has failed or was cancelled is looked for in Modal's list, by the gateway's tag, and ended. The
-money for a container stays reserved until its end is confirmed (modal_budget.py). A killed gateway ends none: Modal
-does, after `idle_s` without a connection.
+money for a container stays reserved until its end is confirmed. A killed gateway ends none: Modal does, after `idle_s`
+without a connection.
+
+What has been paid, plus what the living containers cost if each lives as long as it may, is at most `caps.dollars`. So
+the cap holds also if the gateway dies, because Modal ends each container after its lifetime. The living containers are
+at most `max_containers`, and together cost at most `dollars_per_minute`. In no minute are more than
+`creations_per_minute` requested; a request that Modal's client repeats, because Modal asks for it, counts once.
 """
 
 from __future__ import annotations
@@ -16,18 +21,21 @@ import secrets
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nouscoder.verifier.runner import greeting
-from nouscoder.verifier.sandbox.modal_budget import Budget, Cap, Caps
-from nouscoder.verifier.sandbox.modal_cloud import Container, ContainerRefused
+from nouscoder.verifier.sandbox.base import Cap
+from nouscoder.verifier.sandbox.modal.cloud import Container, ContainerRefused
 from nouscoder.verifier.sandbox.modal_config import ModalConfig
-from nouscoder.verifier.sandbox.pool import Found, RunnersLimited, RunnersUnreachable
+from nouscoder.verifier.sandbox.runners.pool import Found, RunnersLimited, RunnersUnreachable
 
+_SHORTEST_LIFE_S = 60  # a container that may live for a shorter time is not worth its start
+_MINUTE_S = 60.0
+_ROUNDING = 1e-9
 log = logging.getLogger(__name__)
-
 _SWEEP_S = 15.0
 _PROBE_PAUSE_S = 0.2
 _PROBE_LIMIT_S = 10.0
@@ -35,6 +43,86 @@ _FINISH_LIMIT_S = 10.0
 _CLOSE_LIMIT_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LAST_SUBMISSION_S = 600.0  # before its end a container takes no new submission for so long
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The limits of all containers together. Costs are in dollars."""
+
+    max_containers: int
+    creations_per_minute: int
+    dollars_per_minute: float
+    dollars: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Living:
+    begun_s: float
+    lifetime_s: float
+
+
+@dataclass(slots=True)
+class Budget:
+    """Whether another container may be made, and what all of them cost. Pure: the caller gives the time in seconds.
+
+    Each container costs `dollars_a_second` for at most `lifetime_s`.
+    """
+
+    caps: Caps
+    dollars_a_second: float
+    lifetime_s: float
+    _paid: float = 0.0  # for containers that have ended
+    _living: dict[str, _Living] = field(default_factory=dict)
+    _creations: deque[float] = field(default_factory=deque)
+
+    def admit(self, name: str, now_s: float) -> int | Cap:
+        """Count a new container `name` and return its lifetime in whole seconds, or return the cap that forbids it.
+
+        The lifetime is shorter than `lifetime_s` when the rest of the money does not pay for more.
+        """
+        while self._creations and self._creations[0] <= now_s - _MINUTE_S:
+            self._creations.popleft()
+        number = len(self._living) + 1
+        if number > self.caps.max_containers:
+            return Cap.CONTAINERS
+        if number * self.dollars_a_second * _MINUTE_S > self.caps.dollars_per_minute + _ROUNDING:
+            return Cap.DOLLARS_PER_MINUTE
+        if len(self._creations) >= self.caps.creations_per_minute:
+            return Cap.CREATIONS
+        left = self.caps.dollars - self.committed()
+        affordable_s = left / self.dollars_a_second if self.dollars_a_second else math.inf
+        lifetime_s = math.floor(min(self.lifetime_s, affordable_s))
+        if lifetime_s < min(_SHORTEST_LIFE_S, self.lifetime_s):
+            return Cap.DOLLARS
+        self._creations.append(now_s)
+        self._living[name] = _Living(now_s, lifetime_s)
+        return lifetime_s
+
+    def ended(self, name: str, now_s: float) -> None:
+        """Pay for a container that exists no more. Does nothing for one that was paid for already."""
+        if (one := self._living.pop(name, None)) is not None:
+            self._paid += self._cost(one, now_s)
+
+    def refused(self, name: str) -> None:
+        """Forget a container that was never made. Its request still counts for the creations of the minute."""
+        self._living.pop(name, None)
+
+    def spent(self, now_s: float) -> float:
+        """Dollars for all containers until now. Any thread may call it, so it works on a copy."""
+        return self._paid + sum(self._cost(one, now_s) for one in list(self._living.values()))
+
+    def committed(self) -> float:
+        """Dollars if every living container lives as long as it may."""
+        return self._paid + self.dollars_a_second * sum(one.lifetime_s for one in self._living.values())
+
+    def _cost(self, one: _Living, now_s: float) -> float:
+        return self.dollars_a_second * min(one.lifetime_s, max(0.0, now_s - one.begun_s))
+
+    def explain(self, cap: Cap) -> str:
+        """One sentence for a person: which cap forbids another container, and its setting."""
+        setting = f"verifier.sandbox.modal.{'max_containers' if cap is Cap.CONTAINERS else cap.value}"
+        limit = getattr(self.caps, setting.rpartition(".")[2])
+        return f"{setting} = {limit:g} allows no further container now ({len(self._living)} exist)"
 
 
 class Cloud(Protocol):

@@ -14,23 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
 
 from nouscoder.verifier.sandbox.base import SandboxError
-from nouscoder.verifier.sandbox.link import Ending
-from nouscoder.verifier.sandbox.runner_link import KernelUnproven, RunnerBusy
-from nouscoder.verifier.sandbox.runner_source import Found as Found
-from nouscoder.verifier.sandbox.runner_source import RunnersLimited as RunnersLimited
-from nouscoder.verifier.sandbox.runner_source import RunnersUnreachable as RunnersUnreachable
-from nouscoder.verifier.sandbox.runner_source import Source as Source
-from nouscoder.verifier.sandbox.runner_state import Replaced as Replaced
-from nouscoder.verifier.sandbox.runner_state import Runner as Runner
-from nouscoder.verifier.sandbox.runner_state import RunnerState as RunnerState
+from nouscoder.verifier.sandbox.runners.link import KernelUnproven, RunnerBusy
+from nouscoder.verifier.sandbox.slot import Ending
 
 log = logging.getLogger(__name__)
-
 _CHECK_INTERVAL_S = 1.0
 _PAUSE_S = 0.02  # between two looks: one looks at every runner, and a thousand change often
 _MADE_A_LOOK = 20  # so that the first are lent while others are still to be made
@@ -38,6 +33,108 @@ _STUCK_AFTER_S = 240.0  # long enough to pull images
 _RECHECK_AFTER_S = 120.0  # below the time after which an idle runner ends itself (`runner/agent.py`)
 _MAX_SILENT_PROOFS = 3
 _WRONG_KERNEL_PAUSE_S = 30.0  # before another runner is made, which probably has the same kernel
+
+
+class RunnersUnreachable(SandboxError):
+    """The source of the runners (the Kubernetes API, DNS or Modal) does not answer. The message says which and why."""
+
+
+class RunnersLimited(RunnersUnreachable):
+    """The source makes no further runner for now, because of a limit. The message names the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A runner as its source reports it. `address` is None while the runner starts.
+
+    After `use_until_s` (by time.monotonic) it takes no new submission, because it will end.
+    """
+
+    name: str
+    address: tuple[str, int] | None
+    use_until_s: float = math.inf
+
+
+class Source(Protocol):
+    """Where runners come from: the Kubernetes API, DNS or Modal.
+
+    All calls are bounded in time and raise RunnersUnreachable.
+    """
+
+    async def start(self, on_change: Callable[[], None]) -> None:
+        """Begin to find runners. `on_change` may be called when the list has changed."""
+        ...
+
+    async def list(self) -> Sequence[Found]:
+        """The existing runners without the quarantined ones."""
+        ...
+
+    async def create(self) -> str | None:
+        """Make another runner. Returns its name, or None if the source does not make runners.
+
+        Raises RunnersLimited when a limit forbids it for now.
+        """
+        ...
+
+    async def remove(self, runner: Found) -> None:
+        """End a runner."""
+        ...
+
+    async def quarantine(self, runner: Found) -> None:
+        """Take a runner out of use, but keep it for inspection."""
+        ...
+
+    async def lacked_memory(self, runner: Found) -> bool:
+        """Whether a runner was killed because it reached its memory limit. False where the source cannot tell.
+
+        Waits some seconds for the news, because a connection may end earlier.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the runners that this source has made."""
+        ...
+
+
+class RunnerState(StrEnum):
+    """The state of a runner; pool.py shows the transitions."""
+
+    STARTING = "starting"
+    UNPROVEN = "unproven"
+    READY = "ready"
+    LENT = "lent"
+    QUARANTINED = "quarantined"
+
+
+class Replaced(StrEnum):
+    """The reason for which a runner was replaced."""
+
+    WORN = "worn"
+    LOST = "lost"
+    STUCK = "stuck"
+    CANARY = "canary"
+    SILENT = "silent"
+    KERNEL = "kernel"
+    KEY = "key"
+    SECOND_RUNNER = "second_runner"
+
+
+@dataclass(slots=True)
+class Runner:
+    """One runner in the pool."""
+
+    name: str
+    address: tuple[str, int] | None
+    state: RunnerState
+    since_s: float
+    silent_proofs: int = 0
+    use_until_s: float = math.inf
+    is_outdated: bool = False  # it is replaced as soon as no slot has it
+
+    @property
+    def found(self) -> Found:
+        """The runner in the form that the source takes."""
+        return Found(self.name, self.address)
 
 
 @dataclass(eq=False)  # a pool is itself: it offers tools until it is closed
@@ -137,6 +234,13 @@ class RunnerPool:
     def usable(self) -> Sequence[Runner]:
         """The runners that are ready or lent."""
         return [r for r in self._runners.values() if r.state in (RunnerState.READY, RunnerState.LENT)]
+
+    def to_outdate(self, is_outdated: Callable[[str], bool]) -> list[Runner]:
+        """The runners to replace now: a tenth of the pool at a time, at least one, those that no slot has first."""
+        usable, wanted = self.usable, self.size + self.spares
+        going = sum(runner.is_outdated for runner in usable) + wanted - len(usable)
+        found = [runner for runner in usable if not runner.is_outdated and is_outdated(runner.name)]
+        return sorted(found, key=lambda one: one.state is RunnerState.LENT)[: max(0, max(1, wanted // 10) - going)]
 
     async def outdate(self, runner: Runner) -> None:
         """Replace a runner as soon as no slot has it. Raises RunnersUnreachable."""

@@ -3,6 +3,8 @@
 INVARIANT: a runner serves at most `max_sessions` submissions, one at a time. After an unexpected, late or missing
 answer it serves no submission until it has passed a canary. A runner that fails the canary never serves again. A slot
 has a runner, gets one, or is parked; `usable_slots` tells the grader how many have one, and others wait in its queue.
+The number of slots with a runner is never below the demand of now within `least` and `most`. It shrinks only when the
+demand has been lower for `idle_s` seconds, and with `least` 0 it then reaches 0, spares included.
 
 Candidates run on gVisor's sentry instead of the node's kernel, in a pod without a service account token, writable root
 or network access. Inside it they get the isolation of every backend (see `local`). The gateway runs no candidate.
@@ -13,32 +15,97 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
+import string
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import Exit, Program, SandboxError, SandboxUnavailable
-from nouscoder.verifier.sandbox.canary import new_canary
 from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, RunnersUnreachable, Source
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys, to_replace
-from nouscoder.verifier.sandbox.pool_size import PoolSize
-from nouscoder.verifier.sandbox.runner_choice import current_choice
-from nouscoder.verifier.sandbox.runner_launch import CanaryLaunch, PartnerLaunch, PooledLaunch, RunnerAccess, runner_of
+from nouscoder.verifier.sandbox.runners.launch import (
+    CanaryLaunch,
+    PartnerLaunch,
+    PooledLaunch,
+    RunnerAccess,
+    current_choice,
+    runner_of,
+)
+from nouscoder.verifier.sandbox.runners.link import PoolKeys
+from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerPool, RunnersUnreachable, Source
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
 from nouscoder.verifier.toolchains import languages
 
 log = logging.getLogger(__name__)
-
 _RETRY_S = 1.0
 _WARN_EVERY_S = 30.0
 _KEY_CHECK_S = 5.0
 _SIZE_CHECK_S = 1.0
 _CANARY_LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20, output_bytes=1 << 16, processes=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Slots with a runner, and runners that are kept ready beside them."""
+
+    slots: int
+    spares: int
+
+
+@dataclass(slots=True)
+class PoolSize:
+    """How many slots have a runner: enough for the demand of now and of the last `idle_s` seconds. Pure.
+
+    `always` slots are kept beside those of the demand. A pool with `least` = `most` has a constant size.
+    """
+
+    least: int
+    most: int
+    spares: int
+    idle_s: float
+    always: int = 0
+    # (since when, demand), falling: each ends where the next begins.
+    _levels: deque[tuple[float, int]] = field(default_factory=deque, init=False)
+
+    def observe(self, demand: int, now_s: float) -> None:
+        """From `now_s` on, `demand` submissions wait or run."""
+        since_s = now_s
+        while self._levels and self._levels[-1][1] <= demand:
+            since_s, _ = self._levels.pop()  # the level before still ends where the removed one began
+        self._levels.append((since_s, demand))
+
+    def wanted(self, now_s: float) -> Wanted:
+        """The size from now on."""
+        while len(self._levels) > 1 and self._levels[1][0] <= now_s - self.idle_s:
+            self._levels.popleft()
+        demand = self._levels[0][1] if self._levels else 0
+        slots = min(self.most, max(self.least, demand))
+        return Wanted(self.always + slots, self.spares if slots else 0)
+
+
+def new_canary() -> tuple[str, bytes, bytes]:
+    """A program by which a gateway tests a runner, its input and the output that it must print.
+
+    It reports whether anything of an earlier submission is left: processes besides init, files besides its own. Names,
+    numbers and order are new each time, so that a runner cannot keep the answer to a fixed text.
+    """
+    value, strangers, files, pid = (f"{secrets.choice(string.ascii_lowercase)}{secrets.token_hex(4)}" for _ in range(4))
+    number, factor, more = (secrets.randbelow(1 << 30) for _ in range(3))
+    lines = [
+        f"{value} = int(input())",
+        f'{strangers} = [{pid} for {pid} in os.listdir("/proc") if {pid}.isdigit() and int({pid}) not in (1, me)]',
+        f'{files} = sorted(os.listdir("/tmp"))',
+    ]
+    secrets.SystemRandom().shuffle(lines)
+    body = "\n".join(("import os", "me = os.getpid()", *lines))
+    code = f"{body}\nprint({value} * {factor} + {more}, {strangers}, {files})\n"
+    return code, b"%d\n" % number, f"{number * factor + more} [] ['main.py']\n".encode()
 
 
 class GvisorSandbox(LocalSandbox):
@@ -254,7 +321,7 @@ class GvisorSandbox(LocalSandbox):
             await asyncio.sleep(_KEY_CHECK_S)
             keys.reload()
             keys.forget_all_but(frozenset(self.pool.names))
-            for runner in to_replace(self.pool, keys.is_outdated):
+            for runner in self.pool.to_outdate(keys.is_outdated):
                 with contextlib.suppress(RunnersUnreachable):
                     await self.pool.outdate(runner)
             self._free_outdated(frozenset(one.name for one in self.pool.usable if one.is_outdated))
@@ -295,11 +362,11 @@ class GvisorSandbox(LocalSandbox):
 def open_source(config: PoolConfig, keys: PoolKeys) -> Source:
     """The source of runners that the configuration names. Raises SandboxUnavailable."""
     if not config.managed:
-        from nouscoder.verifier.sandbox.headless import HeadlessRunners
+        from nouscoder.verifier.sandbox.runners.headless import HeadlessRunners
 
         return HeadlessRunners(config.service, config.port, keys)
     try:
-        from nouscoder.verifier.sandbox.pods import ManagedPods
+        from nouscoder.verifier.sandbox.runners.kubernetes_pods import ManagedPods
     except ImportError as error:
         raise SandboxUnavailable("the gvisor sandbox needs the Python package kubernetes (extra: cluster)") from error
     return ManagedPods(Path(config.template), config.port)

@@ -1,34 +1,111 @@
-"""The link to the harness in a runner: TCP, after a handshake in which both sides prove that they have the key.
+"""The link to the harness in a runner: TCP, after a handshake in which both sides prove that they have the pool's key.
 
 The connection is the stdin and stdout of the harness. It carries programs and test inputs, never an expected output.
 It is TLS with the runner's own certificate, to which both proofs are bound. To a container of Modal it is TLS with
 Modal's certificate, which is checked in the usual way.
+
+INVARIANT: a changed file of the key loses no runner. One that was made with an earlier key stays usable until it is
+replaced, which the sandbox does between two submissions. An unreadable file changes nothing.
+
+A runner has the key of its start. The Secrets of the two namespaces change at different moments, and the kubelet
+updates the gateway's file up to a minute later, so both orders occur: runners with a key that is not yet in the file
+are made again (`pool.py`), and a runner counts as outdated only after `_SETTLE_S`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.runner.secure import any_certificate, digest_of
-from nouscoder.verifier.sandbox.base import SandboxError
-from nouscoder.verifier.sandbox.link import MAX_READ_AHEAD_BYTES, Ending
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys
+from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox.slot import MAX_READ_AHEAD_BYTES, Ending
 from nouscoder.verifier.toolchains.languages import known_tools
 
+log = logging.getLogger(__name__)
+
+_SETTLE_S = 30.0  # after a change, and after a runner was first reached
+_MAX_KEYS = 3
 _BUSY_LIMIT_S = 10.0  # a runner that was just released still cleans up
 _BUSY_PAUSE_S = 0.05
 _DEAD_AFTER_MS = 8000  # without an acknowledgement, because a pod that vanishes does not close its connection
 _KEEPALIVE_S = 2
 _OWN_CERTIFICATES = any_certificate()
+
+
+class PoolKeys:
+    """The keys of one pool, the newest first: that of the file now, and those before it while runners have them."""
+
+    def __init__(self, key: bytes, path: Path | None = None) -> None:
+        """Without `path` the key never changes."""
+        self._keys: tuple[bytes, ...] = (key,)
+        self._path = path
+        self._changed_s = time.monotonic()
+        self._answered: dict[str, tuple[bytes, float]] = {}  # by runner: the key that it has, since when this is known
+        self._problem = ""
+
+    @staticmethod
+    def of_file(path: Path) -> PoolKeys:
+        """Raises SandboxUnavailable."""
+        try:
+            return PoolKeys(_read(path), path)
+        except (OSError, ValueError, greeting.GreetingError) as error:
+            raise SandboxUnavailable(f"verifier.sandbox.pool_key_file: {path} cannot be used: {error}") from error
+
+    def of(self, runner: str) -> tuple[bytes, ...]:
+        """The keys to try with a runner, the most probable first."""
+        known = self._answered.get(runner)
+        return self._keys if known is None else (known[0], *(key for key in self._keys if key != known[0]))
+
+    def answered(self, runner: str, key: bytes) -> None:
+        """Note that a runner has proved this key."""
+        if (known := self._answered.get(runner)) is None or known[0] != key:
+            self._answered[runner] = (key, time.monotonic())
+
+    def forget_all_but(self, runners: frozenset[str]) -> None:
+        """Forget what is known of runners that are gone."""
+        self._answered = {name: known for name, known in self._answered.items() if name in runners}
+
+    def is_outdated(self, runner: str) -> bool:
+        """Whether a runner has an earlier key, and had time to get the newest."""
+        known = self._answered.get(runner)
+        if known is None or known[0] == self._keys[0]:
+            return False
+        return time.monotonic() - max(known[1], self._changed_s) >= _SETTLE_S
+
+    def reload(self) -> bool:
+        """Read the file again. Returns whether it holds another key."""
+        if self._path is None:
+            return False
+        try:
+            key = _read(self._path)
+        except (OSError, ValueError, greeting.GreetingError) as error:
+            if self._problem != str(error):
+                log.error("the pool's key cannot be read again: the old one stays", extra={"detail": str(error)})
+            self._problem = str(error)
+            return False
+        self._problem = ""
+        if key == self._keys[0]:
+            return False
+        self._keys = (key, *(old for old in self._keys if old != key))[:_MAX_KEYS]
+        self._changed_s = time.monotonic()
+        log.info("the pool has a new key: runners with the old one are replaced")
+        return True
+
+
+def _read(path: Path) -> bytes:
+    return greeting.read_key(path.read_text(encoding="utf8"))
 
 
 class RunnerRefused(SandboxError):
