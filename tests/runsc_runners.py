@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nouscoder.run.local import free_addresses
 from nouscoder.verifier.runner import __file__ as runner_init
-from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable
 from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path
 from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
@@ -167,7 +167,7 @@ async def runsc_pool(
         raise SandboxUnavailable("runsc needs root to use the host's network")
     config = SandboxConfig(backend="gvisor", slots=slots, pool=PoolConfig(spares=0, start_s=start_s))
     source = RunscRunners(config, capabilities)
-    sandbox = GvisorSandbox(config, source, RunnerAccess(PoolKeys(greeting.read_key(KEY_TEXT))))
+    sandbox = GvisorSandbox(config, source, RunnerAccess(PoolKeys(handshake.read_key(KEY_TEXT))))
     try:
         await sandbox.start()
         yield sandbox

@@ -56,7 +56,7 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.verifier.judges.comparators import UnreadableResult, parse_result, same_text, same_value
     from nouscoder.verifier.judges.judge import CLIP_CHARS, Judge, failure_of, outcome_of
     from nouscoder.verifier.judges.lcb import LcbJudge
-    from nouscoder.verifier.runner.greeting import MAX_MESSAGE_BYTES, GreetingError, message_length, unpack
+    from nouscoder.verifier.runner.handshake import MAX_MESSAGE_BYTES, HandshakeError, message_length, unpack
     from nouscoder.verifier.sandbox import SandboxConfig
     from nouscoder.verifier.sandbox.base import (
         CompileFailed,
@@ -402,9 +402,9 @@ async def _session(link: _Said, program: Program) -> None:
 
 def greeting(data: bytes) -> None:
     """A message of a handshake is an object of bounded length, and names only tools in known folders."""
-    with contextlib.suppress(GreetingError):
+    with contextlib.suppress(HandshakeError):
         assert message_length(data[:4].ljust(4, b"\0")) <= MAX_MESSAGE_BYTES
-    with contextlib.suppress(GreetingError):
+    with contextlib.suppress(HandshakeError):
         message = unpack(data)
         assert isinstance(message, dict)
         for name, path in known_tools(message.get("tools")).items():

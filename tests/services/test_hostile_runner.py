@@ -16,8 +16,8 @@ import pytest
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
-from nouscoder.verifier.runner import greeting
-from nouscoder.verifier.runner.secure import own_certificate
+from nouscoder.verifier.runner import handshake
+from nouscoder.verifier.runner.handshake import own_certificate
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.base import OutOfMemory
 from nouscoder.verifier.sandbox.compile_cache import CompileCache
@@ -30,7 +30,7 @@ from nouscoder.verifier.toolchains import languages
 LIMITS = Limits(wall_time_s=60, output_bytes=1000)
 PROGRAM = Program(languages.registry()["python"], "print(1)", LIMITS)
 GOOD = frames.Result(0, 0, 0, 0.1, 0.1, 1000, b"1\n", b"", None)
-KEY = greeting.read_key("0123456789abcdef-a key of a pool")
+KEY = handshake.read_key("0123456789abcdef-a key of a pool")
 INVALID: tuple[object, ...] = (None, [], "x")
 COMPILED = frames.encode(Kind.COMPILED)
 
@@ -227,25 +227,25 @@ def _not_an_object(_: dict[str, object]) -> bytes:
 
 
 def _bad_tools(_: dict[str, object]) -> bytes:
-    return json.dumps({"status": greeting.OK, "tools": [["x"]], "python": {}}).encode()
+    return json.dumps({"status": handshake.OK, "tools": [["x"]], "python": {}}).encode()
 
 
 @pytest.mark.parametrize(("answer", "refused"), [(_deep, True), (_not_an_object, True), (_bad_tools, False)])
-async def test_a_malformed_greeting_is_refused(answer: Callable[[dict[str, object]], bytes], refused: bool) -> None:
+async def test_a_malformed_handshake_is_refused(answer: Callable[[dict[str, object]], bytes], refused: bool) -> None:
     context, certificate = own_certificate()
 
     async def runner(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonce = bytes(greeting.NONCE_BYTES)
-        writer.write(greeting.MAGIC + nonce)
-        theirs = await reader.readexactly(greeting.NONCE_BYTES)
+        nonce = bytes(handshake.NONCE_BYTES)
+        writer.write(handshake.MAGIC + nonce)
+        theirs = await reader.readexactly(handshake.NONCE_BYTES)
         text = answer({})
-        proof = greeting.proof(KEY, "runner", greeting.Nonces(nonce, theirs, certificate), text)
-        writer.write(proof + greeting.LENGTH.pack(len(text)) + text)
+        proof = handshake.proof(KEY, "runner", handshake.Nonces(nonce, theirs, certificate), text)
+        writer.write(proof + handshake.LENGTH.pack(len(text)) + text)
         await reader.read()
         writer.close()
 
     async with await asyncio.start_server(runner, "127.0.0.1", 0, ssl=context) as server:
-        connecting = connect(server.sockets[0].getsockname(), KEY, greeting.SLOT, {}, name="it", limit_s=60)
+        connecting = connect(server.sockets[0].getsockname(), KEY, handshake.SLOT, {}, name="it", limit_s=60)
         if refused:
             with pytest.raises(RunnerRefused):
                 await connecting

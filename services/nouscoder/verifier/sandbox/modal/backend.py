@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 
-from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, Session
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.modal.cloud import ModalCloud
@@ -108,7 +108,7 @@ class ModalSandbox(GvisorSandbox):
         config = replace(config, pool=replace(config.pool, least=None))  # a constant number: caps bound the cost
         if chosen.container_for in _ONE_SUBMISSION:
             config = replace(config, max_sessions=1)
-        access = RunnerAccess(PoolKeys(greeting.read_key(key_text)), tls, self.name, _ADVICE)
+        access = RunnerAccess(PoolKeys(handshake.read_key(key_text)), tls, self.name, _ADVICE)
         super().__init__(config, self.containers, access)
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.modal_config import ModalConfig
 from nouscoder.verifier.sandbox.runners.pool import RunnersUnreachable
@@ -135,16 +135,16 @@ class ModalCloud:
                 cpu=cores,
                 memory=memory,
                 region=list(config.regions) or None,
-                encrypted_ports=[greeting.DEFAULT_PORT],
+                encrypted_ports=[handshake.DEFAULT_PORT],
                 outbound_cidr_allowlist=[],
             ),
             config.start_s,
         )
         self._sandboxes[made.object_id] = made
         tunnels = await self._bounded(made.tunnels.aio(timeout=int(config.start_s)), config.start_s)
-        if greeting.DEFAULT_PORT not in tunnels:
+        if handshake.DEFAULT_PORT not in tunnels:
             raise RunnersUnreachable(f"Modal gave no tunnel to container {made.object_id}")
-        return Container(made.object_id, tunnels[greeting.DEFAULT_PORT].tls_socket)
+        return Container(made.object_id, tunnels[handshake.DEFAULT_PORT].tls_socket)
 
     async def running(self, gateway: str) -> frozenset[str]:
         """The ids of the running containers that `gateway` has made."""

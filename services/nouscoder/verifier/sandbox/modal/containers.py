@@ -26,7 +26,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import Cap
 from nouscoder.verifier.sandbox.modal.cloud import Container, ContainerRefused
 from nouscoder.verifier.sandbox.modal_config import ModalConfig
@@ -243,13 +243,13 @@ class ModalRunners:
             await self._end(name)
 
     async def _reach(self, made: _Made, address: tuple[str, int]) -> None:
-        """Wait until the agent behind the tunnel begins its greeting. Until then Modal answers in its place."""
+        """Wait until the agent behind the tunnel begins its handshake. Until then Modal answers in its place."""
         while not made.ending:
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
                 async with asyncio.timeout(_PROBE_LIMIT_S):
                     reader, writer = await asyncio.open_connection(*address, ssl=self._tls, server_hostname=address[0])
                     try:
-                        if await reader.readexactly(len(greeting.MAGIC)) == greeting.MAGIC:
+                        if await reader.readexactly(len(handshake.MAGIC)) == handshake.MAGIC:
                             made.reachable = True
                             return
                     finally:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import Exit, Program, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
 from nouscoder.verifier.sandbox.local import LocalSandbox
@@ -229,7 +229,7 @@ class GvisorSandbox(LocalSandbox):
             launch = PooledLaunch(self.pool, self._access, self._config)
             return Slot(index, self._config, launch, self._config.max_sessions)
         first = self._slots[index % self.num_slots]
-        role = greeting.PARTNERS[index // self.num_slots - 1]
+        role = handshake.PARTNERS[index // self.num_slots - 1]
         return Slot(index, self._config, PartnerLaunch(first.launch, role, self._access, self._config))
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 
-from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.runners.link import PoolKeys, connect_by_any
 from nouscoder.verifier.sandbox.runners.pool import Found, RunnersUnreachable
@@ -49,9 +49,9 @@ class HeadlessRunners:
         if runner.address is None:
             return
         try:
-            limit_s = greeting.LIMIT_S
+            limit_s = handshake.LIMIT_S
             link = await connect_by_any(
-                runner.address, self._keys, greeting.RETIRE, {}, name=runner.name, limit_s=limit_s
+                runner.address, self._keys, handshake.RETIRE, {}, name=runner.name, limit_s=limit_s
             )
             link.writer.transport.abort()
         except (SandboxError, OSError, TimeoutError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nouscoder.verifier.harness.settings import SlotSettings
-from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.kernel import why_not_gvisor
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.config import SandboxConfig
@@ -142,7 +142,7 @@ class PooledLaunch(RunnerLaunch):
         """See `Launch`. Raises SandboxError."""
         self._last = runner = await self._pool.lend(self._config.start_limit_s, current_choice().avoided)
         try:
-            link = await self._connect(runner, greeting.SLOT, self._give_back)
+            link = await self._connect(runner, handshake.SLOT, self._give_back)
         except BaseException:
             await self._pool.give_back(runner, Ending.DOUBT)
             raise
@@ -181,7 +181,7 @@ class CanaryLaunch(RunnerLaunch):
 
     async def open(self) -> Link:
         """See `Launch`. Raises SandboxError."""
-        return await self._connect(self._runner, greeting.SLOT)
+        return await self._connect(self._runner, handshake.SLOT)
 
 
 def runner_of(slot: Slot) -> str | None:

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nouscoder.verifier.runner import greeting
-from nouscoder.verifier.runner.secure import any_certificate, digest_of
+from nouscoder.verifier.runner import handshake
+from nouscoder.verifier.runner.handshake import any_certificate, digest_of
 from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.slot import MAX_READ_AHEAD_BYTES, Ending
 from nouscoder.verifier.toolchains.languages import known_tools
@@ -60,7 +60,7 @@ class PoolKeys:
         """Raises SandboxUnavailable."""
         try:
             return PoolKeys(_read(path), path)
-        except (OSError, ValueError, greeting.GreetingError) as error:
+        except (OSError, ValueError, handshake.HandshakeError) as error:
             raise SandboxUnavailable(f"verifier.sandbox.pool_key_file: {path} cannot be used: {error}") from error
 
     def of(self, runner: str) -> tuple[bytes, ...]:
@@ -90,7 +90,7 @@ class PoolKeys:
             return False
         try:
             key = _read(self._path)
-        except (OSError, ValueError, greeting.GreetingError) as error:
+        except (OSError, ValueError, handshake.HandshakeError) as error:
             if self._problem != str(error):
                 log.error("the pool's key cannot be read again: the old one stays", extra={"detail": str(error)})
             self._problem = str(error)
@@ -105,7 +105,7 @@ class PoolKeys:
 
 
 def _read(path: Path) -> bytes:
-    return greeting.read_key(path.read_text(encoding="utf8"))
+    return handshake.read_key(path.read_text(encoding="utf8"))
 
 
 class RunnerRefused(SandboxError):
@@ -196,7 +196,7 @@ async def connect(
 ) -> SocketLink:
     """A link to a fresh harness of the runner at `address`. A busy runner is retried for up to 10 s.
 
-    `request` is the rest of the handshake's request (greeting.py). With `tls` a tunnel in front of the runner must have
+    `request` is the rest of the handshake's request (handshake.py). With `tls` a tunnel before the runner must have
     the certificate of the address's host; without, the runner must prove that the certificate is its own. Raises
     OSError without an answer, RunnerBusy, OtherKey, and RunnerRefused.
     """
@@ -206,7 +206,7 @@ async def connect(
             async with asyncio.timeout(limit_s):
                 streams = await _open(address, tls)
                 certificate = _digest(streams[1]) if tls is None else b""
-                about = await _greeted(*streams, key, certificate, {"want": want, **request}, name)
+                about = await _shaken_hands(*streams, key, certificate, {"want": want, **request}, name)
                 return SocketLink(*streams, about, name, closed, use_until_s)
         except ssl.SSLError as error:
             raise RunnerRefused(f"runner {name} does not speak TLS as a runner does: {error}") from error
@@ -241,7 +241,7 @@ async def _open(
     return await asyncio.open_connection(*address, limit=MAX_READ_AHEAD_BYTES, ssl=context, server_hostname=host)
 
 
-async def _greeted(
+async def _shaken_hands(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     key: bytes,
@@ -252,13 +252,13 @@ async def _greeted(
     """What the runner says of itself. Aborts the connection and raises when it refuses, or is none of this pool."""
     try:
         _watch_peer(writer.get_extra_info("socket"))
-        answer = await _greet(reader, writer, key, certificate, request)
-        if answer.get("status") != greeting.OK:
+        answer = await _shake_hands(reader, writer, key, certificate, request)
+        if answer.get("status") != handshake.OK:
             raise RunnerBusy(f"runner {name} is busy")
     except asyncio.IncompleteReadError as error:
         writer.transport.abort()
         raise OtherKey(f"runner {name} closed the connection: does it have another key?") from error
-    except greeting.GreetingError as error:
+    except handshake.HandshakeError as error:
         writer.transport.abort()
         raise RunnerRefused(f"runner {name}: {error}") from error
     except BaseException:
@@ -268,20 +268,20 @@ async def _greeted(
     return RunnerAbout(str(answer.get("python", "")), tools, has_dialogue_socket, answer.get("kernel"))
 
 
-async def _greet(
+async def _shake_hands(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, certificate: bytes, request: dict[str, Any]
 ) -> dict[str, Any]:
-    if await reader.readexactly(len(greeting.MAGIC)) != greeting.MAGIC:
-        raise greeting.GreetingError("the peer is not a runner")
-    theirs, ours = await reader.readexactly(greeting.NONCE_BYTES), os.urandom(greeting.NONCE_BYTES)
-    text = greeting.pack(request)
-    nonces = greeting.Nonces(theirs, ours, certificate)
-    proof = greeting.proof(key, "gateway", nonces, text)
-    writer.write(ours + proof + greeting.LENGTH.pack(len(text)) + text)
-    runner_proof = await reader.readexactly(greeting.PROOF_BYTES)
-    answer = await reader.readexactly(greeting.message_length(await reader.readexactly(greeting.LENGTH.size)))
-    greeting.check_proof(runner_proof, key, "runner", nonces, answer)
-    return greeting.unpack(answer)
+    if await reader.readexactly(len(handshake.MAGIC)) != handshake.MAGIC:
+        raise handshake.HandshakeError("the peer is not a runner")
+    theirs, ours = await reader.readexactly(handshake.NONCE_BYTES), os.urandom(handshake.NONCE_BYTES)
+    text = handshake.pack(request)
+    nonces = handshake.Nonces(theirs, ours, certificate)
+    proof = handshake.proof(key, "gateway", nonces, text)
+    writer.write(ours + proof + handshake.LENGTH.pack(len(text)) + text)
+    runner_proof = await reader.readexactly(handshake.PROOF_BYTES)
+    answer = await reader.readexactly(handshake.message_length(await reader.readexactly(handshake.LENGTH.size)))
+    handshake.check_proof(runner_proof, key, "runner", nonces, answer)
+    return handshake.unpack(answer)
 
 
 def _digest(writer: asyncio.StreamWriter) -> bytes:
