@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.harness.image import writable_parts
+from nouscoder.verifier.harness.init_library import writable_parts
 from nouscoder.verifier.sandbox import Program, RunResult, SandboxConfig, SandboxUnavailable
 from nouscoder.verifier.sandbox.runsc import RunscSandbox
 from nouscoder.verifier.toolchains.languages import registry

@@ -161,7 +161,7 @@ esac"""
     assert column() == ["unchanged", "unchanged"]
     (tree / "services/nouscoder/verifier/http.py").write_text("")
     assert column() == ["built", "unchanged"]
-    (tree / "services/nouscoder/verifier/harness/calls.py").write_text("")
+    (tree / "services/nouscoder/verifier/harness/candidate.py").write_text("")
     assert column() == ["built", "built"]
     os.remove(tree.parent / "built")
     assert column()[0] == "built"

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import gc
 import io
+import json
 import marshal
 import math
 import os
@@ -23,9 +24,11 @@ import threading
 import types
 from typing import Any, NamedTuple
 
-from . import calls, kernel
+from . import kernel
 from .init_library import GO, REPORT, Assignment
 
+RESULT_FD = 3
+UNENCODABLE = b"!"  # first byte of a result whose value has no JSON form; no JSON starts with it
 _SCRIPT = "/tmp/main.py"
 _FOLDER = os.path.dirname(__file__)
 _warm_modules: list[str] = []
@@ -37,6 +40,57 @@ _set_native_id = threading.main_thread()._set_native_id  # type: ignore[attr-def
 # A program may have replaced these when `leave` needs them.
 _len, _collect, _set_signal = len, gc.collect, signal.signal
 _exit, _kill, _getpid = os._exit, os.kill, os.getpid
+
+
+def read_arguments() -> dict[str, Any]:
+    """Read the arguments from descriptor 0, and leave an empty stdin for the program."""
+    chunks = []
+    while chunk := os.read(0, 1 << 20):
+        chunks.append(chunk)
+    os.ftruncate(0, 0)
+    os.lseek(0, 0, os.SEEK_SET)
+    arguments: dict[str, Any] = json.loads(b"".join(chunks))
+    return {"args": arguments.get("args", []), "kwargs": arguments.get("kwargs", {})}
+
+
+def call_entry_point(namespace: dict[str, Any], entry_point: str, arguments: dict[str, Any]) -> None:
+    """Call the entry point and write its return value. Raises whatever the candidate's code raises."""
+    value = find_entry_point(namespace, entry_point)(*arguments["args"], **arguments["kwargs"])
+    view = memoryview(encode_value(value))
+    while view:
+        view = view[os.write(RESULT_FD, view) :]
+
+
+def find_entry_point(namespace: dict[str, Any], entry_point: str) -> Any:
+    """Find "f", "Solution.f" or "Solution().f". A plain name is also searched in `class Solution`.
+
+    Raises NameError or AttributeError, like the program itself, when it does not exist.
+    """
+    owner, _, name = entry_point.rpartition(".")
+    owner = owner.removesuffix("()")
+    if not owner and name not in namespace and hasattr(namespace.get("Solution"), name):
+        owner = "Solution"
+    if not owner:
+        if name not in namespace:
+            raise NameError(f"name {name!r} is not defined")
+        return namespace[name]
+    if owner not in namespace:
+        raise NameError(f"name {owner!r} is not defined")
+    return getattr(namespace[owner](), name)
+
+
+def encode_value(value: Any) -> bytes:
+    """The value as JSON, with tuples and arrays (`tolist`) as lists; else UNENCODABLE and the type's name."""
+    try:
+        return json.dumps(value, default=_plain).encode()
+    except Exception:  # an untrusted value may raise anything; that is a wrong answer, not a runtime error
+        return UNENCODABLE + type(value).__name__.encode("utf-8", "replace")
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"no JSON form: {type(value).__name__}")
 
 
 class Compiled(NamedTuple):
@@ -166,13 +220,13 @@ class Job:
         if args:
             sys.argv += args
         self._entry_point = entry_point
-        self._arguments = calls.read_arguments() if entry_point is not None else None
+        self._arguments = read_arguments() if entry_point is not None else None
 
     def call(self) -> None:
         """For call tests: call the entry point and write its return value."""
         if self._entry_point is None or self._arguments is None:
             return
-        calls.call(self.namespace, self._entry_point, self._arguments)
+        call_entry_point(self.namespace, self._entry_point, self._arguments)
 
     def failed(self, error: BaseException) -> int:
         """Report an uncaught exception like the interpreter. Returns the exit status (negative: a signal)."""

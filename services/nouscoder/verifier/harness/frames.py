@@ -1,4 +1,4 @@
-"""The frame protocol between the gateway and a slot: length-prefixed frames over one byte stream.
+"""What a gateway and a slot agree on: the settings of a slot, and length-prefixed frames over one byte stream.
 
 INVARIANT: nothing is read ahead. At the end of a frame, another process of the slot can take over the stream.
 
@@ -10,10 +10,14 @@ has files to fetch. In a DIALOGUE the gateway sends INPUT, INPUT_END and HOLD, a
 later frames are dropped. OUTPUT_END comes once, when the program has closed its output, and no OUTPUT follows. HOLD
 stops all processes of the program until the next INPUT. The slot answers it with HELD, after the rest of the output.
 DIRECT_DIALOGUE connects the program with that of its partner's slot by pipes; the only answer is RESULT.
+
+The settings are one JSON object on the command line of a slot, the same for all its candidates. The harness uses
+NamedTuple, because importing dataclasses would make every later fork slower by 0.1 ms.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import struct
@@ -254,3 +258,34 @@ def write_frame(fd: int, kind: Kind, payload: bytes = b"") -> None:
             view = view[os.write(fd, view) :]
     except OSError as error:
         raise StreamClosed from error
+
+
+class SlotSettings(NamedTuple):
+    """`uid_init` and `uid_candidate` are host user ids, or None to map a single user (the service is not root)."""
+
+    site_packages: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    read_only: tuple[str, ...] = ()  # further folders of the host that candidates see at the same paths
+    tmp_bytes: int = 256 * 1024**2
+    tmp_inodes: int = 65536
+    stack_bytes: int = 256 * 1024**2
+    uid_init: int | None = None
+    uid_candidate: int | None = None
+    init_library: str = ""  # path of the compiled init (init/)
+    peer: int = -1  # a descriptor: the socket to the slot of the partner
+    groups: tuple[str, ...] = ()  # the files cgroup.procs of the control groups that the harness joins
+    kernel: str = "linux"  # the kernel below the slot: "linux" or "gvisor"
+
+    def to_json(self) -> str:
+        """The settings as JSON for the command line."""
+        return json.dumps(self._asdict())
+
+    @staticmethod
+    def from_json(text: str) -> SlotSettings:
+        """Inverse of `to_json`. Raises TypeError for unknown keys."""
+        values = json.loads(text)
+        values["site_packages"] = tuple(values["site_packages"])
+        values["preload"] = tuple(values["preload"])
+        values["read_only"] = tuple(values["read_only"])
+        values["groups"] = tuple(values.get("groups", ()))  # a gateway sends none to a runner
+        return SlotSettings(**values)

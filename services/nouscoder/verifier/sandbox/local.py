@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nouscoder.verifier.harness.settings import SlotSettings
+from nouscoder.verifier.harness.frames import SlotSettings
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError, Session
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.compile_cache import CompileCache

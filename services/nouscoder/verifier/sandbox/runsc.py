@@ -28,14 +28,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from nouscoder.verifier.harness.root import (
+from nouscoder.verifier.harness.frames import SlotSettings
+from nouscoder.verifier.harness.isolation import (
     COPIED,
     SYSTEM_PATHS,
     WRITTEN,
     outside_system,
     settings_of_runtimes,
 )
-from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path

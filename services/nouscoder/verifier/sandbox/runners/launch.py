@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from nouscoder.verifier.harness.settings import SlotSettings
+from nouscoder.verifier.harness.frames import SlotSettings
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.kernel import why_not_gvisor
 from nouscoder.verifier.sandbox.base import SandboxError
