@@ -24,7 +24,7 @@ from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path
 from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.launch import RunnerAccess
 from nouscoder.verifier.sandbox.runners.link import PoolKeys
-from nouscoder.verifier.sandbox.runners.pool import Found
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner
 from nouscoder.verifier.sandbox.runsc import RunscLaunch, find_runsc
 
 log = logging.getLogger(__name__)
@@ -61,9 +61,9 @@ class RunscRunners:
     async def start(self, on_change: Callable[[], None]) -> None:
         """See `Source`."""
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundRunner]:
         """See `Source`."""
-        return [Found(name, one.address) for name, one in self._running.items()]
+        return [FoundRunner(name, one.address) for name, one in self._running.items()]
 
     async def create(self) -> str | None:
         """See `Source`."""
@@ -77,7 +77,7 @@ class RunscRunners:
         self._running[folder.name] = _Running(process, folder, port)
         return folder.name
 
-    async def remove(self, runner: Found) -> None:
+    async def remove(self, runner: FoundRunner) -> None:
         """See `Source`."""
         one = self._running.pop(runner.name, None)
         if one is None:
@@ -92,18 +92,18 @@ class RunscRunners:
         await one.process.wait()
         shutil.rmtree(one.folder, ignore_errors=True)
 
-    async def quarantine(self, runner: Found) -> None:
+    async def quarantine(self, runner: FoundRunner) -> None:
         """See `Source`."""
         await self.remove(runner)
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         """See `Source`."""
         return False
 
     async def close(self) -> None:
         """See `Source`."""
         for name in list(self._running):
-            await self.remove(Found(name, None))
+            await self.remove(FoundRunner(name, None))
 
     def _command(self, folder: Path, *arguments: str) -> Sequence[str]:
         return [str(self._runsc), f"--root={folder}/state", *_FLAGS, *arguments]

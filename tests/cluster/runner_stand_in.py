@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from nouscoder.verifier.harness import frames
-from nouscoder.verifier.harness.frames import Kind
+from nouscoder.verifier.harness.frames import FrameKind
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.handshake import own_certificate
 
@@ -37,20 +37,20 @@ async def _shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 async def _serve_harness(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(frames.encode(Kind.HELLO, json.dumps({}).encode()) + frames.encode(Kind.READY))
+    writer.write(frames.encode(FrameKind.HELLO, json.dumps({}).encode()) + frames.encode(FrameKind.READY))
     factor = more = 0
     while True:
         kind, length = frames.HEADER.unpack(await reader.readexactly(frames.HEADER.size))
         payload = await reader.readexactly(length)
-        if kind == Kind.PROGRAM and (found := _CANARY.search(payload)):
+        if kind == FrameKind.PROGRAM and (found := _CANARY.search(payload)):
             factor, more = int(found[1]), int(found[2])
-            writer.write(frames.encode(Kind.COMPILED))
-        elif kind == Kind.RUN:
+            writer.write(frames.encode(FrameKind.COMPILED))
+        elif kind == FrameKind.RUN:
             said = f"{int(payload) * factor + more} [] ['main.py']\n".encode()
-            result = frames.Result(frames.Ended.EXITED, 0, 0, 0.01, 0.01, 1 << 20, said, b"", None)
-            writer.write(frames.encode(Kind.RESULT, frames.pack_result(result)))
-        elif kind == Kind.END:
-            writer.write(frames.encode(Kind.READY))
+            result = frames.Result(frames.RunEnd.EXITED, 0, 0, 0.01, 0.01, 1 << 20, said, b"", None)
+            writer.write(frames.encode(FrameKind.RESULT, frames.pack_result(result)))
+        elif kind == FrameKind.END:
+            writer.write(frames.encode(FrameKind.READY))
         else:
             return
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nouscoder.domain.submission import AssertTests, CallCase, CallTests, StdinCase, StdinTests, Submission, Tests
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
-from nouscoder.verifier.grading.case_order import PRIOR_KILLS, PRIOR_RUNS, KillRates, KillTable, hardest_first
+from nouscoder.verifier.grading.progress import PRIOR_KILLS, PRIOR_RUNS, KillRates, KillTable, hardest_first
 from nouscoder.verifier.grading.runs import judge_for
 
 

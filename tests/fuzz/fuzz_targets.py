@@ -50,7 +50,13 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.verifier.api.submit import parse_submit
     from nouscoder.verifier.grading.grader import OnOutcome
     from nouscoder.verifier.grading.runs import judge_for
-    from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, extract_code, text_to_grade, validate
+    from nouscoder.verifier.grading.validation import (
+        Bounds,
+        InvalidSubmission,
+        extract_code,
+        text_to_grade,
+        validate,
+    )
     from nouscoder.verifier.harness import frames
     from nouscoder.verifier.judges.asserting import AssertJudge
     from nouscoder.verifier.judges.comparators import UnreadableResult, parse_result, same_text, same_value
@@ -378,8 +384,8 @@ _PROGRAMS = (
 def runner(data: bytes) -> None:
     """Whatever a runner says, a session ends with a result, a compile error or a SandboxError."""
     head, rest = (data[0], data[1:]) if data else (0, b"")
-    good = frames.encode(frames.Kind.HELLO, b"{}") + frames.encode(frames.Kind.READY)
-    said = rest if head & 64 else good + frames.encode(frames.Kind.COMPILED) + rest if head & 32 else good + rest
+    good = frames.encode(frames.FrameKind.HELLO, b"{}") + frames.encode(frames.FrameKind.READY)
+    said = rest if head & 64 else good + frames.encode(frames.FrameKind.COMPILED) + rest if head & 32 else good + rest
     with contextlib.suppress(SandboxError, SandboxUnavailable, CompileFailed):
         _loop.run_until_complete(_session(_Said(said), _PROGRAMS[head % len(_PROGRAMS)]))
 

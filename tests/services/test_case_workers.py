@@ -16,11 +16,10 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.grading.case_order import hardest_first
 from nouscoder.verifier.grading.case_workers import WorkerGroup
 from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
-from nouscoder.verifier.grading.progress import Progress
+from nouscoder.verifier.grading.progress import SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.observe.metrics import VerifierMetrics
@@ -103,7 +102,7 @@ class Rig:
     def __init__(self, passes: list[bool], num_slots: int = 3, most: int = 3, open_s: float = 0.0) -> None:
         submission = submission_of(passes)
         judge = judge_for(submission)
-        self.progress = Progress(submission, judge, hardest_first([0] * len(passes)), "scripted", 0.0)
+        self.progress = SubmissionProgress(submission, judge, hardest_first([0] * len(passes)), "scripted", 0.0)
         self.slots = FairSlots(num_slots, 8, lambda waiting, busy: None)
         self.work = ScriptedWork(len(passes), open_s)
         self.workers = WorkerGroup(self.progress, self.slots, self.work, most, 0.5, self.work.clock)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import pytest
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.harness import frames
-from nouscoder.verifier.harness.frames import Kind
+from nouscoder.verifier.harness.frames import FrameKind
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.handshake import own_certificate
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
@@ -24,7 +24,7 @@ from nouscoder.verifier.sandbox.compile_cache import CompileCache
 from nouscoder.verifier.sandbox.runners.gvisor import new_canary
 from nouscoder.verifier.sandbox.runners.link import RunnerRefused, connect
 from nouscoder.verifier.sandbox.session import SlotSession
-from nouscoder.verifier.sandbox.slot import Ending, Slot
+from nouscoder.verifier.sandbox.slot import LinkEnding, Slot
 from nouscoder.verifier.toolchains import languages
 
 LIMITS = Limits(wall_time_s=60, output_bytes=1000)
@@ -32,7 +32,7 @@ PROGRAM = Program(languages.registry()["python"], "print(1)", LIMITS)
 GOOD = frames.Result(0, 0, 0, 0.1, 0.1, 1000, b"1\n", b"", None)
 KEY = handshake.read_key("0123456789abcdef-a key of a pool")
 INVALID: tuple[object, ...] = (None, [], "x")
-COMPILED = frames.encode(Kind.COMPILED)
+COMPILED = frames.encode(FrameKind.COMPILED)
 
 
 class HostileLink:
@@ -49,7 +49,7 @@ class HostileLink:
     def last_log_line(self) -> str:
         return ""
 
-    async def close(self, ending: Ending) -> None:
+    async def close(self, ending: LinkEnding) -> None:
         self.is_open = False
         self.writer.transport.abort()
 
@@ -58,7 +58,7 @@ class HostileLaunch:
     """Opens links to `says`, which is called with the other end of the connection."""
 
     def __init__(self, said: bytes, hello: bytes = b"{}", tools: Mapping[str, str] | None = None) -> None:
-        self._said = frames.encode(Kind.HELLO, hello) + frames.encode(Kind.READY) + said
+        self._said = frames.encode(FrameKind.HELLO, hello) + frames.encode(FrameKind.READY) + said
         self._tools = tools or {}
         self.received = b""
         self.is_out_of_memory = False
@@ -97,13 +97,13 @@ async def session_with(launch: HostileLaunch, program: Program = PROGRAM) -> tup
 
 def result(**changed: object) -> bytes:
     """A RESULT frame with these numbers."""
-    return frames.encode(Kind.RESULT, frames.pack_result(GOOD._replace(**changed)))  # type: ignore[arg-type]
+    return frames.encode(FrameKind.RESULT, frames.pack_result(GOOD._replace(**changed)))  # type: ignore[arg-type]
 
 
 BAD_RESULTS = {
-    "a claimed length of 512 MiB": frames.HEADER.pack(Kind.RESULT, 1 << 29),
-    "more than all its output": frames.encode(Kind.RESULT, bytes(frames.session_bound(LIMITS.output_bytes) + 1)),
-    "a short result": frames.encode(Kind.RESULT, b"\0"),
+    "a claimed length of 512 MiB": frames.HEADER.pack(FrameKind.RESULT, 1 << 29),
+    "more than all its output": frames.encode(FrameKind.RESULT, bytes(frames.session_bound(LIMITS.output_bytes) + 1)),
+    "a short result": frames.encode(FrameKind.RESULT, b"\0"),
     "an unknown end": result(ended=99),
     "no number as the wall time": result(wall_time_s=math.nan),
     "an endless CPU time": result(cpu_time_s=math.inf),
@@ -111,12 +111,12 @@ BAD_RESULTS = {
     "an impossible exit code": result(exit_code=-5),
     "an impossible signal": result(signal=1000),
     "an unknown kind": frames.HEADER.pack(99, 0),
-    "another kind": frames.encode(Kind.READY),
+    "another kind": frames.encode(FrameKind.READY),
 }
 
 
 async def test_bad_files_after_compiling_are_a_sandbox_error() -> None:
-    bad = frames.encode(Kind.COMPILED, b"\0\0\0\0\0\0\0\1\0\0\0\2..\0\0\0\0")
+    bad = frames.encode(FrameKind.COMPILED, b"\0\0\0\0\0\0\0\1\0\0\0\2..\0\0\0\0")
     with pytest.raises(SandboxError, match="invalid files"):
         await session_with(HostileLaunch(bad))
 
@@ -149,7 +149,7 @@ async def test_the_same_while_the_program_compiles() -> None:
 
 
 async def test_a_frame_as_large_as_files_is_refused_unread_unless_the_program_fetches_some() -> None:
-    large = frames.encode(Kind.RESULT, bytes(2 * LIMITS.output_bytes + (1 << 19)))
+    large = frames.encode(FrameKind.RESULT, bytes(2 * LIMITS.output_bytes + (1 << 19)))
     compiled_elsewhere = replace(PROGRAM, language=languages.registry()["c"])
     programs = [
         (PROGRAM, "sent a frame of"),
@@ -175,16 +175,16 @@ async def test_a_bad_first_frame_is_a_sandbox_error(hello: bytes) -> None:
         await session_with(HostileLaunch(b"", hello))
 
 
-END = frames.encode(Kind.OUTPUT_END)
+END = frames.encode(FrameKind.OUTPUT_END)
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        frames.encode(Kind.OUTPUT) * 10,
-        frames.encode(Kind.OUTPUT, b"x" * 70_000) * (1 + frames.session_bound(LIMITS.output_bytes) // 70_000),
+        frames.encode(FrameKind.OUTPUT) * 10,
+        frames.encode(FrameKind.OUTPUT, b"x" * 70_000) * (1 + frames.session_bound(LIMITS.output_bytes) // 70_000),
         END * 2,
-        END + frames.encode(Kind.OUTPUT, b"x"),
+        END + frames.encode(FrameKind.OUTPUT, b"x"),
     ],
     ids=["empty", "flood", "two ends", "output after the end"],
 )
@@ -252,7 +252,7 @@ async def test_a_malformed_handshake_is_refused(answer: Callable[[dict[str, obje
         else:
             link = await connecting
             assert link.tools == {}
-            await link.close(Ending.DOUBT)
+            await link.close(LinkEnding.DOUBT)
 
 
 async def _answers() -> AsyncIterator[tuple[bytes, bytes]]:

@@ -24,7 +24,7 @@ from nouscoder.verifier.sandbox.runners import link as runner_link
 from nouscoder.verifier.sandbox.runners import pool as pool_module
 from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.link import PoolKeys
-from nouscoder.verifier.sandbox.runners.pool import Found, Replaced, RunnerState
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner, Replaced, RunnerState
 from nouscoder.verifier.toolchains import languages
 
 OLD, NEW = "an old key of the pool, long", "a new key of the pool, longer"
@@ -43,9 +43,9 @@ class Agents:
     async def start(self, on_change: Callable[[], None]) -> None:
         """Report no changes, because the pool checks often enough."""
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundRunner]:
         ports = {name: port for name, (_, port, _) in self.processes.items()}
-        return [Found(name, ("127.0.0.1", port) if port else None) for name, port in ports.items()]
+        return [FoundRunner(name, ("127.0.0.1", port) if port else None) for name, port in ports.items()]
 
     async def create(self) -> str | None:
         key = (self.folder / "secret").read_text()
@@ -69,22 +69,22 @@ class Agents:
         self.processes[name] = (process, port, key)
         return name
 
-    async def remove(self, runner: Found) -> None:
+    async def remove(self, runner: FoundRunner) -> None:
         process, _, _ = self.processes.pop(runner.name)
         process.kill()
         await asyncio.to_thread(process.wait)
         assert process.stderr is not None
         process.stderr.close()
 
-    async def quarantine(self, runner: Found) -> None:
+    async def quarantine(self, runner: FoundRunner) -> None:
         await self.remove(runner)
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         return False
 
     async def close(self) -> None:
         for name in list(self.processes):
-            await self.remove(Found(name, None))
+            await self.remove(FoundRunner(name, None))
 
     def keys(self) -> set[str]:
         return {key for _, _, key in self.processes.values()}

@@ -60,7 +60,7 @@ async def cut(sandbox: GvisorSandbox) -> None:
         running = asyncio.create_task(session.run(b""))
         done, _ = await asyncio.wait({running}, timeout=2)
         assert not done
-        await cast(SlotSession, session)._slot.stop()
+        await cast(SlotSession, session).slot.stop()
         await running
 
 

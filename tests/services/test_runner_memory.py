@@ -22,7 +22,7 @@ from nouscoder.verifier.sandbox.runners import gvisor
 from nouscoder.verifier.sandbox.runners import pool as pool_module
 from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.launch import runner_of
-from nouscoder.verifier.sandbox.runners.pool import Found
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner
 from nouscoder.verifier.sandbox.slot import SlotState
 
 KEY = "0123456789abcdef-a key of a pool"
@@ -41,9 +41,9 @@ class MortalAgents(Agents):
 
     async def kill(self, name: str) -> None:
         self.killed.append(name)
-        await self.remove(Found(name, None))
+        await self.remove(FoundRunner(name, None))
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         return self._tells and runner.name in self.killed
 
 

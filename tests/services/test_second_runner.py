@@ -27,7 +27,7 @@ from nouscoder.verifier.sandbox.runners import gvisor
 from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.launch import RunnerLaunch, SecondRun, current_choice
 from nouscoder.verifier.sandbox.runners.pool import Replaced, Runner
-from nouscoder.verifier.sandbox.slot import Ending, ProcessLink
+from nouscoder.verifier.sandbox.slot import LinkEnding, ProcessLink
 
 YES, NO, LATE = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.TIME_LIMIT_EXCEEDED
 OURS, ERROR = VerdictKind.INTERNAL_ERROR, VerdictKind.RUNTIME_ERROR
@@ -142,10 +142,10 @@ async def test_only_the_configured_share_is_repeated() -> None:
 class LocalLink(ProcessLink):
     """A harness on this host in place of a pod's. The lying one changes what programs print."""
 
-    closed: Callable[[Ending], Awaitable[None]] | None = None
+    closed: Callable[[LinkEnding], Awaitable[None]] | None = None
     lies = False
 
-    async def close(self, ending: Ending) -> None:
+    async def close(self, ending: LinkEnding) -> None:
         await super().close(ending)
         if self.closed is not None:
             await self.closed(ending)
@@ -172,7 +172,7 @@ async def test_a_lying_runner_is_overruled_quarantined_and_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def connected(
-        launch: RunnerLaunch, runner: Runner, want: str, closed: Callable[[Ending], Awaitable[None]] | None = None
+        launch: RunnerLaunch, runner: Runner, want: str, closed: Callable[[LinkEnding], Awaitable[None]] | None = None
     ) -> LocalLink:
         config = SandboxConfig()
         settings = _slot_settings(config, int(runner.name.removeprefix("pod-")))

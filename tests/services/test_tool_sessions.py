@@ -47,8 +47,8 @@ from nouscoder.verifier.settings import grading_policy, sandbox_config, tool_pol
 from nouscoder.verifier.tools import sessions as interpreter_module
 from nouscoder.verifier.tools.sessions import (
     MAX_CODE_BYTES,
-    Interpreter,
     InterpreterLimits,
+    SandboxInterpreter,
     ToolPolicy,
     ToolSessions,
     clipped,
@@ -84,8 +84,8 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def interpreter(sandbox: Sandbox) -> AsyncIterator[Interpreter]:
-    made = Interpreter(sandbox, WIDE)
+async def interpreter(sandbox: Sandbox) -> AsyncIterator[SandboxInterpreter]:
+    made = SandboxInterpreter(sandbox, WIDE)
     yield made
     await made.close()
 
@@ -100,7 +100,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 @module_loop
-async def test_state_lasts_from_call_to_call(interpreter: Interpreter) -> None:
+async def test_state_lasts_from_call_to_call(interpreter: SandboxInterpreter) -> None:
     for code, output in (
         ("import math\nx = [1]\ndef twice(n): return 2 * n", ""),
         ("x.append(twice(3)); x", "[1, 6]\n"),
@@ -114,7 +114,9 @@ async def test_state_lasts_from_call_to_call(interpreter: Interpreter) -> None:
 
 
 @module_loop
-async def test_an_exception_ends_the_cell_and_its_traceback_shows_only_the_cells(interpreter: Interpreter) -> None:
+async def test_an_exception_ends_the_cell_and_its_traceback_shows_only_the_cells(
+    interpreter: SandboxInterpreter,
+) -> None:
     await interpreter.run("def fails():\n    return 1 / 0\nkept = 5")
     answer = await interpreter.run("print('before')\nfails()\nprint('after')")
     assert answer.end is CallEnd.DONE
@@ -129,13 +131,15 @@ async def test_an_exception_ends_the_cell_and_its_traceback_shows_only_the_cells
 
 
 @module_loop
-async def test_input_is_empty_and_errors_are_in_the_order_of_printing(interpreter: Interpreter) -> None:
+async def test_input_is_empty_and_errors_are_in_the_order_of_printing(interpreter: SandboxInterpreter) -> None:
     code = "import sys, os\nprint('a', flush=True); print('b', file=sys.stderr); os.system('echo c'); sys.stdin.read()"
     assert (await interpreter.run(code)).output == "a\nb\nc\n''\n"
 
 
 @module_loop
-async def test_an_ended_interpreter_says_so_and_the_next_call_begins_with_a_fresh_one(interpreter: Interpreter) -> None:
+async def test_an_ended_interpreter_says_so_and_the_next_call_begins_with_a_fresh_one(
+    interpreter: SandboxInterpreter,
+) -> None:
     await interpreter.run("kept = 1")
     answer = await interpreter.run("import os; print('x', flush=True); os._exit(7)")
     assert (answer.end, answer.output) == (CallEnd.EXITED, "x\n")
@@ -153,18 +157,18 @@ async def test_an_ended_interpreter_says_so_and_the_next_call_begins_with_a_fres
 @module_loop
 async def test_a_call_over_a_limit_ends_and_the_slot_serves_others(sandbox: Sandbox, code: str, end: CallEnd) -> None:
     call_s = 1.0 if end is CallEnd.TIME_LIMIT else 120.0
-    limited = Interpreter(sandbox, replace(WIDE, call_s=call_s))
+    limited = SandboxInterpreter(sandbox, replace(WIDE, call_s=call_s))
     answer = await limited.run(code)
     await limited.close()
     assert answer.end is end
     assert end is not CallEnd.DONE or "MemoryError" in answer.output, "the cell gets the exception and may go on"
-    other = Interpreter(sandbox, WIDE)
+    other = SandboxInterpreter(sandbox, WIDE)
     assert (await other.run("6 * 7")).output == "42\n"
     await other.close()
 
 
 @module_loop
-async def test_a_cell_that_writes_the_mark_ends_only_its_own_call(interpreter: Interpreter) -> None:
+async def test_a_cell_that_writes_the_mark_ends_only_its_own_call(interpreter: SandboxInterpreter) -> None:
     forged = (
         "import gc, os, sys\n"
         "frame = sys._getframe()\n"

@@ -12,33 +12,33 @@ import sys
 import time
 
 from nouscoder.verifier.harness import frames
-from nouscoder.verifier.harness.frames import Kind
+from nouscoder.verifier.harness.frames import FrameKind
 
 
 def serve(sleep_s: float, stream_in: int = 0, stream_out: int = 1) -> None:
     """Answer frames until the stream closes. A run takes `sleep_s` seconds."""
-    frames.write_frame(stream_out, Kind.HELLO, json.dumps({"pid": os.getpid()}).encode())
-    frames.write_frame(stream_out, Kind.READY)
+    frames.write_frame(stream_out, FrameKind.HELLO, json.dumps({"pid": os.getpid()}).encode())
+    frames.write_frame(stream_out, FrameKind.READY)
     while (frame := _next_frame(stream_in)) is not None:
         kind, payload = frame
         match kind:
-            case Kind.PROGRAM:
-                frames.write_frame(stream_out, Kind.COMPILED)
-            case Kind.RUN:
+            case FrameKind.PROGRAM:
+                frames.write_frame(stream_out, FrameKind.COMPILED)
+            case FrameKind.RUN:
                 time.sleep(sleep_s)
-                result = frames.Result(frames.Ended.EXITED, 0, 0, sleep_s, sleep_s, 1 << 23, payload, b"", None)
-                frames.write_frame(stream_out, Kind.RESULT, frames.pack_result(result))
-            case Kind.END:
-                frames.write_frame(stream_out, Kind.READY)
+                result = frames.Result(frames.RunEnd.EXITED, 0, 0, sleep_s, sleep_s, 1 << 23, payload, b"", None)
+                frames.write_frame(stream_out, FrameKind.RESULT, frames.pack_result(result))
+            case FrameKind.END:
+                frames.write_frame(stream_out, FrameKind.READY)
 
 
-def _next_frame(fd: int) -> tuple[Kind, bytes] | None:
+def _next_frame(fd: int) -> tuple[FrameKind, bytes] | None:
     header = _read(fd, frames.HEADER.size)
     if header is None:
         return None
     number, length = frames.HEADER.unpack(header)
     payload = _read(fd, length)
-    return None if payload is None else (Kind(number), payload)
+    return None if payload is None else (FrameKind(number), payload)
 
 
 def _read(fd: int, num_bytes: int) -> bytes | None:

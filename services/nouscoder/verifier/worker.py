@@ -45,7 +45,7 @@ _STOP_LIMIT_S = 2.0
 OpenTests = Callable[[str], AbstractAsyncContextManager[Tests]]
 
 
-class Broker(Protocol):
+class GradingBroker(Protocol):
     """The calls to a broker that the worker needs; implemented by rpc.broker_client.BrokerClient."""
 
     async def lease_grading(self, max_rollouts: int, wait_s: float = ...) -> LeasedGradings:
@@ -60,12 +60,12 @@ class Broker(Protocol):
         """Release all leases of this worker."""
         ...
 
-    def keep_leases(self, report: Callable[[], WorkReport]) -> AbstractAsyncContextManager[Keeper]:
+    def keep_leases(self, report: Callable[[], WorkReport]) -> AbstractAsyncContextManager[LeaseRenewal]:
         """Renew leases. `report` returns the progress of the work, at each heartbeat."""
         ...
 
 
-class Keeper(Protocol):
+class LeaseRenewal(Protocol):
     """Renews leases; implemented by rpc.broker_client.LeaseKeeper."""
 
     def add(self, lease: Lease) -> None:
@@ -114,7 +114,7 @@ class _Graded:
 class GradingWorker:
     """Leases two rollouts for each slot of `grader`, so that every slot stays busy."""
 
-    def __init__(self, broker: Broker, grader: Grading, opened: OpenTests) -> None:
+    def __init__(self, broker: GradingBroker, grader: Grading, opened: OpenTests) -> None:
         """`opened` opens the tests of a digest while they are in use."""
         self.capacity = 2 * grader.num_slots
         self._broker = broker

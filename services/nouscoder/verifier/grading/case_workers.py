@@ -24,8 +24,8 @@ from typing import TypeVar
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.grading.fair_queue import FairSlots
-from nouscoder.verifier.grading.progress import Progress
-from nouscoder.verifier.grading.runs import Ran, Runs, open_runs, partner_patience_s
+from nouscoder.verifier.grading.progress import SubmissionProgress
+from nouscoder.verifier.grading.runs import CaseRuns, Ran, open_runs, partner_patience_s
 from nouscoder.verifier.grading.time_limits import (
     ExclusiveRunLock,
     ExclusiveRunTimeout,
@@ -68,7 +68,7 @@ class SubmissionWork:
     repetitions: Repetitions = field(default_factory=Repetitions)
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Runs]:
+    async def open(self) -> AsyncIterator[CaseRuns]:
         """Open a fresh sandbox. Raises CompileFailed, SandboxError and TimeoutError on entry."""
         async with AsyncExitStack() as stack:
             try:
@@ -77,12 +77,12 @@ class SubmissionWork:
                 runs = await self._opened_alone(stack, starved)
             yield runs
 
-    async def _opened(self, stack: AsyncExitStack) -> Runs:
+    async def _opened(self, stack: AsyncExitStack) -> CaseRuns:
         enforced = replace(self.program, limits=extended_limits(self.program.limits))
         async with asyncio.timeout(self.open_patience_s):
             return await stack.enter_async_context(open_runs(self.sandbox, self.submission, enforced, self.judge))
 
-    async def _opened_alone(self, stack: AsyncExitStack, starved: CompileStarved) -> Runs:
+    async def _opened_alone(self, stack: AsyncExitStack, starved: CompileStarved) -> CaseRuns:
         """Open a sandbox while no run is in progress. Raises `starved` when the machine does not become free."""
         if self.repetitions.are_over:
             raise starved
@@ -92,7 +92,7 @@ class SubmissionWork:
         except ExclusiveRunTimeout:
             raise starved from None
 
-    async def run(self, runs: Runs, index: int) -> Ran:
+    async def run(self, runs: CaseRuns, index: int) -> Ran:
         """Run one test. Raises SandboxError and TimeoutError."""
         patience_s = self.run_patience_s + partner_patience_s(self.submission)
         run = partial(_within, patience_s, partial(runs.run, index))
@@ -127,7 +127,7 @@ class WorkerGroup:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: SubmissionProgress,
         slots: FairSlots,
         work: SubmissionWork,
         max_workers: int,
@@ -207,7 +207,7 @@ class WorkerGroup:
         left_s = self._progress.num_left * self._tests_s / self._num_tests / len(self._active)
         return left_s > max(self._min_left_s, MIN_LEFT_PER_OPENING * self._open_s)
 
-    async def _run_test(self, runs: Runs, index: int) -> None:
+    async def _run_test(self, runs: CaseRuns, index: int) -> None:
         begun_s = self._clock()
         try:
             result, ruling = await self._work.run(runs, index)

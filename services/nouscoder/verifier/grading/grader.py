@@ -25,13 +25,12 @@ from typing import Protocol
 from nouscoder.domain.submission import AssertTests, Profile, Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.grading.case_order import KillRates, KillTable, hardest_first
 from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
 from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error
 from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.grading.long_work import in_turn
-from nouscoder.verifier.grading.progress import Progress
+from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import PytestLibrary, has_free_order, has_parallel_tests, judge_for, program_of
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock, extended_limits, max_repetitions_s
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, text_to_grade, validate
@@ -157,10 +156,12 @@ class Grader:
         self._metrics.graded(verdict, current_caller().client)
         return verdict
 
-    def _progress(self, submission: Submission, judge: Judge, begun: float, learned: KillTable | None) -> Progress:
+    def _progress(
+        self, submission: Submission, judge: Judge, begun: float, learned: KillTable | None
+    ) -> SubmissionProgress:
         sizes = [judge.input_size(index) for index in range(judge.num_tests)]
         order = hardest_first(sizes, learned.rates() if learned is not None else None)
-        return Progress(submission, judge, order, self._sandbox.name, begun, self._policy.max_submission_s)
+        return SubmissionProgress(submission, judge, order, self._sandbox.name, begun, self._policy.max_submission_s)
 
     async def run_once(
         self, program: Program, stdin: bytes, files: Mapping[str, bytes], slot_patience_s: float = math.inf
@@ -191,7 +192,7 @@ class Grader:
             yield
 
     async def _attempts(
-        self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
+        self, submission: Submission, program: Program, progress: SubmissionProgress, on_outcome: OnOutcome | None
     ) -> Verdict:
         """Run the remaining tests. Each infrastructure failure costs one attempt and one sandbox.
 

@@ -92,7 +92,7 @@ def _judge_for(submission: Submission) -> Judge:
             raise InvalidSubmission("tests.digest", "names stored tests that have not been read")
 
 
-class Runs(Protocol):
+class CaseRuns(Protocol):
     """The runs of one submission in one fresh sandbox."""
 
     async def run(self, index: int) -> Ran:
@@ -143,7 +143,9 @@ def partner_patience_s(submission: Submission) -> float:
 
 
 @asynccontextmanager
-async def open_runs(sandbox: Sandbox, submission: Submission, program: Program, judge: Judge) -> AsyncIterator[Runs]:
+async def open_runs(
+    sandbox: Sandbox, submission: Submission, program: Program, judge: Judge
+) -> AsyncIterator[CaseRuns]:
     """A fresh sandbox for this submission. Raises CompileFailed, PartnerCompileFailed and SandboxError on entry."""
     match submission.tests:
         case MathTests() as tests:

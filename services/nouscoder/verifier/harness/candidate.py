@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"no JSON form: {type(value).__name__}")
 
 
-class Compiled(NamedTuple):
+class CompiledPython(NamedTuple):
     """A compiled Python program."""
 
     prelude: types.CodeType | None
@@ -105,7 +105,7 @@ def remember_modules() -> None:
     _warm_modules.extend(sys.modules)
 
 
-def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> Job:
+def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> CandidateJob:
     """Turn the assignment into the job to run. Called in a candidate's process after init has confined it."""
     after_fork()
     assignment = Assignment.unpack(assignment_bytes)
@@ -117,10 +117,10 @@ def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> Job:
     else:
         code, args = load_code(assignment.body), assignment.args
     arguments = tuple(map(os.fsdecode, args.split(b"\0")[:-1])) if args else ()
-    return Job(code, namespace, entry_point.decode("utf-8", "surrogatepass") or None, arguments)
+    return CandidateJob(code, namespace, entry_point.decode("utf-8", "surrogatepass") or None, arguments)
 
 
-def _compile_first(assignment: Assignment, prelude: str) -> tuple[Compiled, bytes]:
+def _compile_first(assignment: Assignment, prelude: str) -> tuple[CompiledPython, bytes]:
     """Compile the source, report to init and wait for the first test. Returns the code and the arguments."""
     try:
         code = compile_source(assignment.body, prelude)
@@ -162,10 +162,10 @@ def count_cpu_from(used_s: float, cpu_time_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))
 
 
-def compile_source(source: bytes, prelude: str) -> Compiled:
+def compile_source(source: bytes, prelude: str) -> CompiledPython:
     """Compile a script. The prelude is separate, so that it shifts no line numbers and hides no __future__ import."""
     main = compile(source, _SCRIPT, "exec", dont_inherit=True)
-    return Compiled(compile(prelude, "<prelude>", "exec", dont_inherit=True) if prelude else None, main)
+    return CompiledPython(compile(prelude, "<prelude>", "exec", dont_inherit=True) if prelude else None, main)
 
 
 def make_script_surroundings() -> dict[str, Any]:
@@ -208,11 +208,11 @@ def _buffered(fd: int) -> io.BufferedReader | io.BufferedWriter:
     return io.BufferedReader(raw) if fd == 0 else io.BufferedWriter(raw)
 
 
-class Job:
+class CandidateJob:
     """The program that `__main__` executes."""
 
     def __init__(
-        self, code: Compiled, namespace: dict[str, Any], entry_point: str | None, args: tuple[str, ...] = ()
+        self, code: CompiledPython, namespace: dict[str, Any], entry_point: str | None, args: tuple[str, ...] = ()
     ) -> None:
         self.code = code.main
         self.prelude = code.prelude
@@ -290,11 +290,11 @@ def _exit_status(error: SystemExit) -> int:
     return 1
 
 
-def dump_code(code: Compiled) -> bytes:
+def dump_code(code: CompiledPython) -> bytes:
     """Encode the code for the processes of the later tests."""
     return marshal.dumps(tuple(code))
 
 
-def load_code(marshalled: bytes) -> Compiled:
+def load_code(marshalled: bytes) -> CompiledPython:
     """Decode the code that the first process of the submission compiled."""
-    return Compiled(*marshal.loads(marshalled))
+    return CompiledPython(*marshal.loads(marshalled))

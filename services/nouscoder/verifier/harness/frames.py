@@ -40,7 +40,7 @@ _NO_FILES: Mapping[str, bytes] = {}
 _RESULT = struct.Struct("!BiiddQIIiB")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a frame."""
 
     PROGRAM = 1
@@ -65,7 +65,7 @@ class Kind(IntEnum):
     COMPILE_STARVED = 26
 
 
-class Ended(IntEnum):
+class RunEnd(IntEnum):
     """How the process tree of a run ended. The gateway maps it to `Exit`."""
 
     EXITED = 0
@@ -114,7 +114,7 @@ class StreamClosed(Exception):
     """The peer has closed the stream."""
 
 
-def encode(kind: Kind, payload: bytes = b"") -> bytes:
+def encode(kind: FrameKind, payload: bytes = b"") -> bytes:
     """Encode one frame. Raises ValueError when the payload is too long."""
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame holds at most {MAX_FRAME_BYTES} bytes, not {len(payload)}")
@@ -139,7 +139,7 @@ def unpack_result(payload: bytes) -> Result:
         raise ValueError("RESULT frame of the wrong length")
     if not (0 <= wall < math.inf and 0 <= cpu < math.inf and 0 <= code <= 255 and 0 <= signal <= 64 and first <= 1):
         raise ValueError("RESULT frame with impossible numbers")
-    Ended(ended)
+    RunEnd(ended)
     result = payload[err_end:] if num_result >= 0 else None
     return Result(
         *(ended, code, signal, wall, cpu, memory),
@@ -250,7 +250,7 @@ def _strings(words: Sequence[str]) -> bytes:
     return b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in words)
 
 
-def write_frame(fd: int, kind: Kind, payload: bytes = b"") -> None:
+def write_frame(fd: int, kind: FrameKind, payload: bytes = b"") -> None:
     """Write one whole frame. Raises StreamClosed when the peer has closed the stream."""
     view = memoryview(encode(kind, payload))
     try:

@@ -16,7 +16,7 @@ import sys
 from typing import NoReturn
 
 from . import frames, kernel, seccomp
-from .candidate import Job, begin, make_script_surroundings, remember_modules
+from .candidate import CandidateJob, begin, make_script_surroundings, remember_modules
 from .frames import SlotSettings
 from .init_library import Init
 from .isolation import isolation_of
@@ -39,7 +39,7 @@ def _join(groups: tuple[str, ...]) -> None:
             file.write("0")
 
 
-def main(settings_json: str) -> Job:
+def main(settings_json: str) -> CandidateJob:
     """Serve until the stream closes. Returns only in a candidate's process, with the job that it must run."""
     settings = SlotSettings.from_json(settings_json)
     _join(settings.groups)
@@ -53,7 +53,7 @@ def main(settings_json: str) -> Job:
         isolation.enter()
         namespace = make_script_surroundings()
         hello = json.dumps({"python": sys.version.split()[0], "pid": os.getpid()}).encode()
-        frames.write_frame(stream_out, frames.Kind.HELLO, hello)
+        frames.write_frame(stream_out, frames.FrameKind.HELLO, hello)
         _hide_harness()
         gc.collect()
         gc.freeze()
@@ -109,6 +109,6 @@ def _hide_harness() -> None:
 
 def _give_up(stream_out: int, reason: str) -> NoReturn:
     try:
-        frames.write_frame(stream_out, frames.Kind.FAILED, reason.encode())
+        frames.write_frame(stream_out, frames.FrameKind.FAILED, reason.encode())
     finally:
         os._exit(1)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledFiles:
     """What a compiler has made of a program, by name beside its source, and what it said."""
 
     files: Mapping[str, bytes]
@@ -55,7 +55,7 @@ class CompileCache:
         """The bytes on the disk."""
         return os.fstat(self._file.fileno()).st_size if self._file is not None else 0
 
-    def get(self, key: str) -> Compiled | None:
+    def get(self, key: str) -> CompiledFiles | None:
         """The compiled program, if it is there. Counted as a hit or as a miss."""
         found = self._read(key)
         if found is None:
@@ -64,13 +64,13 @@ class CompileCache:
             self.num_hits += 1
         return found
 
-    def _read(self, key: str) -> Compiled | None:
+    def _read(self, key: str) -> CompiledFiles | None:
         place = self._places.get(key)
         if place is None or self._file is None:
             return None
         offset, length = place
         said, files = frames.unpack_files(os.pread(self._file.fileno(), length, offset))
-        return None if files is None else Compiled(files, said)
+        return None if files is None else CompiledFiles(files, said)
 
     def put(self, key: str, payload: bytes) -> None:
         """Keep the payload of a COMPILED frame with a whole program. One that is too large is not kept."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from nouscoder.verifier.harness import frames
-from nouscoder.verifier.harness.frames import Kind
+from nouscoder.verifier.harness.frames import FrameKind
 from nouscoder.verifier.sandbox.base import (
     NO_FILES,
     CompileFailed,
@@ -39,11 +39,11 @@ from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
 from nouscoder.verifier.toolchains.languages import with_memory_limit
 
 _EXITS = {
-    frames.Ended.EXITED: Exit.EXITED,
-    frames.Ended.SIGNALLED: Exit.SIGNALLED,
-    frames.Ended.TIME_LIMIT: Exit.TIME_LIMIT,
-    frames.Ended.MEMORY_LIMIT: Exit.MEMORY_LIMIT,
-    frames.Ended.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
+    frames.RunEnd.EXITED: Exit.EXITED,
+    frames.RunEnd.SIGNALLED: Exit.SIGNALLED,
+    frames.RunEnd.TIME_LIMIT: Exit.TIME_LIMIT,
+    frames.RunEnd.MEMORY_LIMIT: Exit.MEMORY_LIMIT,
+    frames.RunEnd.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
 }
 _PYTHON_COMPILE_TIME_S = 10.0
 _MOST_TIMES = 4.0  # the compile time, in wall time while others have the CPU; as in harness/init/compile_time.c
@@ -115,11 +115,11 @@ class SlotSession:
             except SandboxError as error:
                 await self._blame_memory(error)
                 raise
-        if kind is Kind.COMPILE_FAILED:
+        if kind is FrameKind.COMPILE_FAILED:
             raise CompileFailed(detail.decode("utf-8", "replace"))
-        if kind is Kind.COMPILE_STARVED:
+        if kind is FrameKind.COMPILE_STARVED:
             raise CompileStarved(f"other work kept the compiler from the CPU in slot {self.slot.index}")
-        if kind is not Kind.COMPILED:
+        if kind is not FrameKind.COMPILED:
             await self.slot.stop()
             raise SandboxError(f"slot {self.slot.index} answered {kind.name} to a program")
         said, made = await self._unpacked_files(detail)
@@ -147,10 +147,10 @@ class SlotSession:
         allowed = self.program.limits.memory_bytes + steps * _STEP_BYTES
         self.slot.group.limit(memory=self._held_bytes + allowed + _OWN_BYTES)
 
-    async def _begin(self, payload: bytes) -> tuple[Kind, bytes]:
+    async def _begin(self, payload: bytes) -> tuple[FrameKind, bytes]:
         """Send the program without waiting for the end of the previous session. Returns the answer."""
         try:
-            await self.slot.send(Kind.PROGRAM, payload)
+            await self.slot.send(FrameKind.PROGRAM, payload)
             await self.slot.await_ready()
         except SandboxError:
             await self.slot.stop()
@@ -167,14 +167,14 @@ class SlotSession:
             await self._reopen_if_killed()
             try:
                 await self._prepare_run(args, files, len(stdin))
-                await self.slot.send(Kind.RUN, stdin)
+                await self.slot.send(FrameKind.RUN, stdin)
                 kind, payload = await self.receive(self.program.limits.wall_time_s)
             except SandboxError as error:
                 if await self._is_killed():
                     return _OUT_OF_MEMORY
                 await self._blame_memory(error)
                 raise
-            if kind is not Kind.RESULT:
+            if kind is not FrameKind.RESULT:
                 await self.slot.stop()
                 raise SandboxError(f"slot {self.slot.index} answered {kind.name} to a run")
             result = await self.to_result(payload)
@@ -188,7 +188,7 @@ class SlotSession:
             return NO_FILES
         kind, payload = await self.receive(self._compile_time_s)
         _, files = await self._unpacked_files(payload)
-        if kind is not Kind.FILES or files is None or not files.keys() <= set(self.program.fetch):
+        if kind is not FrameKind.FILES or files is None or not files.keys() <= set(self.program.fetch):
             await self.slot.stop()
             raise SandboxError(f"slot {self.slot.index} sent other files than those of the run")
         return files
@@ -222,7 +222,7 @@ class SlotSession:
     async def start_dialogue(self) -> SlotDialogue:
         """Start the program for `Sandbox.dialogue`. Nothing else runs in this session afterwards."""
         await self._prepare_run((), NO_FILES, 0)
-        await self.slot.send(Kind.DIALOGUE)
+        await self.slot.send(FrameKind.DIALOGUE)
         return SlotDialogue(self)
 
     async def result_if_killed(self) -> RunResult | None:
@@ -261,7 +261,7 @@ class SlotSession:
         self._limit_group(num_stdin_bytes + sum(map(len, files.values())))
         self._cpu_before_s = self.slot.group.cpu_s()
         if args or files:
-            await self.slot.send(Kind.ARGUMENTS, frames.pack_arguments(args, files))
+            await self.slot.send(FrameKind.ARGUMENTS, frames.pack_arguments(args, files))
 
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -281,7 +281,7 @@ class SlotSession:
             await self.slot.stop()
             raise SandboxError(f"slot {self.slot.index} sent an invalid result: {error}") from error
         # The kernel may have killed another process than the one whose end is reported.
-        exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else _EXITS[frames.Ended(r.ended)]
+        exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else _EXITS[frames.RunEnd(r.ended)]
         # The harness does not see the CPU time of processes that nobody waited for.
         group_s = self.slot.group.cpu_s() - self._cpu_before_s - _OWN_CPU_S
         if exit_ in (Exit.EXITED, Exit.SIGNALLED) and group_s > self.program.limits.cpu_time_s:
@@ -300,7 +300,7 @@ class SlotSession:
             r.partner_ended,
         )
 
-    async def receive(self, limit_s: float) -> tuple[Kind, bytes]:
+    async def receive(self, limit_s: float) -> tuple[FrameKind, bytes]:
         """The next frame. Stops the slot and raises SandboxError when none comes in time."""
         try:
             return await self.slot.receive(limit_s + self._grace_s)
@@ -320,23 +320,23 @@ class SlotDialogue:
 
     async def say(self, data: bytes) -> None:
         """See `Dialogue`."""
-        await self._send(Kind.INPUT, data)
+        await self._send(FrameKind.INPUT, data)
 
     async def hear(self, limit_s: float) -> bytes | RunResult:
         """See `Dialogue`."""
         async with asyncio.timeout(limit_s):
             kind, payload = await self._next(limit_s)
-        return payload if kind is Kind.OUTPUT or self._result is None else self._result
+        return payload if kind is FrameKind.OUTPUT or self._result is None else self._result
 
     async def hold(self) -> RunResult | None:
         """See `Dialogue`."""
-        await self._send(Kind.HOLD)
-        kind = Kind.OUTPUT
-        while kind is Kind.OUTPUT:
-            kind, _ = await self._next(0.0, Kind.HELD)
+        await self._send(FrameKind.HOLD)
+        kind = FrameKind.OUTPUT
+        while kind is FrameKind.OUTPUT:
+            kind, _ = await self._next(0.0, FrameKind.HELD)
         return self._result
 
-    async def _send(self, kind: Kind, data: bytes = b"") -> None:
+    async def _send(self, kind: FrameKind, data: bytes = b"") -> None:
         if self._result is not None:
             return
         try:
@@ -344,22 +344,22 @@ class SlotDialogue:
         except SandboxError as error:
             await self._end_or_raise(error)
 
-    async def _next(self, limit_s: float, *expected: Kind) -> tuple[Kind, bytes]:
+    async def _next(self, limit_s: float, *expected: FrameKind) -> tuple[FrameKind, bytes]:
         """The next frame: OUTPUT, RESULT (kept in `_result`), or one of `expected`. OUTPUT_END is passed over, once."""
         if self._result is not None:
-            return Kind.RESULT, b""
+            return FrameKind.RESULT, b""
         try:
             kind, payload = await self._session.receive(limit_s)
-            if kind is Kind.OUTPUT_END and not payload and not self._output_ended:
+            if kind is FrameKind.OUTPUT_END and not payload and not self._output_ended:
                 self._output_ended = True
                 kind, payload = await self._session.receive(limit_s)
         except SandboxError as error:
             await self._end_or_raise(error)
-            return Kind.RESULT, b""
+            return FrameKind.RESULT, b""
         self._left_bytes -= len(payload)
-        if kind is Kind.RESULT:
+        if kind is FrameKind.RESULT:
             self._result = await self._session.to_result(payload)
-        elif kind not in expected and (kind is not Kind.OUTPUT or not payload or self._left_bytes < 0):
+        elif kind not in expected and (kind is not FrameKind.OUTPUT or not payload or self._left_bytes < 0):
             await self._session.slot.stop()
             raise SandboxError(f"slot {self._session.slot.index} answered {kind.name} in a dialogue")
         return kind, payload
@@ -384,22 +384,22 @@ async def _by_pipes(one: SlotSession, other: SlotSession) -> tuple[RunResult, Ru
     nonce = secrets.token_bytes(frames.NONCE_BYTES)
     limit_s = one.program.limits.wall_time_s
     spare_s = max(0.0, other.program.limits.wall_time_s - limit_s)
-    await one.slot.send(Kind.DIRECT_DIALOGUE, frames.pack_terms(nonce, is_host=True, spare_s=spare_s))
-    await other.slot.send(Kind.DIRECT_DIALOGUE, frames.pack_terms(nonce, is_host=False, spare_s=0.0))
+    await one.slot.send(FrameKind.DIRECT_DIALOGUE, frames.pack_terms(nonce, is_host=True, spare_s=spare_s))
+    await other.slot.send(FrameKind.DIRECT_DIALOGUE, frames.pack_terms(nonce, is_host=False, spare_s=0.0))
     return await _both(_result(one, limit_s + spare_s), _result(other, limit_s + spare_s))
 
 
 async def _result(session: SlotSession, limit_s: float) -> RunResult:
     kind, payload = await session.receive(limit_s)
-    if kind is not Kind.RESULT:
+    if kind is not FrameKind.RESULT:
         await session.slot.stop()
         raise SandboxError(f"slot {session.slot.index} answered {kind.name} in a dialogue")
     return await session.to_result(payload)
 
 
 async def _by_gateway(one: SlotSession, other: SlotSession) -> tuple[RunResult, RunResult]:
-    await one.slot.send(Kind.DIALOGUE)
-    await other.slot.send(Kind.DIALOGUE)
+    await one.slot.send(FrameKind.DIALOGUE)
+    await other.slot.send(FrameKind.DIALOGUE)
     ended: set[SlotSession] = set()
     return await _both(_relay(one, other, ended), _relay(other, one, ended))
 
@@ -421,16 +421,16 @@ async def _relay(speaker: SlotSession, listener: SlotSession, ended: set[SlotSes
     while True:
         kind, payload = await speaker.receive(max(0.0, end_s - now_s()))
         left_bytes -= len(payload)
-        if kind is Kind.OUTPUT and payload and speaks and left_bytes > 0:
-            await listener.slot.send(Kind.INPUT, payload)
-        elif kind is Kind.OUTPUT_END and speaks:
+        if kind is FrameKind.OUTPUT and payload and speaks and left_bytes > 0:
+            await listener.slot.send(FrameKind.INPUT, payload)
+        elif kind is FrameKind.OUTPUT_END and speaks:
             speaks = False
-            await listener.slot.send(Kind.INPUT_END)
-        elif kind is Kind.RESULT:
+            await listener.slot.send(FrameKind.INPUT_END)
+        elif kind is FrameKind.RESULT:
             result = replace(await speaker.to_result(payload), partner_ended=listener in ended)
             ended.add(speaker)
             if speaks:
-                await listener.slot.send(Kind.INPUT_END)
+                await listener.slot.send(FrameKind.INPUT_END)
             return result
         else:
             await speaker.slot.stop()

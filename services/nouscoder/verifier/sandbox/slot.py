@@ -16,9 +16,9 @@ from enum import Enum, StrEnum
 from typing import Protocol
 
 from nouscoder.verifier.harness import frames
-from nouscoder.verifier.harness.frames import Kind
+from nouscoder.verifier.harness.frames import FrameKind
 from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
-from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Group
+from nouscoder.verifier.sandbox.cgroup import UNGROUPED, SlotGroup
 from nouscoder.verifier.sandbox.config import SandboxConfig
 
 # The environment of every harness. MALLOC_ARENA_MAX keeps threads from reserving 64 MiB of address space each, which
@@ -36,7 +36,7 @@ _FIRST_BYTES = 1 << 18  # a frame that belongs to no session
 _UNDRAINED_BYTES = 1 << 15  # below asyncio's high-water mark, where drain() would not wait
 
 
-class Ending(StrEnum):
+class LinkEnding(StrEnum):
     """The reason for which a link is closed."""
 
     WORN = "worn"  # it has served the maximum number of submissions
@@ -78,7 +78,7 @@ class Link(Protocol):
         """The last line of the harness's log."""
         ...
 
-    async def close(self, ending: Ending) -> None:
+    async def close(self, ending: LinkEnding) -> None:
         """Kill the harness and all its processes. Bounded in time."""
         ...
 
@@ -141,7 +141,7 @@ class ProcessLink:
         """See `Link`."""
         return self._log.decode("utf-8", "replace").strip().rpartition("\n")[2]
 
-    async def close(self, ending: Ending) -> None:
+    async def close(self, ending: LinkEnding) -> None:
         """See `Link`. Raises TimeoutError when the process does not end."""
         try:
             await self._end(self._process)
@@ -217,7 +217,7 @@ class Slot:
         config: SandboxConfig,
         launch: Launch,
         max_sessions: float = math.inf,
-        group: Group = UNGROUPED,
+        group: SlotGroup = UNGROUPED,
     ) -> None:
         self.index = index
         self.group = group
@@ -271,7 +271,7 @@ class Slot:
         """
         while self._num_owed:
             kind, _ = await self.receive(self._config.start_limit_s)
-            self._num_owed -= kind is Kind.READY
+            self._num_owed -= kind is FrameKind.READY
 
     def begin(self, most_bytes: int) -> None:
         """Give the sandbox to a session whose frames have at most `most_bytes` bytes each.
@@ -289,14 +289,14 @@ class Slot:
         if not self._in_step or self._is_worn or not self._is_up:
             return False
         try:
-            self._write(Kind.END)
+            self._write(FrameKind.END)
         except SandboxError:
             return False
         self._num_owed += 1
         self.state = SlotState.RECYCLING
         return True
 
-    async def send(self, kind: Kind, payload: bytes = b"") -> None:
+    async def send(self, kind: FrameKind, payload: bytes = b"") -> None:
         """Send a frame. Raises SandboxError when the slot has ended, ValueError when the payload is too long."""
         writer = self._write(kind, payload)
         try:
@@ -306,13 +306,13 @@ class Slot:
         except (OSError, TimeoutError) as error:
             raise SandboxError(f"slot {self.index} does not accept input: {error!r}") from error
 
-    def _write(self, kind: Kind, payload: bytes = b"") -> asyncio.StreamWriter:
+    def _write(self, kind: FrameKind, payload: bytes = b"") -> asyncio.StreamWriter:
         if self._link is None or not self._link.is_open:
             raise SlotEnded(f"slot {self.index} has ended")
         self._link.writer.write(frames.encode(kind, payload))
         return self._link.writer
 
-    async def receive(self, limit_s: float) -> tuple[Kind, bytes]:
+    async def receive(self, limit_s: float) -> tuple[FrameKind, bytes]:
         """The next frame.
 
         Raises SandboxError at the end of the stream, after `limit_s`, or for a frame that is too long or FAILED.
@@ -329,14 +329,14 @@ class Slot:
                     raise SandboxError(f"slot {self.index} sent a frame of {length} bytes")
                 payload = await link.reader.readexactly(length) if length else b""
                 self._in_step = True
-                kind = Kind(number)
+                kind = FrameKind(number)
         except TimeoutError as error:
             raise SandboxError(f"slot {self.index} did not answer within {limit_s:.0f} s") from error
         except (asyncio.IncompleteReadError, OSError) as error:
             raise SlotEnded(f"slot {self.index} ended. {link.last_log_line()}") from error
         except ValueError as error:
             raise SandboxError(f"slot {self.index} sent a frame of an unknown kind") from error
-        if kind is Kind.FAILED:
+        if kind is FrameKind.FAILED:
             raise SandboxError(f"slot {self.index}: {payload.decode('utf-8', 'replace')}")
         return kind, payload
 
@@ -353,7 +353,7 @@ class Slot:
         link, self._link = self._link, None
         if link is not None:
             worn = self._in_step and (worn or self._num_sessions >= self._max_sessions or _has_passed(link.use_until_s))
-            await link.close(Ending.WORN if worn else Ending.DOUBT)
+            await link.close(LinkEnding.WORN if worn else LinkEnding.DOUBT)
 
     async def _start(self) -> None:
         try:
@@ -365,7 +365,7 @@ class Slot:
         self._most_bytes = self._earlier_bytes = _FIRST_BYTES
         try:
             kind, hello = await self.receive(self._config.start_limit_s)
-            if kind is not Kind.HELLO:
+            if kind is not FrameKind.HELLO:
                 raise SandboxError(f"slot {self.index} began with {kind.name}")
             _check_hello(hello)
             self._num_owed = 1

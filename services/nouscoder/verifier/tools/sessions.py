@@ -64,7 +64,7 @@ class InterpreterLimits:
         return Limits(self.life_s, self.life_s, self.memory_bytes, _OUTPUT_BYTES, _PROCESSES)
 
 
-class Interpreter:
+class SandboxInterpreter:
     """One Python interpreter, whose state lasts from call to call. Use by one task at a time. `close` ends it."""
 
     def __init__(self, sandbox: Sandbox, limits: InterpreterLimits) -> None:
@@ -164,7 +164,7 @@ class ToolSession:
 
     def __init__(
         self,
-        interpreter: Interpreter,
+        interpreter: SandboxInterpreter,
         grader: Grader,
         policy: ToolPolicy,
         metrics: VerifierMetrics,
@@ -230,7 +230,7 @@ class ToolSessions:
         caller = current_caller()
         with self._quotas.admitted(caller):
             async with self._places.slot(caller.client):
-                interpreter = Interpreter(self._sandbox, self._policy.limits)
+                interpreter = SandboxInterpreter(self._sandbox, self._policy.limits)
                 try:
                     yield ToolSession(interpreter, self._grader, self._policy, self._metrics, self._audit)
                 finally:

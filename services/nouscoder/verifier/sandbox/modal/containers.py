@@ -30,7 +30,7 @@ from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import Cap
 from nouscoder.verifier.sandbox.modal.cloud import Container, ContainerRefused
 from nouscoder.verifier.sandbox.modal_config import ModalConfig
-from nouscoder.verifier.sandbox.runners.pool import Found, RunnersLimited, RunnersUnreachable
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner, RunnersLimited, RunnersUnreachable
 
 _SHORTEST_LIFE_S = 60  # a container that may live for a shorter time is not worth its start
 _MINUTE_S = 60.0
@@ -195,14 +195,14 @@ class ModalRunners:
         self._is_open = True
         self._sweeper = self._begin(self._keep_sweeping(), "sweep of the containers")
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundRunner]:
         """See `Source`."""
         now_s = time.monotonic()
         found = []
         for name, made in self._made.items():
             if not made.ending and now_s < made.use_until_s:
                 address = made.container.address if made.container is not None and made.reachable else None
-                found.append(Found(name, address, made.use_until_s))
+                found.append(FoundRunner(name, address, made.use_until_s))
         for name in [name for name, made in self._made.items() if now_s >= made.begun_s + made.lifetime_s]:
             self._forget(name)
         return found
@@ -263,16 +263,16 @@ class ModalRunners:
         self._problem = str(error) or f"no container was reachable within {self._config.start_s:.0f} s"
         log.warning("a container was not made", extra={"detail": self._problem})
 
-    async def remove(self, runner: Found) -> None:
+    async def remove(self, runner: FoundRunner) -> None:
         """See `Source`. Modal's confirmation is not awaited."""
         self._begin(self._end(runner.name), f"end of {runner.name}")
 
-    async def quarantine(self, runner: Found) -> None:
+    async def quarantine(self, runner: FoundRunner) -> None:
         """See `Source`. The container is ended, because it costs money. Modal keeps its log."""
         log.error("the container of a quarantined runner is ended", extra={"runner": runner.name})
         await self.remove(runner)
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         """See `Source`. Modal gives a container that it has killed the same exit code, whatever the reason."""
         return False
 

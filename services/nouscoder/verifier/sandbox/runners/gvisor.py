@@ -51,7 +51,7 @@ _CANARY_LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20, o
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedRunners:
     """Slots with a runner, and runners that are kept ready beside them."""
 
     slots: int
@@ -80,13 +80,13 @@ class PoolSize:
             since_s, _ = self._levels.pop()  # the level before still ends where the removed one began
         self._levels.append((since_s, demand))
 
-    def wanted(self, now_s: float) -> Wanted:
+    def wanted(self, now_s: float) -> WantedRunners:
         """The size from now on."""
         while len(self._levels) > 1 and self._levels[1][0] <= now_s - self.idle_s:
             self._levels.popleft()
         demand = self._levels[0][1] if self._levels else 0
         slots = min(self.most, max(self.least, demand))
-        return Wanted(self.always + slots, self.spares if slots else 0)
+        return WantedRunners(self.always + slots, self.spares if slots else 0)
 
 
 def new_canary() -> tuple[str, bytes, bytes]:

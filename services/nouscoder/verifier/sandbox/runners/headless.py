@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.runners.link import PoolKeys, connect_by_any
-from nouscoder.verifier.sandbox.runners.pool import Found, RunnersUnreachable
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner, RunnersUnreachable
 
 _RESOLVE_LIMIT_S = 5.0
 
@@ -29,7 +29,7 @@ class HeadlessRunners:
     async def start(self, on_change: Callable[[], None]) -> None:
         """See `Source`. DNS reports no changes, so `on_change` is never called."""
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundRunner]:
         """See `Source`. Every address of the name is a ready runner."""
         loop = asyncio.get_running_loop()
         try:
@@ -38,13 +38,13 @@ class HeadlessRunners:
         except (OSError, TimeoutError) as error:
             raise RunnersUnreachable(f"{self._service} does not resolve: {error!r}") from error
         hosts = sorted({str(address[0]) for *_, address in answers})
-        return [Found(host, (host, self._port)) for host in hosts if host not in self._quarantined]
+        return [FoundRunner(host, (host, self._port)) for host in hosts if host not in self._quarantined]
 
     async def create(self) -> str | None:
         """See `Source`. The Deployment makes the runners, so this returns None."""
         return None
 
-    async def remove(self, runner: Found) -> None:
+    async def remove(self, runner: FoundRunner) -> None:
         """See `Source`."""
         if runner.address is None:
             return
@@ -57,11 +57,11 @@ class HeadlessRunners:
         except (SandboxError, OSError, TimeoutError):
             return  # it has exited, or the next canary will get no answer
 
-    async def quarantine(self, runner: Found) -> None:
+    async def quarantine(self, runner: FoundRunner) -> None:
         """See `Source`. This gateway never uses the runner again."""
         self._quarantined.add(runner.name)
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         """See `Source`. DNS does not tell."""
         return False
 

@@ -35,7 +35,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
-from nouscoder.verifier.sandbox.runners.pool import Found, RunnersUnreachable
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner, RunnersUnreachable
 
 LEASE_S = 45
 RENEW_EVERY_S = 10.0
@@ -283,7 +283,7 @@ class ManagedPods:
             del self._out_of_memory[name]
         self._news.set()
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         """See `Source`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_NEWS_LIMIT_S):
@@ -300,7 +300,7 @@ class ManagedPods:
             self._pods[pod.name] = pod
         self._note_ends([pod])
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundRunner]:
         """See `Source`. Pods that have ended are removed."""
         await self._answered.wait()  # bounded, because each call to the API is bounded
         if self._problem:
@@ -309,7 +309,7 @@ class ManagedPods:
         for pod in list(self._pods.values()):
             if pod.is_leaving:
                 continue
-            one = Found(pod.name, (pod.ip, self._port) if pod.ip else None)
+            one = FoundRunner(pod.name, (pod.ip, self._port) if pod.ip else None)
             if pod.has_ended:
                 await self.remove(one)
             else:
@@ -329,7 +329,7 @@ class ManagedPods:
         self._pods.setdefault(made.name, made)
         return str(made.name)
 
-    async def remove(self, runner: Found) -> None:
+    async def remove(self, runner: FoundRunner) -> None:
         """See `Source`. The pod is killed without a grace period."""
         pod = self._pods.pop(runner.name, None)
         self._removed.add(runner.name)
@@ -344,7 +344,7 @@ class ManagedPods:
                 self._pods.setdefault(runner.name, pod)
             raise
 
-    async def quarantine(self, runner: Found) -> None:
+    async def quarantine(self, runner: FoundRunner) -> None:
         """See `Source`. The newest three quarantined pods are kept."""
         patch = {"metadata": {"labels": {_QUARANTINE_LABEL: "true"}}}
         await self._call(
@@ -354,7 +354,7 @@ class ManagedPods:
         pods = await self._call(lambda: self._api.list_namespaced_pod(**self._at(), label_selector=selector))
         by_age = sorted(pods.items, key=lambda pod: pod.metadata.creation_timestamp)
         for pod in by_age[:-_MAX_QUARANTINED]:
-            await self.remove(Found(pod.metadata.name, None))
+            await self.remove(FoundRunner(pod.metadata.name, None))
 
     async def close(self) -> None:
         """See `Source`."""

@@ -16,7 +16,7 @@ from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.runners.link import KernelUnproven, PoolKeys, SocketLink, connect_by_any
 from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerPool
-from nouscoder.verifier.sandbox.slot import ENVIRONMENT, Ending, Launch, Link, Slot
+from nouscoder.verifier.sandbox.slot import ENVIRONMENT, Launch, Link, LinkEnding, Slot
 from nouscoder.verifier.toolchains import languages
 
 _NOT_GVISOR = (
@@ -92,7 +92,7 @@ class RunnerLaunch:
         return False
 
     async def _connect(
-        self, runner: Runner, want: str, closed: Callable[[Ending], Awaitable[None]] | None = None
+        self, runner: Runner, want: str, closed: Callable[[LinkEnding], Awaitable[None]] | None = None
     ) -> SocketLink:
         """Start a harness in `runner`. Raises SandboxError, OSError."""
         if runner.address is None:
@@ -144,13 +144,13 @@ class PooledLaunch(RunnerLaunch):
         try:
             link = await self._connect(runner, handshake.SLOT, self._give_back)
         except BaseException:
-            await self._pool.give_back(runner, Ending.DOUBT)
+            await self._pool.give_back(runner, LinkEnding.DOUBT)
             raise
         self.runner = runner
         languages.offer(self._pool, link.tools)
         return link
 
-    async def _give_back(self, ending: Ending) -> None:
+    async def _give_back(self, ending: LinkEnding) -> None:
         runner, self.runner = self.runner, None
         if runner is not None:
             await self._pool.give_back(runner, ending)

@@ -30,7 +30,7 @@ from typing import Any
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.handshake import any_certificate, digest_of
 from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
-from nouscoder.verifier.sandbox.slot import MAX_READ_AHEAD_BYTES, Ending
+from nouscoder.verifier.sandbox.slot import MAX_READ_AHEAD_BYTES, LinkEnding
 from nouscoder.verifier.toolchains.languages import known_tools
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class SocketLink:
         writer: asyncio.StreamWriter,
         about: RunnerAbout,
         name: str,
-        closed: Callable[[Ending], Awaitable[None]] | None = None,
+        closed: Callable[[LinkEnding], Awaitable[None]] | None = None,
         use_until_s: float = math.inf,
     ) -> None:
         self.reader, self.writer, self.about = reader, writer, about
@@ -175,7 +175,7 @@ class SocketLink:
         """See `Link`."""
         return f"See the log of runner {self._name}"
 
-    async def close(self, ending: Ending) -> None:
+    async def close(self, ending: LinkEnding) -> None:
         """Abort the connection. The runner then kills every process that serves it."""
         self.writer.transport.abort()
         if self._closed is not None:
@@ -190,7 +190,7 @@ async def connect(
     *,
     name: str,
     limit_s: float,
-    closed: Callable[[Ending], Awaitable[None]] | None = None,
+    closed: Callable[[LinkEnding], Awaitable[None]] | None = None,
     tls: ssl.SSLContext | None = None,
     use_until_s: float = math.inf,
 ) -> SocketLink:

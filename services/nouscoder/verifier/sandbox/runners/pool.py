@@ -23,7 +23,7 @@ from typing import Protocol
 
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.runners.link import KernelUnproven, RunnerBusy
-from nouscoder.verifier.sandbox.slot import Ending
+from nouscoder.verifier.sandbox.slot import LinkEnding
 
 log = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 1.0
@@ -44,7 +44,7 @@ class RunnersLimited(RunnersUnreachable):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRunner:
     """A runner as its source reports it. `address` is None while the runner starts.
 
     After `use_until_s` (by time.monotonic) it takes no new submission, because it will end.
@@ -65,7 +65,7 @@ class Source(Protocol):
         """Begin to find runners. `on_change` may be called when the list has changed."""
         ...
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundRunner]:
         """The existing runners without the quarantined ones."""
         ...
 
@@ -76,15 +76,15 @@ class Source(Protocol):
         """
         ...
 
-    async def remove(self, runner: Found) -> None:
+    async def remove(self, runner: FoundRunner) -> None:
         """End a runner."""
         ...
 
-    async def quarantine(self, runner: Found) -> None:
+    async def quarantine(self, runner: FoundRunner) -> None:
         """Take a runner out of use, but keep it for inspection."""
         ...
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         """Whether a runner was killed because it reached its memory limit. False where the source cannot tell.
 
         Waits some seconds for the news, because a connection may end earlier.
@@ -132,9 +132,9 @@ class Runner:
     is_outdated: bool = False  # it is replaced as soon as no slot has it
 
     @property
-    def found(self) -> Found:
+    def found(self) -> FoundRunner:
         """The runner in the form that the source takes."""
-        return Found(self.name, self.address)
+        return FoundRunner(self.name, self.address)
 
 
 @dataclass(eq=False)  # a pool is itself: it offers tools until it is closed
@@ -205,11 +205,11 @@ class RunnerPool:
             elif lent is None and not waiter.cancelled() and waiter.exception() is None:
                 self._offer(waiter.result())  # a runner was assigned just before the timeout or cancellation
 
-    async def give_back(self, runner: Runner, ending: Ending) -> None:
+    async def give_back(self, runner: Runner, ending: LinkEnding) -> None:
         """Take a runner back. A worn one is replaced; one in doubt must pass the canary again."""
         if self._runners.get(runner.name) is not runner or runner.state is RunnerState.QUARANTINED:
             return  # it was lost or accused while it was lent
-        if runner.is_outdated or ending is Ending.WORN:
+        if runner.is_outdated or ending is LinkEnding.WORN:
             await self._replace(runner, Replaced.KEY if runner.is_outdated else Replaced.WORN)
         elif self._surplus > 0:
             await self._dismiss(runner)
@@ -284,7 +284,7 @@ class RunnerPool:
                 async with asyncio.timeout(_CHECK_INTERVAL_S):
                     await self._changed.wait()
 
-    def _merge(self, found: Sequence[Found]) -> None:
+    def _merge(self, found: Sequence[FoundRunner]) -> None:
         now = asyncio.get_running_loop().time()
         seen = {one.name: one for one in found}
         for runner in [r for r in self._runners.values() if r.name not in seen]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.verifier.grading.case_order import hardest_first
+from nouscoder.verifier.grading.progress import hardest_first
 
 
 def test_the_longest_input_runs_first_and_ties_keep_the_order_of_the_request() -> None:
