@@ -21,6 +21,7 @@ from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.lease import LeasedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.run_status import RunStatus
+from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.learner import checkpoints, kept_checkpoints
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics import LearnerMetrics
@@ -35,7 +36,6 @@ from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.run import evaluations, periodic_evaluation
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.periodic_evaluation import PeriodicEvaluation
-from nouscoder.run.services import EVALUATION_ERRORS
 from nouscoder.run.view import PlainView
 from nouscoder.v1 import learner_pb2_grpc
 

@@ -17,6 +17,7 @@ from nouscoder.config import Config, load_config
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
+from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.synthetic import random_policy
 from nouscoder.retry import Retry
@@ -26,7 +27,6 @@ from nouscoder.run.evaluations import kept_checkpoint_folder, recorded_evaluatio
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.kept_checkpoint import NotKept
 from nouscoder.run.periodic_evaluation import PeriodicEvaluation
-from nouscoder.run.services import EVALUATION_ERRORS
 from nouscoder.run.view import PlainView
 
 

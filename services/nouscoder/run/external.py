@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.retry import Retry
-from nouscoder.run.services import EVALUATION_ERRORS
 from nouscoder.run.supervisor import Supervised
 
 EVALUATION_BEFORE = "evaluation_before.json"

@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nouscoder.config import Config
-from nouscoder.evaluation.pass_at_1 import EvaluationError
 from nouscoder.retry import Retry
-from nouscoder.rpc.channel import PeerError
 from nouscoder.run.folder import RunFolder, attach_patiently
 from nouscoder.run.kept_generation import KeptGeneration
 from nouscoder.run.supervisor import Supervised
 
-EVALUATION_ERRORS = (EvaluationError, PeerError)
 Say = Callable[[str], None]
 
 
