@@ -448,7 +448,7 @@ async def test_loopback_works_in_each_run_of_a_program_that_uses_it(sandbox: San
 
 
 async def test_no_memory_of_a_candidate_is_both_writable_and_executable(sandbox: Sandbox) -> None:
-    """The zygote's memory has been moved to large pages where the kernel has some (init/large_pages.c)."""
+    """The zygote's memory has been moved to large pages where the kernel has some (init/zygote.c)."""
     code = "print(*{line.split()[1] for line in open('/proc/self/maps')})"
     rights = (await run(sandbox, code)).stdout.decode().split()
     assert any("x" in each for each in rights), rights

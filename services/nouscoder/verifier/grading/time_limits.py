@@ -5,7 +5,7 @@ A run that reaches the extended limit breaks it. Two kinds of runs are repeated 
 second measurement counts: a run that ends between the limit and the extended limit, and a run that reached a limit with
 little CPU time while other runs were in progress, because they may have taken the CPU. In gVisor, whose CPU clocks go
 on while the host runs something else, the harness counts the CPU time of a run that reached a limit by the share of a
-CPU that it could have (init/compile_time.c). The repetitions of a submission are bounded (`Repetitions`).
+CPU that it could have (init/program.c). The repetitions of a submission are bounded (`Repetitions`).
 
 INVARIANT: during the first ALONE_S seconds of an exclusive run no other run is in progress; later ones may begin. No
 run waits longer than DRAIN_S seconds for others to end, and ALONE_S seconds for the exclusive run. After runs had to
@@ -32,7 +32,7 @@ REST = 4.0
 ALONE_S = 5.0  # a program that sleeps makes the other runs wait no longer than this
 _POLL_S = 0.01  # other processes cannot wake this one
 DRAIN_S = 15.0  # nor longer than this until a long run, which keeps the exclusive one waiting, has ended
-Ruling = TypeVar("Ruling")
+Ruled = TypeVar("Ruled")
 log = logging.getLogger(__name__)
 BORDERLINE = 0.15
 EXCLUSIVE_PATIENCE_S = 60.0
@@ -206,11 +206,11 @@ def extended_limits(limits: Limits) -> Limits:
 
 
 async def run_with_time_limits(
-    run: Callable[[], Awaitable[tuple[RunResult, Ruling | None]]],
+    run: Callable[[], Awaitable[tuple[RunResult, Ruled | None]]],
     limits: Limits,
     run_lock: ExclusiveRunLock,
     repetitions: Repetitions,
-) -> tuple[RunResult, Ruling | None]:
+) -> tuple[RunResult, Ruled | None]:
     """The result that counts and its ruling. The ruling is None when the result breaks a time limit.
 
     `run` must enforce `extended_limits(limits)`. It is awaited once, or twice for a result that may be due to other

@@ -32,7 +32,7 @@ _TERMS = struct.Struct("=d16sB")
 NONCE_BYTES = 16
 RESULT_FILE = "output"  # in the working directory
 MAX_FRAME_BYTES = 1 << 30
-MAX_SENT_FILES, MAX_SENT_BYTES = 64, 16 << 20  # of one COMPILED or FILES, as in files.c
+MAX_SENT_FILES, MAX_SENT_BYTES = 64, 16 << 20  # of one COMPILED or FILES, as in folder.c
 _SENT, _NOT_WHOLE = struct.Struct("!I"), 0xFFFFFFFF
 _NO_FILES: Mapping[str, bytes] = {}
 # exit, exit code, signal, wall s, CPU s, peak memory bytes, the lengths of stdout, stderr and result (-1: none), and
@@ -239,7 +239,7 @@ def _files(files: Mapping[str, bytes]) -> Iterator[bytes]:
 
 
 def pack_terms(nonce: bytes, *, is_host: bool, spare_s: float) -> bytes:
-    """The payload of a DIRECT_DIALOGUE frame: `struct terms` of direct_dialogue.c. Both slots get the same nonce.
+    """The payload of a DIRECT_DIALOGUE frame: `struct terms` of dialogue.c. Both slots get the same nonce.
 
     The program is not charged for up to `spare_s` seconds in which it waits for its partner.
     """

@@ -71,7 +71,7 @@ class _Part(ctypes.Structure):
 
 
 class Image:
-    """The writable memory of the interpreter that candidates get from a file (init/image.c).
+    """The writable memory of the interpreter that candidates get from a file (init/zygote.c).
 
     The file has the size of all parts. Its pages are used by one test after the other, so the host allocates none.
     It is made once in the zygote, which must not unmap any part later.

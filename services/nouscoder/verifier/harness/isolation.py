@@ -51,7 +51,7 @@ class Isolation(Protocol):
 
 
 class LinuxIsolation:
-    """Namespaces of the host's kernel, including a user namespace. init/network.c makes those of the network."""
+    """Namespaces of the host's kernel, including a user namespace. init/init.c makes those of the network."""
 
     namespaces = kernel.CLONE_NEWUSER | kernel.CLONE_NEWCGROUP | _NAMESPACES & ~kernel.CLONE_NEWNET
     copies_image = False
@@ -74,7 +74,7 @@ class LinuxIsolation:
             _write("/proc/self/setgroups", "deny")
             _write("/proc/self/uid_map", f"0 {uid} 1")
             _write("/proc/self/gid_map", f"0 {gid} 1")
-        kernel.unshare(kernel.CLONE_NEWNET)  # shared by sandboxes until a program makes a socket (init/network.c)
+        kernel.unshare(kernel.CLONE_NEWNET)  # shared by sandboxes until a program makes a socket (init/init.c)
         kernel.bring_loopback_up()
         kernel.show_command("python3", "main.py")  # the real one has paths of the host
         enter_root((sys.base_prefix, *self._settings.site_packages, *self._settings.read_only))

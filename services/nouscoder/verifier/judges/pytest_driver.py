@@ -80,7 +80,7 @@ def __nouscoder_case__(case: str, token: str, text: str) -> object:  # noqa: N80
             setattr(owner, wanted, watched(getattr(owner, wanted)))
             return made
 
-    class Choice:
+    class WantedItems:
         """Collects the items of the wanted test only."""
 
         num_items = 0
@@ -101,7 +101,7 @@ def __nouscoder_case__(case: str, token: str, text: str) -> object:  # noqa: N80
         for plugin in ("cacheprovider", "faulthandler", "doctest", "junitxml", "pastebin", "stepwise"):
             yield from ("-p", f"no:{plugin}")
 
-    choice = Choice()
+    choice = WantedItems()
     with contextlib.redirect_stdout(sys.stderr):
         status = pytest.main([*arguments()], plugins=[choice])
     if status == 0 and 0 < choice.num_items == len(ended) and not errors:

@@ -37,7 +37,7 @@ from nouscoder.verifier.toolchains.languages import ToolsMissing, cache_folders,
 ENTRY_NAME = "__main__.py"  # of the harness
 _FIRST_UID = 1_000_000_000  # above any user of the host; two per slot, different for each service process
 _UIDS_A_SERVICE = 4096
-_COMPILER_MEMORY_BYTES, _COMPILER_PROCESSES = 2 * 1024**3, 256  # as in harness/init/command.c
+_COMPILER_MEMORY_BYTES, _COMPILER_PROCESSES = 2 * 1024**3, 256  # as in harness/init/program.c
 _OWN_BYTES, _OWN_PROCESSES = 256 * 1024**2, 16
 _ISOLATION = (
     *(f"namespace:{kind}" for kind in ("user", "pid", "mount", "net", "ipc", "uts")),
@@ -52,7 +52,7 @@ _ISOLATION = (
 class DialogueSockets:
     """The socket pair of a slot and its partner slot, by which their inits exchange the pipes of a dialogue.
 
-    It is made when first needed (see harness/init/direct_dialogue.c).
+    It is made when first needed (see harness/init/dialogue.c).
     """
 
     def __init__(self) -> None:

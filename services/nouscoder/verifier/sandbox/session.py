@@ -33,7 +33,7 @@ from nouscoder.verifier.sandbox.base import (
     Session,
     check_run_input,
 )
-from nouscoder.verifier.sandbox.compile_cache import CompileCache, key_of
+from nouscoder.verifier.sandbox.compile_cache import CompileCache, CompiledFiles, key_of
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
 from nouscoder.verifier.toolchains.languages import with_memory_limit
@@ -46,7 +46,7 @@ _EXITS = {
     frames.RunEnd.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
 }
 _PYTHON_COMPILE_TIME_S = 10.0
-_MOST_TIMES = 4.0  # the compile time, in wall time while others have the CPU; as in harness/init/compile_time.c
+_MOST_TIMES = 4.0  # the compile time, in wall time while others have the CPU; as in harness/init/program.c
 # What the slot itself may need during a run, in addition to what it holds before: the next sandbox is made meanwhile.
 _OWN_CPU_S, _OWN_BYTES = 0.25, 48 * 1024**2
 _STEP_BYTES = 16 * 1024**2  # the group's limit changes in steps, so that most runs need no change
@@ -80,31 +80,9 @@ class SlotSession:
 
     async def compile(self) -> None:
         """Send the program. Raises CompileFailed, CompileStarved, OutOfMemory, SandboxError."""
-        limits, language = self.program.limits, self.program.language
-        program_limits = frames.ProgramLimits(
-            compile_time_s=self._compile_time_s,
-            cpu_time_s=limits.cpu_time_s,
-            wall_time_s=limits.wall_time_s,
-            memory_bytes=limits.memory_bytes,
-            extra_space_bytes=language.memory_extra_bytes,
-            output_bytes=limits.output_bytes,
-            processes=limits.processes,
-        )
         key = key_of(self.program) if self._compiled is not None else None
         known = self._compiled.get(key) if self._compiled is not None and key is not None else None
-        payload = frames.pack_program(
-            self.program.code.encode("utf-8", "surrogatepass"),  # lone surrogates do not compile
-            limits=program_limits,
-            entry_point=self.program.entry_point or "",
-            prelude=self.program.prelude,
-            source_name=language.source_name,
-            compile_argv=language.compile if known is None else None,
-            run_argv=with_memory_limit(language.run, limits.memory_bytes),
-            files=self.program.files if known is None else {**self.program.files, **known.files},
-            makes_file=self.program.makes_file,
-            fetch=self.program.fetch,
-            wants_program=key is not None and known is None,
-        )
+        payload = self._packed(known, wants_program=key is not None and known is None)
         try:
             kind, detail = await self._begin(payload)
         except SlotEnded:  # during the previous session or while idle: nothing of this session has run
@@ -126,6 +104,32 @@ class SlotSession:
         self._compiler_output = said if known is None else known.said
         if self._compiled is not None and key is not None and known is None and made is not None:
             self._compiled.put(key, detail)
+
+    def _packed(self, known: CompiledFiles | None, *, wants_program: bool) -> bytes:
+        """The payload of PROGRAM. `known` is the program if it was compiled before."""
+        limits, language = self.program.limits, self.program.language
+        program_limits = frames.ProgramLimits(
+            compile_time_s=self._compile_time_s,
+            cpu_time_s=limits.cpu_time_s,
+            wall_time_s=limits.wall_time_s,
+            memory_bytes=limits.memory_bytes,
+            extra_space_bytes=language.memory_extra_bytes,
+            output_bytes=limits.output_bytes,
+            processes=limits.processes,
+        )
+        return frames.pack_program(
+            self.program.code.encode("utf-8", "surrogatepass"),  # lone surrogates do not compile
+            limits=program_limits,
+            entry_point=self.program.entry_point or "",
+            prelude=self.program.prelude,
+            source_name=language.source_name,
+            compile_argv=language.compile if known is None else None,
+            run_argv=with_memory_limit(language.run, limits.memory_bytes),
+            files=self.program.files if known is None else {**self.program.files, **known.files},
+            makes_file=self.program.makes_file,
+            fetch=self.program.fetch,
+            wants_program=wants_program,
+        )
 
     async def _unpacked_files(self, payload: bytes) -> tuple[bytes, Mapping[str, bytes] | None]:
         if not payload:  # Python has no compiler that says or makes something
