@@ -53,7 +53,7 @@ def test_the_shares_add_up(number: int, num_slots: int) -> None:
         ('verifier.sandbox.spill_over.backend="local"', "needs verifier.processes = 1"),
         ("verifier.sandbox.slots=1", "sandbox.slots must be at least"),
         ("verifier.max_queue=1", "max_queue must be at least"),
-        ("verifier.max_bodies_bytes=67108864", "max_bodies_bytes must be at least"),
+        ("verifier.max_bodies_bytes=8388608", "max_bodies_bytes must be at least"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_at_the_start(override: str, why: str) -> None:

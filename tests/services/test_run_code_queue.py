@@ -17,7 +17,7 @@ import sandbox_fusion
 from prometheus_client import CollectorRegistry
 from sandbox_fusion.models import RunCodeRequest as FusionRequest
 
-from nouscoder.formats.json_size import BYTES_PER_WEIGHT, rough_weight
+from nouscoder.formats.json_size import BYTES_PER_WEIGHT, json_weight
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.access.memory_budget import MemoryBudget
@@ -112,7 +112,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_40_right_programs_at_once_score_40_with_a_queue_of_two() -> None:
     async with running() as service:
         bodies = [httpx.Request("POST", "http://x/", json=body(number)).content for number in range(NUM_PROGRAMS)]
-        all_bytes = sum(len(one) + BYTES_PER_WEIGHT * rough_weight(one) for one in bodies)
+        all_bytes = sum(len(one) + BYTES_PER_WEIGHT * json_weight(one) for one in bodies)
         sent = [asyncio.ensure_future(service.http.post("/run_code", json=body(n))) for n in range(NUM_PROGRAMS)]
         await settled(lambda: service.grader.unfinished == 4 and service.budget.held_bytes == all_bytes)
         service.sandbox.let_go.set()

@@ -203,7 +203,7 @@ def test_put_then_grade_stream_and_batch_over_rest(http: TestClient) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "field"),
     [
-        (b"x" * 3000, 413, "body"),
+        (b"x" * 3000, 422, "body"),
         (b"{", 422, "body"),
         (b'{"type": "stdin", "cases": []}', 422, "tests.cases"),
         (b'{"type": "stdin", "cases": [{"input": 1, "output": ""}]}', 422, "tests.cases[0].input"),

@@ -16,9 +16,10 @@ import httpx
 
 from nouscoder.client.async_job import AsyncJob
 from nouscoder.client.calls import AHEAD, GRADE_PATH, JOBS_PATH, RUN_CODE_PATH, STREAM_PATH, TESTS_PATH, run_code_record
-from nouscoder.client.errors import GradingFailed, failure_of_transport, record_of
+from nouscoder.client.errors import BadRequest, GradingFailed, failure_of_transport, record_of
 from nouscoder.client.events import Event, EventReader
 from nouscoder.client.job_calls import PART_BYTES, Requests, opened_body, submit_arguments
+from nouscoder.client.large_tests import INLINE_BYTES, JSON, StoredDigests, encoded, tests_to_store
 from nouscoder.client.records import GradeAnswer, GradeRequest, JobAnswer, RunAnswer
 from nouscoder.client.retries import Attempts, Outcome, Patience, authorization
 
@@ -36,6 +37,7 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._patience = patience or Patience()
+        self._digests, self._storing = StoredDigests(), asyncio.Lock()
         self._http = httpx.AsyncClient(
             base_url=url,
             headers=authorization(token),
@@ -55,7 +57,14 @@ class AsyncClient:
     ) -> GradeAnswer:
         """See `Client.grade_record`."""
         attempts = Attempts(self._patience, request_id, deadline_s)
-        return cast("GradeAnswer", await self._request("POST", GRADE_PATH, record, attempts))
+        body = await self._body(record, attempts)
+        try:
+            return cast("GradeAnswer", await self._sent("POST", GRADE_PATH, body, attempts))
+        except BadRequest as error:
+            if not self._digests.can_help(record, error):
+                raise
+        body = await self._body(record, attempts, stores=True)
+        return cast("GradeAnswer", await self._sent("POST", GRADE_PATH, body, attempts))
 
     async def grade_many(
         self, requests: Iterable[Mapping[str, Any]], *, at_once: int = 16, deadline_s: float | None = None
@@ -80,11 +89,12 @@ class AsyncClient:
     ) -> AsyncIterator[Event]:
         """See `Client.stream`."""
         attempts = Attempts(self._patience, request_id, deadline_s)
+        body, may_store = await self._body(fields, attempts), True
         while True:
             reader = EventReader()
             outcome: Outcome
             try:
-                sent = self._http.stream("POST", STREAM_PATH, json=fields, **attempts.send_arguments())
+                sent = self._http.stream("POST", STREAM_PATH, content=body, **_json(attempts))
                 async with sent as response:
                     if response.status_code == 200:
                         async for line in response.aiter_lines():
@@ -99,7 +109,12 @@ class AsyncClient:
                 if reader.begun:
                     raise failure_of_transport(error) from error
                 outcome = error
-            await asyncio.sleep(attempts.next_delay_s(outcome) or 0.0)
+            try:
+                await asyncio.sleep(attempts.next_delay_s(outcome) or 0.0)
+            except BadRequest as error:
+                if not may_store or not self._digests.can_help(fields, error):
+                    raise
+                body, may_store = await self._body(fields, attempts, stores=True), False
 
     async def run_code(
         self,
@@ -191,10 +206,28 @@ class AsyncClient:
             except GradingFailed as error:
                 return error
 
+    async def _body(self, record: Mapping[str, Any], attempts: Attempts, *, stores: bool = False) -> bytes:
+        """The body of a request. Tests that are too large for it, or all with `stores`, are stored first."""
+        body = encoded(record)
+        tests = tests_to_store(record) if stores or len(body) > INLINE_BYTES else None
+        if tests is None:
+            return body
+        async with self._storing:
+            digest = self._digests.of(tests)
+            if digest is None:
+                answer = await self._sent("PUT", TESTS_PATH, tests, attempts)
+                digest = self._digests.keep(tests, str(answer["digest"]))
+        return encoded({**record, "tests": {"digest": digest}})
+
     async def _request(self, method: str, path: str, record: Mapping[str, Any], attempts: Attempts) -> dict[str, Any]:
-        return await self._answered(
-            lambda arguments: self._http.request(method, path, json=record, **arguments), attempts
-        )
+        return await self._sent(method, path, encoded(record), attempts)
+
+    async def _sent(self, method: str, path: str, body: bytes, attempts: Attempts) -> dict[str, Any]:
+        def send(arguments: dict[str, Any]) -> Awaitable[httpx.Response]:
+            arguments["headers"] |= JSON
+            return self._http.request(method, path, content=body, **arguments)
+
+        return await self._answered(send, attempts)
 
     async def _answered(
         self, send: Callable[[dict[str, Any]], Awaitable[httpx.Response]], attempts: Attempts
@@ -227,3 +260,9 @@ class AsyncClient:
 async def _parts(body: IO[bytes]) -> AsyncIterator[bytes]:
     while part := await asyncio.to_thread(body.read, PART_BYTES):
         yield part
+
+
+def _json(attempts: Attempts) -> dict[str, Any]:
+    """The arguments of a request whose body is JSON."""
+    arguments = attempts.send_arguments()
+    return arguments | {"headers": arguments["headers"] | JSON}

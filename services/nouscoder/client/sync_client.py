@@ -10,6 +10,7 @@ INVARIANT: `grade_many` yields one result for each request, in their order; at m
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,10 +21,11 @@ from typing import Any, Self, Unpack, cast
 import httpx
 
 from nouscoder.client.calls import AHEAD, GRADE_PATH, JOBS_PATH, RUN_CODE_PATH, STREAM_PATH, TESTS_PATH, run_code_record
-from nouscoder.client.errors import GradingFailed, failure_of_transport, record_of
+from nouscoder.client.errors import BadRequest, GradingFailed, failure_of_transport, record_of
 from nouscoder.client.events import Event, EventReader
 from nouscoder.client.job import Job
 from nouscoder.client.job_calls import Requests, opened_body, submit_arguments
+from nouscoder.client.large_tests import INLINE_BYTES, JSON, StoredDigests, encoded, tests_to_store
 from nouscoder.client.records import GradeAnswer, GradeRequest, JobAnswer, RunAnswer
 from nouscoder.client.retries import Attempts, Outcome, Patience, authorization
 
@@ -48,6 +50,7 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._patience = patience or Patience()
+        self._digests, self._storing = StoredDigests(), threading.Lock()
         self._http = httpx.Client(base_url=url, headers=authorization(token), verify=tls or True, transport=transport)
 
     def grade(
@@ -61,7 +64,14 @@ class Client:
     ) -> GradeAnswer:
         """Like `grade`, with the request as one record that no type checker has seen."""
         attempts = Attempts(self._patience, request_id, deadline_s)
-        return cast("GradeAnswer", self._request("POST", GRADE_PATH, record, attempts))
+        body = self._body(record, attempts)
+        try:
+            return cast("GradeAnswer", self._sent("POST", GRADE_PATH, body, attempts))
+        except BadRequest as error:
+            if not self._digests.can_help(record, error):
+                raise
+        body = self._body(record, attempts, stores=True)
+        return cast("GradeAnswer", self._sent("POST", GRADE_PATH, body, attempts))
 
     def grade_many(
         self, requests: Iterable[Mapping[str, Any]], *, at_once: int = 16, deadline_s: float | None = None
@@ -87,11 +97,12 @@ class Client:
     ) -> Iterator[Event]:
         """Grade one submission: an OutcomeAnswer for each test as it ends, then the GradeAnswer ("verdict" in it)."""
         attempts = Attempts(self._patience, request_id, deadline_s)
+        body, may_store = self._body(fields, attempts), True
         while True:
             reader = EventReader()
             outcome: Outcome
             try:
-                with self._http.stream("POST", STREAM_PATH, json=fields, **attempts.send_arguments()) as response:
+                with self._http.stream("POST", STREAM_PATH, content=body, **_json(attempts)) as response:
                     if response.status_code == 200:
                         yield from (event for line in response.iter_lines() if (event := reader.feed(line)))
                         reader.finish()
@@ -102,7 +113,12 @@ class Client:
                 if reader.begun:
                     raise failure_of_transport(error) from error
                 outcome = error
-            time.sleep(attempts.next_delay_s(outcome) or 0.0)
+            try:
+                time.sleep(attempts.next_delay_s(outcome) or 0.0)
+            except BadRequest as error:
+                if not may_store or not self._digests.can_help(fields, error):
+                    raise
+                body, may_store = self._body(fields, attempts, stores=True), False
 
     def run_code(
         self,
@@ -197,8 +213,28 @@ class Client:
         except GradingFailed as error:
             return error
 
+    def _body(self, record: Mapping[str, Any], attempts: Attempts, *, stores: bool = False) -> bytes:
+        """The body of a request. Tests that are too large for it, or all with `stores`, are stored first."""
+        body = encoded(record)
+        tests = tests_to_store(record) if stores or len(body) > INLINE_BYTES else None
+        if tests is None:
+            return body
+        with self._storing:
+            digest = self._digests.of(tests)
+            if digest is None:
+                answer = self._sent("PUT", TESTS_PATH, tests, attempts)
+                digest = self._digests.keep(tests, str(answer["digest"]))
+        return encoded({**record, "tests": {"digest": digest}})
+
     def _request(self, method: str, path: str, record: Mapping[str, Any], attempts: Attempts) -> dict[str, Any]:
-        return self._answered(lambda arguments: self._http.request(method, path, json=record, **arguments), attempts)
+        return self._sent(method, path, encoded(record), attempts)
+
+    def _sent(self, method: str, path: str, body: bytes, attempts: Attempts) -> dict[str, Any]:
+        def send(arguments: dict[str, Any]) -> httpx.Response:
+            arguments["headers"] |= JSON
+            return self._http.request(method, path, content=body, **arguments)
+
+        return self._answered(send, attempts)
 
     def _answered(self, send: Callable[[dict[str, Any]], httpx.Response], attempts: Attempts) -> dict[str, Any]:
         """The answer to what `send` sends, as often as it takes."""
@@ -224,3 +260,9 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _json(attempts: Attempts) -> dict[str, Any]:
+    """The arguments of a request whose body is JSON."""
+    arguments = attempts.send_arguments()
+    return arguments | {"headers": arguments["headers"] | JSON}

@@ -44,7 +44,7 @@ def _row(key: Key) -> str:
 
 def _meaning(key: Key) -> str:
     text = _escaped(key.field.description or "")
-    bounds = [f"{sign} {value:g}" for sign, value in _bounds(key)]
+    bounds = [f"{sign} {value:.10g}" for sign, value in _bounds(key)]
     return f"{text} ({', '.join(bounds)})" if bounds else text
 
 

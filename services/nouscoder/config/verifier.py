@@ -192,7 +192,12 @@ class VerifierSection(Section):
     max_submission_s: float = Field(
         600.0, gt=0, description="time limit in seconds for all tests of a submission together"
     )
-    max_body_bytes: int = Field(64 * 1024**2, ge=1024, description="largest request, over REST and gRPC")
+    max_body_bytes: int = Field(
+        8 * 1024**2,
+        ge=1024,
+        le=8 * 1024**2,
+        description="largest JSON body; a batch or a gRPC message may have 8 times this; larger tests go to /v1/tests",
+    )
     max_bodies_bytes: int = Field(
         256 * 1024**2,
         ge=1024,

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from nouscoder.domain.submission import Tests, TestsReference
 from nouscoder.formats.body import first_fault
-from nouscoder.formats.json_size import TooManyValues, ValueCount
+from nouscoder.formats.json_size import json_weight
 from nouscoder.formats.tests import TestsReferenceBody, canonical_json, tests_from_json, tests_from_record
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.v1 import verdict_pb2
@@ -56,21 +56,14 @@ def tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
         raise InvalidMessage(f"{field}: {wrong}") from None
 
 
-def tests_from_bytes(data: bytes) -> Tests | TestsReference:
-    """The bytes of a protocol's message -> domain. Raises InvalidMessage naming the field at fault."""
-    return tests_from(verdict_pb2.Tests.FromString(data))
-
-
-def weight_of_calls(data: bytes) -> int:
-    """The weight (formats/json_size.py) of all JSON texts of calls in the bytes of a message. Raises InvalidMessage."""
-    message, values = verdict_pb2.Tests.FromString(data), ValueCount()
-    try:
-        for case in message.call.cases:
-            for text in (case.args_json, case.kwargs_json, case.expected_json):
-                values.add(text)
-    except TooManyValues as error:
-        raise InvalidMessage(f"tests: {error}") from None
-    return values.weight
+def weight_of_calls(message: verdict_pb2.Tests, enough: int) -> int:
+    """The weight (formats/json_size.py) of all JSON texts of calls; when it is above `enough`, some weight above it."""
+    weight = 0
+    for case in message.call.cases:
+        weight += sum(json_weight(text, enough) for text in (case.args_json, case.kwargs_json, case.expected_json))
+        if weight > enough:
+            break
+    return weight
 
 
 def _record(message: verdict_pb2.Tests) -> dict[str, Any]:

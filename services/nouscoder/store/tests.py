@@ -72,11 +72,16 @@ class TestStore:
         with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES, prefix="nouscoder-tests-") as spooled:
             file = cast("BinaryIO", spooled)
             digest, num_bytes = write_tests(tests, file)
-            stored = StoredTests(digest, len(tests.cases), num_bytes, file.tell())
-            if admit is not None:
-                admit(stored)
-            file.seek(0)
-            self._blobs.put(self.name_of(digest), file)
+            return self.keep(StoredTests(digest, len(tests.cases), num_bytes, file.tell()), file, admit)
+
+    def keep(
+        self, stored: StoredTests, file: BinaryIO, admit: Callable[[StoredTests], None] | None = None
+    ) -> StoredTests:
+        """Keep tests that `write_tests` has written to `file`, unless `admit` raises. Raises BlobsUnavailable."""
+        if admit is not None:
+            admit(stored)
+        file.seek(0)
+        self._blobs.put(self.name_of(stored.digest), file)
         return stored
 
     def copy(self, digest: str, source: TestStore) -> None:

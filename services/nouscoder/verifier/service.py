@@ -47,7 +47,6 @@ from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.grading.second_runner import with_second_runner
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import open_jobs
-from nouscoder.verifier.observe import full_collections
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import open_tracing, traced_grader, traced_sandbox
@@ -119,7 +118,7 @@ async def serve(
         else:
             share.ready()
         _keep_what_is_loaded()
-        work = [client_tests.keep_sweeping(), full_collections.run(budget), *([] if jobs is None else [jobs.run()])]
+        work = [client_tests.keep_sweeping(), *([] if jobs is None else [jobs.run()])]
         await run_until_stopped(stop, *work, *_workers(config, grader, cache, with_broker))
 
 
@@ -212,7 +211,7 @@ def grpc_served(section: VerifierSection, servicer: Servicer, registry: Collecto
         credentials=grpc_credentials(section.tls),
         interceptors=[gate],
         status_codes=STATUS_CODES,
-        max_message_bytes=section.max_body_bytes,
+        max_message_bytes=min(parsing.BODIES_OF_MANY * section.max_body_bytes, section.max_bodies_bytes),
         max_calls=section.max_queue + _MORE_CALLS,
         takes_compressed=False,  # a message may expand a thousandfold before anything here can count it
         health=Health(section.grpc_health),

@@ -22,6 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nouscoder.domain.submission import Submission, Tests, TestsReference
 from nouscoder.domain.verdict import Verdict
@@ -122,12 +123,12 @@ class ClientTests:
         self._in_store = _StoreBytes()
         self._storing = asyncio.Lock()
 
-    async def put(self, client: str, tests: Tests) -> StoredTests:
-        """Store tests for this client. Raises StorageFull and BlobsUnavailable."""
+    async def put(self, client: str, tests: Tests | Path, stored: StoredTests | None = None) -> StoredTests:
+        """Store tests for this client, or a file with `stored` in it. Raises StorageFull and BlobsUnavailable."""
         async with self._storing:  # one at a time, because the bounds apply to a sum
-            return await asyncio.to_thread(self._put, client, tests)
+            return await asyncio.to_thread(self._put, client, tests, stored)
 
-    def _put(self, client: str, tests: Tests) -> StoredTests:
+    def _put(self, client: str, tests: Tests | Path, file_of: StoredTests | None) -> StoredTests:
         known = self._list_of(client)
         if not self._in_store.is_counted:
             self._count()
@@ -138,7 +139,12 @@ class ClientTests:
             new_bytes = 0 if self._store.has(stored.digest) else stored.file_bytes
             self._admit(stored, known, new_bytes)
 
-        stored = self._store.put(tests, admit)
+        if isinstance(tests, Path):
+            assert file_of is not None
+            with tests.open("rb") as file:
+                stored = self._store.keep(file_of, file, admit)
+        else:
+            stored = self._store.put(tests, admit)
         self._in_store.add(new_bytes)
         digits = hex_of(stored.digest)
         self._blobs.put(_name(client, digits, stored.num_bytes), b"")

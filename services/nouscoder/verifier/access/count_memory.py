@@ -6,8 +6,10 @@ transport has it). An answer of known length for which there is no room becomes 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
+
+from starlette.requests import Request
 
 from nouscoder.verifier.access.fault_records import fault_record, last_record
 from nouscoder.verifier.access.gatekeeper import is_open_path
@@ -93,11 +95,14 @@ class _CountedAnswer:
         await self._send({"type": "http.response.body", "body": record})
 
 
-def release_part(scope: Message, num_bytes: int) -> None:
-    """Count bytes of the body that its reader has passed on, to the disk for example."""
-    reservation: Reservation | None = scope.get(_SCOPE_KEY)
-    if reservation is not None:
-        reservation.release(num_bytes)
+async def stored_parts(request: Request) -> AsyncIterator[bytes]:
+    """The parts of a body whose reader has put each of them on the disk when it asks for the next."""
+    reservation: Reservation | None = request.scope.get(_SCOPE_KEY)
+    async for part in request.stream():
+        if part:
+            yield part
+            if reservation is not None:
+                reservation.release(len(part))
 
 
 async def add_answer(scope: Message, num_bytes: int) -> None:

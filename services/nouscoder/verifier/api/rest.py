@@ -22,7 +22,6 @@ from nouscoder.domain.submission import Comparator, ComparatorKind
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.body import read_body
 from nouscoder.http_server.connected import while_connected
-from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.client_tests import ClientTests
 from nouscoder.verifier.access.count_memory import CountMemory
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
@@ -34,7 +33,7 @@ from nouscoder.verifier.api.get_reward import GetRewardAnswer, rewarded_submissi
 from nouscoder.verifier.api.grade_front import GradeFront, GradingApi
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import openapi_document
-from nouscoder.verifier.api.parsing import parsed
+from nouscoder.verifier.api.parsing import BODIES_OF_MANY, parsed
 from nouscoder.verifier.api.playground import highlighter, highlighter_path, playground
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.sandbox_fusion import add_run_code, add_submit
@@ -43,9 +42,9 @@ from nouscoder.verifier.api.schema import (
     GradeAnswer,
     StoredTestsAnswer,
     parse_submission,
-    parse_tests,
 )
 from nouscoder.verifier.api.streaming import batch_lines, lines_of, server_events
+from nouscoder.verifier.api.tests_upload import TestsUpload
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.judges import mathematics
@@ -105,7 +104,9 @@ def make_app(
     add_faults(app)
     _add_pages(app, registry, drain_state)
 
-    _add_grading(app, grader, drain_state, max_body_bytes)
+    of_many = BODIES_OF_MANY * max_body_bytes
+    of_batch = of_many if budget is None else min(of_many, budget.budget_bytes)
+    _add_grading(app, grader, drain_state, max_body_bytes, of_batch)
     _add_get_reward(app, grader, drain_state, max_body_bytes)
     add_submit(app, grader, lambda: _enter(drain_state), max_body_bytes)
     if runner is not None:
@@ -123,7 +124,9 @@ def make_app(
     return app
 
 
-def _add_grading(app: GradingApi, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
+def _add_grading(
+    app: GradingApi, grader: Grading, drain_state: DrainState, max_body_bytes: int, max_batch_bytes: int
+) -> None:
     @app.post("/v1/grade", response_model=GradeAnswer, responses=FAULTS, openapi_extra=_REQUEST)
     async def grade(request: Request) -> Response:
         """Grade one submission."""
@@ -143,7 +146,7 @@ def _add_grading(app: GradingApi, grader: Grading, drain_state: DrainState, max_
         """Grade many: one request per line with an optional `id`. One answer per line, in order of completion."""
         _enter(drain_state)
         # The body is read completely before the first answer, so that a client may write all before it reads.
-        body = await read_body(request, max_body_bytes)
+        body = await read_body(request, max_batch_bytes)
         return StreamingResponse(batch_lines(grader, lines_of(body)), media_type="application/x-ndjson")
 
 
@@ -161,6 +164,7 @@ def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_
 
 
 def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState, max_body_bytes: int) -> None:
+    upload = TestsUpload(client_tests, max_body_bytes)
     extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="Tests")}}}}}
     full: dict[int | str, dict[str, Any]] = {
         409: {
@@ -171,10 +175,9 @@ def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState,
 
     @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=FAULTS | full, openapi_extra=extra)
     async def put_tests(request: Request) -> Response:
-        """Store tests. Submissions of the same client can then name them by their digest."""
+        """Store tests of any size. Submissions of the same client can then name them by their digest."""
         _enter(drain_state)
-        tests = await parsed(await read_body(request, max_body_bytes), parse_tests)
-        stored = await client_tests.put(current_caller().client, tests)
+        stored = await upload.put(request)
         answer = StoredTestsAnswer(digest=stored.digest, num_tests=stored.num_tests, num_bytes=stored.num_bytes)
         return Response(answer.model_dump_json(), media_type=_JSON)
 

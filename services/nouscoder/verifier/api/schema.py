@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -17,13 +17,16 @@ from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import MOST_FAULTS, Body, first_fault
+from nouscoder.formats.decoding import give_way
 from nouscoder.formats.json_size import TooManyValues, ValueCount
 from nouscoder.formats.public_shapes import rewritten
 from nouscoder.formats.rules import ComparatorBody, LimitsBody
 from nouscoder.formats.tests import TestsBody, TestsReferenceBody, canonical_json, tests_from_json
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate_tests
+from nouscoder.store.case_files import packed, unpacked
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, validate_tests
 
 _MOST_AS_PYTHON = 100_000  # weight of values
+_MOST_AS_OBJECTS = Bounds().num_tests  # weight of values, which the garbage collector looks at while they are graded
 
 
 class _Request(Body):
@@ -146,28 +149,44 @@ class Fault(BaseModel):
 def parse_submission(body: bytes | str, values: ValueCount | None = None) -> Submission:
     """Parse a request's JSON, of this project or in a public shape. Raises InvalidSubmission naming the field.
 
-    `values` has the weight of the body, and gets that of texts inside it that are decoded too.
+    `values` has the weight of the body, and gets that of texts inside it that are decoded too. Without it the text is
+    of this machine's own user, and may hold any number. Tests with many values are then in memory as a compressed file.
     """
-    values = values or ValueCount()
+    values = values or ValueCount.unbounded()
     if values.weight > Bounds().num_tests:
         _check_counts(_decoded(body))
+        give_way(len(body))
+    try:
+        submission = _submission_from(body, values)
+    except ValidationError as error:
+        raise InvalidSubmission(*first_fault(error)) from None
+    except TooManyValues as error:
+        raise TooLarge("tests", str(error)) from None
+    give_way(len(body))
+    return compact(submission, values)
+
+
+def compact(submission: Submission, values: ValueCount) -> Submission:
+    """The submission; tests with many values as the bytes of a compressed file, whose cases are decoded when used."""
+    if values.weight <= _MOST_AS_OBJECTS or isinstance(submission.tests, TestsReference):
+        return submission
+    data, digest = packed(submission.tests)
+    return replace(submission, tests=unpacked(data), tests_digest=digest)
+
+
+def _submission_from(body: bytes | str, values: ValueCount) -> Submission:
+    """Raises ValidationError, TooManyValues and InvalidSubmission."""
     try:
         return GradeRequest.model_validate_json(body).submission()
     except ValidationError as error:
-        try:
-            if _names_stored_tests(error):
-                return StoredGradeRequest.model_validate_json(body).submission()
-            known = _in_our_form(body, values)
-            if known is None:
-                raise
-            names_digest = isinstance(known.get("tests"), dict) and known["tests"].keys() == {"digest"}
-            if names_digest:
-                return StoredGradeRequest.model_validate(known).submission()
-            return _validated(known, values).submission()
-        except ValidationError as error:
-            raise InvalidSubmission(*first_fault(error)) from None
-        except TooManyValues as error:
-            raise InvalidSubmission("tests", str(error)) from None
+        if _names_stored_tests(error):
+            return StoredGradeRequest.model_validate_json(body).submission()
+        known = _in_our_form(body, values)
+        if known is None:
+            raise
+        if isinstance(known.get("tests"), dict) and known["tests"].keys() == {"digest"}:
+            return StoredGradeRequest.model_validate(known).submission()
+        return _validated(known, values).submission()
 
 
 def _validated(record: dict[str, Any], values: ValueCount) -> GradeRequest:
@@ -250,7 +269,7 @@ def _names_stored_tests(error: ValidationError) -> bool:
 
 def parse_tests(body: bytes, values: ValueCount | None = None) -> Tests:
     """Parse the body of PUT /v1/tests. Raises InvalidSubmission naming the invalid field. See `parse_submission`."""
-    values = values or ValueCount()
+    values = values or ValueCount.unbounded()
     if values.weight > Bounds().num_tests:
         _check_counts({"tests": _decoded(body)})
     try:
@@ -258,7 +277,7 @@ def parse_tests(body: bytes, values: ValueCount | None = None) -> Tests:
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error, "tests")) from None
     except TooManyValues as error:
-        raise InvalidSubmission("tests", str(error)) from None
+        raise TooLarge("tests", str(error)) from None
     validate_tests(tests, Bounds())
     return tests
 

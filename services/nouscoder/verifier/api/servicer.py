@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 
 import grpc
 
 from nouscoder.domain.submission import Limits, Submission, Tests, TestsReference
 from nouscoder.domain.verdict import Verdict
 from nouscoder.formats.decoding import without_collections
+from nouscoder.formats.json_size import MAX_WEIGHT, ValueCount
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.interpreter_convert import answer_to
-from nouscoder.rpc.tests_convert import tests_from
+from nouscoder.rpc.tests_convert import tests_from, tests_from_text, weight_of_calls
 from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
@@ -21,11 +23,13 @@ from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.api import grpc_answers
 from nouscoder.verifier.api.grpc_answers import CallAnswers
-from nouscoder.verifier.api.grpc_parsing import NO_TESTS, parsed_calls, parsed_tests, with_tests
+from nouscoder.verifier.api.parsing import parsed
+from nouscoder.verifier.api.schema import compact
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
+from nouscoder.verifier.api.tests_upload import tests_of_message
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle
 
@@ -169,14 +173,31 @@ async def _submission(message: verdict_pb2.Submission) -> Submission:
     tests = message.tests
     match tests.WhichOneof("kind"):
         case "json":
-            return with_tests(submission_from(message, NO_TESTS), await parsed_tests(tests.json))
+            return await _submission_of_json(message, tests.json)
         case "call":
             data = await asyncio.to_thread(tests.SerializeToString)
-            return with_tests(submission_from(message, NO_TESTS), await parsed_calls(data))
+            return await parsed(
+                data,
+                lambda _, values: compact(submission_from(message), values),
+                weigh=lambda _: weight_of_calls(tests, MAX_WEIGHT),
+            )
         case None | "digest":
             return submission_from(message)
         case _:
             return submission_from(message, await asyncio.to_thread(_tests_from, tests))
+
+
+async def _submission_of_json(message: verdict_pb2.Submission, text: bytes) -> Submission:
+    """A submission whose tests are JSON. Another process converts those with more values than may be decoded here."""
+
+    def parse(text: bytes, values: ValueCount) -> Submission:
+        return compact(submission_from(message, tests_from_text(text)), values)
+
+    try:
+        return await parsed(text, parse)
+    except TooLarge:
+        found, digest = await tests_of_message(text)
+        return replace(submission_from(message, found), tests_digest=digest)
 
 
 def _tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:

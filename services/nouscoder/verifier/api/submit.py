@@ -24,7 +24,7 @@ from nouscoder.verifier.api.run_code import CommandResult, CommandStatus, RunCod
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.extract import extract_code
 from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge
 
 NO_DATA_SETS = "this service has no data sets: send the tests as config.provided_data to /submit"
 NO_JUPYTER = "this service runs no notebooks: send programs to /run_code, or use the gRPC call Interpret"
@@ -81,7 +81,7 @@ class SubmitRequest(_Lenient):
             raise InvalidSubmission("config.language", "is missing")
         wall_time_s = config.run_timeout or Limits().wall_time_s
         return Submission(
-            tests=StdinTests(tuple(_cases(config.provided_data.test, values or ValueCount()))),
+            tests=StdinTests(tuple(_cases(config.provided_data.test, values or ValueCount.unbounded()))),
             completion=self.completion,
             language=language_name(config.language),
             limits=Limits(wall_time_s, min(300.0, _CPU_PER_WALL * wall_time_s)),
@@ -167,7 +167,7 @@ def _cases(test: list[StdioTest] | str, values: ValueCount) -> list[StdinCase]:
             values.add(test)
             test = [StdioTest.model_validate(one) for one in json.loads(test)]
         except TooManyValues as error:
-            raise InvalidSubmission("config.provided_data.test", str(error)) from None
+            raise TooLarge("config.provided_data.test", str(error)) from None
         except (ValueError, TypeError, RecursionError):
             raise InvalidSubmission("config.provided_data.test", "is no JSON list of tests") from None
     for number, one in enumerate(test):

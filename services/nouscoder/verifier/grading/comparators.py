@@ -37,7 +37,7 @@ from itertools import zip_longest
 
 from nouscoder.domain.submission import Comparator, ComparatorKind, JsonValue
 from nouscoder.formats.decoding import give_way, without_collections
-from nouscoder.formats.json_size import structure_weight
+from nouscoder.formats.json_size import json_weight
 
 ROUNDING_RELATIVE = 1e-9
 ROUNDING_ABSOLUTE = 1e-12
@@ -200,8 +200,8 @@ def _parse_float(text: str) -> float:
 
 def has_more_values(encoded: bytes, expected_json: str, more: int = 0) -> bool:
     """Whether a JSON text has more values than an equal one can have, and `more` beside them. It is not decoded."""
-    most = structure_weight(expected_json) + more
-    return structure_weight(encoded, most) > most
+    most = json_weight(expected_json) + more
+    return json_weight(encoded, most) > most
 
 
 def _parse_int(text: str) -> int | HugeInt:

@@ -30,17 +30,22 @@ _OF_PYTEST = {"pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 
+STORE_TESTS = "send large tests with PUT /v1/tests and name their digest"
+
+
 class InvalidSubmission(ValueError):
     """The submission cannot be graded because of a fault in the request, not in the candidate. Names the field."""
 
     def __init__(self, field: str, message: str) -> None:
         self.field = _shortened(field)
-        self._message = message
         super().__init__(f"{self.field}: {message}")
 
-    def __reduce__(self) -> tuple[type[InvalidSubmission], tuple[str, str]]:
-        """Pickled by the process that parses large bodies."""
-        return InvalidSubmission, (self.field, self._message)
+
+class TooLarge(InvalidSubmission):
+    """The request holds more than one may hold. Its tests can be stored first."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(field, f"{message}; {STORE_TESTS}")
 
 
 def _shortened(field: str) -> str:
