@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.domain.submission import Comparator, ComparatorKind
-from nouscoder.formats.decoding import without_collections
+from nouscoder.formats.json_values import without_collections
 from nouscoder.verifier.grading import comparators
 from nouscoder.verifier.grading.comparators import (
     HugeInt,

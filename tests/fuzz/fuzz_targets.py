@@ -45,9 +45,9 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.verifier.api.faults import Absent
     from nouscoder.verifier.api.get_reward import parse_get_reward
     from nouscoder.verifier.api.run_code import parse_run_code
+    from nouscoder.verifier.api.sandbox_fusion import parse_submit
     from nouscoder.verifier.api.schema import parse_submission
     from nouscoder.verifier.api.streaming import batch_lines
-    from nouscoder.verifier.api.submit import parse_submit
     from nouscoder.verifier.grading.comparators import (
         UnreadableResult,
         parse_result,

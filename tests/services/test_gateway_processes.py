@@ -23,9 +23,8 @@ from nouscoder.verifier.access.quotas import LocalLedger, QuotaExceeded, Quotas
 from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
 from nouscoder.verifier.processes.connections import Distributor
 from nouscoder.verifier.processes.merged_metrics import MergedMetrics, Scraped, SocketMetrics, serve_on_socket
-from nouscoder.verifier.processes.shared_ledger import SharedLedger
-from nouscoder.verifier.processes.shared_runs import SharedRuns
-from nouscoder.verifier.processes.shares import Place, section_of, slots_of
+from nouscoder.verifier.processes.share import Place, section_of, slots_of
+from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
 
 
 @given(st.integers(1, 64), st.integers(1, 300))

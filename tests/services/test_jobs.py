@@ -23,7 +23,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import JobsSection
-from nouscoder.formats.json_size import BYTES_PER_WEIGHT
+from nouscoder.formats.json_values import BYTES_PER_WEIGHT
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.access.memory_budget import MemoryBudget

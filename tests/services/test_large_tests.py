@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.client import AsyncClient, BadRequest, Client, StorageFull
 from nouscoder.client import large_tests as large_tests_of_client
-from nouscoder.formats.json_size import MAX_WEIGHT
+from nouscoder.formats.json_values import MAX_WEIGHT
 from nouscoder.formats.sent_tests import NotTests, sent_tests
 from nouscoder.formats.tests import canonical_json, digest_of
 from nouscoder.http_server.listener import start_http

@@ -17,7 +17,7 @@ import sandbox_fusion
 from prometheus_client import CollectorRegistry
 from sandbox_fusion.models import RunCodeRequest as FusionRequest
 
-from nouscoder.formats.json_size import BYTES_PER_WEIGHT, json_weight
+from nouscoder.formats.json_values import BYTES_PER_WEIGHT, json_weight
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.access.memory_budget import MemoryBudget

@@ -1,6 +1,6 @@
 """What a request may cost the gateway: memory of bodies and answers, gRPC messages, foreign sites.
 
-Tests the invariants of memory_budget.py, count_memory.py, grpc_gate.py, grpc_answers.py and gatekeeper.py.
+Tests the invariants of memory_budget.py, grpc_gate.py, servicer.py and gatekeeper.py.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.http_server import delivery
-from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server import listener
+from nouscoder.http_server.api_keys import ApiKeys, foreign_part
 from nouscoder.http_server.listener import start_http
-from nouscoder.http_server.same_site import foreign_part
 from nouscoder.rpc.server import start_grpc
 from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
@@ -273,7 +272,7 @@ async def test_answers_that_nobody_reads_take_no_more_than_the_budget() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code"])
 async def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(delivery, "ANSWER_PATIENCE_S", 0.5)
+    monkeypatch.setattr(listener, "ANSWER_PATIENCE_S", 0.5)
     held_bytes: list[int] = []
     take = MemoryBudget.take_for_answer
 
@@ -293,7 +292,7 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: py
         await held(service, 0)
         assert max(held_bytes) >= num_bytes
         assert len(await asyncio.to_thread(read_to_the_end, client)) < num_bytes
-        monkeypatch.setattr(delivery, "ANSWER_PATIENCE_S", 60.0)  # of a client that reads, on a busy machine
+        monkeypatch.setattr(listener, "ANSWER_PATIENCE_S", 60.0)  # of a client that reads, on a busy machine
         answer = await service.http.post(path, content=sent)
         assert len(answer.content) > num_bytes
         await held(service, 0)

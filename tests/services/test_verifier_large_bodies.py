@@ -20,7 +20,7 @@ import pytest
 
 from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.formats.json_size import BYTES_PER_WEIGHT, MAX_WEIGHT, ValueCount
+from nouscoder.formats.json_values import BYTES_PER_WEIGHT, MAX_WEIGHT, ValueCount
 from nouscoder.formats.tests import canonical_json, digest_of
 from nouscoder.store.stored_cases import StoredCases
 from nouscoder.verifier.access.memory_budget import (
@@ -32,9 +32,9 @@ from nouscoder.verifier.access.memory_budget import (
 from nouscoder.verifier.api.get_reward import rewarded_submissions
 from nouscoder.verifier.api.parsing import MAX_BYTES, SMALL_WEIGHT, parsed
 from nouscoder.verifier.api.run_code import parse_run_code
+from nouscoder.verifier.api.sandbox_fusion import submitted_answer
 from nouscoder.verifier.api.schema import parse_submission, parse_tests
 from nouscoder.verifier.api.streaming import answer_line, batch_lines, lines_of
-from nouscoder.verifier.api.submit import submitted_answer
 from nouscoder.verifier.grading.grader import OnOutcome
 from nouscoder.verifier.grading.validation import InvalidSubmission, TooLarge
 

@@ -29,7 +29,7 @@ from nouscoder.run.local import free_addresses
 
 _START_LIMIT_S = 60.0
 _AT_ONCE = 8
-_GATEWAY = "nouscoder.verifier.processes.child"  # the module of each of several gateway processes
+_GATEWAY = "nouscoder.verifier.processes.share"  # the module of each of several gateway processes
 
 
 def submission(number: int, num_tests: int) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from nouscoder.data.compressed import created, opened
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Prelude, Profile, Tests
 from nouscoder.errors import Unusable
-from nouscoder.formats.body import Body, all_faults
-from nouscoder.formats.rules import ComparatorBody, LimitsBody
+from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, all_faults
 from nouscoder.formats.tests import TestsBody, canonical_json
 from nouscoder.nearest_name import did_you_mean
 

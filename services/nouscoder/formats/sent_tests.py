@@ -19,8 +19,7 @@ from pydantic_core import to_json
 
 from nouscoder.domain.submission import Case, Tests
 from nouscoder.formats.body import first_fault
-from nouscoder.formats.json_size import MAX_WEIGHT, TooManyValues, ValueCount, json_weight
-from nouscoder.formats.json_values import json_value
+from nouscoder.formats.json_values import MAX_WEIGHT, TooManyValues, ValueCount, json_value, json_weight
 from nouscoder.formats.public_shapes import rewritten
 from nouscoder.formats.tests import tests_from_json
 

@@ -1,12 +1,12 @@
-"""Reads a request's body within limits of size and time."""
+"""Reads the body of a request within limits of size and time, and ends the work for a client that has disconnected."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -87,3 +87,40 @@ def _finish(output: BinaryIO, rest: bytes) -> None:
 
 def _too_large(max_bytes: int) -> BodyFault:
     return BodyFault(413, f"must have at most {max_bytes} bytes")
+
+
+# Work for a request that ends when its client disconnects.
+
+Answer = TypeVar("Answer")
+
+
+async def while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
+    """Await `work`. A client that disconnects cancels it, which frees what it holds at once. Raises BodyFault then.
+
+    `receive` is ASGI's, of a request whose body has been read.
+    """
+    me = asyncio.current_task()
+    assert me is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        await _disconnected(receive)
+        gone = True
+        me.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        me.uncancel()
+        raise BodyFault(499, "the client disconnected") from None
+    finally:
+        watching.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

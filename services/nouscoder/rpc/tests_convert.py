@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from nouscoder.domain.submission import Tests, TestsReference
 from nouscoder.formats.body import first_fault
-from nouscoder.formats.json_size import json_weight
+from nouscoder.formats.json_values import json_weight
 from nouscoder.formats.tests import TestsReferenceBody, canonical_json, tests_from_json, tests_from_record
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.v1 import verdict_pb2
@@ -57,7 +57,7 @@ def tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
 
 
 def weight_of_calls(message: verdict_pb2.Tests, enough: int) -> int:
-    """The weight (formats/json_size.py) of all JSON texts of calls; when it is above `enough`, some weight above it."""
+    """The weight (formats/json_values.py) of all JSON texts of calls; above `enough`, some weight above it."""
     weight = 0
     for case in message.call.cases:
         weight += sum(json_weight(text, enough) for text in (case.args_json, case.kwargs_json, case.expected_json))

@@ -24,7 +24,7 @@ import zstandard
 from pydantic_core import from_json
 
 from nouscoder.domain.submission import Tests, input_size
-from nouscoder.formats.decoding import LONG_BYTES, give_way, without_collections
+from nouscoder.formats.json_values import LONG_BYTES, give_way, without_collections
 from nouscoder.formats.tests import canonical_parts
 from nouscoder.store.case_index import CaseIndex
 from nouscoder.store.stored_cases import CaseFileBroken as CaseFileBroken

@@ -22,8 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
 from nouscoder.http_server.api_keys import open_api_keys
-from nouscoder.http_server.listener import start_http
-from nouscoder.http_server.tls import http_context
+from nouscoder.http_server.listener import http_context, start_http
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
@@ -33,14 +32,13 @@ from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.caller import CallerFilter
 from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.memory_budget import MemoryBudget, return_large_blocks
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api import parsing
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
-from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
-from nouscoder.verifier.api.tls import grpc_credentials
+from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer, grpc_credentials
 from nouscoder.verifier.grading import long_work
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.grader_decorator import Grading
@@ -49,11 +47,8 @@ from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import open_jobs
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.observe.tracing import open_tracing, traced_grader, traced_sandbox
-from nouscoder.verifier.observe.tracing_fronts import trace_fronts
-from nouscoder.verifier.processes.large_blocks import return_large_blocks
-from nouscoder.verifier.processes.share import Share
-from nouscoder.verifier.processes.shares import Place
+from nouscoder.verifier.observe.tracing import open_tracing, trace_fronts, traced_grader, traced_sandbox
+from nouscoder.verifier.processes.share import Place, Share
 from nouscoder.verifier.sandbox import Sandbox, SpillOverSandbox, open_backends
 from nouscoder.verifier.settings import cache_folder, grading_policy, not_served, sandbox_config, tool_policy
 from nouscoder.verifier.tools.sessions import ToolSessions

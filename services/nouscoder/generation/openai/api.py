@@ -23,8 +23,7 @@ from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.openai.completions import Asked, Completions, event
 from nouscoder.generation.openai.faults import SERVER, ApiFault, unavailable
 from nouscoder.generation.openai.gate import response
-from nouscoder.http_server.body import BodyFault, read_body
-from nouscoder.http_server.connected import while_connected
+from nouscoder.http_server.body import BodyFault, read_body, while_connected
 
 
 def make_app(completions: Completions, max_body_bytes: int) -> FastAPI:

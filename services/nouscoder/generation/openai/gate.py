@@ -1,7 +1,7 @@
 """ASGI middleware: who may use the API, and how many requests at a time.
 
 INVARIANT: no request to a path outside `OPEN` reaches the API without a valid token, when tokens are configured.
-Without tokens no request that a browser sends for a foreign site does (http_server/same_site.py). At most
+Without tokens no request that a browser sends for a foreign site does (http_server/api_keys.py). At most
 `max_requests` requests are in progress, from before their body is read until the last byte of their answer. A client
 that takes nothing of its answer for _READER_PATIENCE_S is given up.
 """
@@ -15,8 +15,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from nouscoder.generation.openai.faults import ApiFault
-from nouscoder.http_server.api_keys import ApiKeys
-from nouscoder.http_server.same_site import foreign_part
+from nouscoder.http_server.api_keys import ApiKeys, foreign_part
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -18,8 +18,7 @@ from nouscoder.generation.openai.prompts import PromptEncoder
 from nouscoder.generation.openai.sampling import Samples
 from nouscoder.generation.policies import Policies
 from nouscoder.http_server.api_keys import ApiKeys
-from nouscoder.http_server.listener import start_http
-from nouscoder.http_server.tls import http_context
+from nouscoder.http_server.listener import http_context, start_http
 from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 

@@ -19,8 +19,7 @@ from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.formats.body import ListOf, first_fault
-from nouscoder.formats.json_size import TooManyValues, ValueCount
-from nouscoder.formats.json_values import json_bytes
+from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes
 from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.grader_decorator import Grading

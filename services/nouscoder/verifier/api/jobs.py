@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nouscoder.formats.body import first_fault
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.access.count_memory import stored_parts
+from nouscoder.verifier.access.memory_budget import stored_parts
 from nouscoder.verifier.api.faults import FAULTS, UnknownForm, fault
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.grading.validation import InvalidSubmission

@@ -1,7 +1,7 @@
 """Parses the bodies of requests: bounded before it costs much, and without stalling the event loop.
 
 A decoder reads a whole text in one call, and the interpreter runs nothing else meanwhile, in whatever thread. So the
-weight of the text (formats/json_size.py) is counted first, piece by piece, and a body with too many values is refused:
+weight of the text (formats/json_values.py) is counted first, piece by piece. A body with too many values is refused:
 its tests can be stored with PUT /v1/tests (tests_upload.py).
 
 INVARIANT: no body above MAX_BYTES or MAX_WEIGHT is decoded. A body above SMALL_WEIGHT or SMALL_BYTES is parsed outside
@@ -14,8 +14,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from nouscoder.formats.decoding import give_way, without_collections
-from nouscoder.formats.json_size import BYTES_PER_WEIGHT, MAX_WEIGHT, TooManyValues, ValueCount, json_weight
+from nouscoder.formats.json_values import (
+    BYTES_PER_WEIGHT,
+    MAX_WEIGHT,
+    TooManyValues,
+    ValueCount,
+    give_way,
+    json_weight,
+    without_collections,
+)
 from nouscoder.verifier.access.memory_budget import charge_decoded
 from nouscoder.verifier.grading.one_thread import OneThread
 from nouscoder.verifier.grading.validation import TooLarge

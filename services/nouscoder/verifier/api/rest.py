@@ -1,6 +1,10 @@
 """The REST API. Handlers convert, call the grader and convert. Every graded submission gets status 200.
 
+POST /v1/grade does without the web framework, whose layers cost more than the parsing of a submission.
+
 INVARIANT: once `DrainState.draining` is set, no submission is accepted (503), and those in progress get their verdict.
+A request to POST /v1/grade passes the same checks as any other (`GradingApi.wrap`). Its answers and faults are those of
+the route that the OpenAPI document describes.
 """
 
 from __future__ import annotations
@@ -8,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +24,14 @@ from prometheus_client.exposition import choose_encoder
 from nouscoder import __version__
 from nouscoder.domain.submission import Comparator, ComparatorKind
 from nouscoder.http_server.api_keys import ApiKeys
-from nouscoder.http_server.body import read_body
-from nouscoder.http_server.connected import while_connected
+from nouscoder.http_server.body import read_body, read_whole, while_connected
 from nouscoder.verifier.access.client_tests import ClientTests
-from nouscoder.verifier.access.count_memory import CountMemory
-from nouscoder.verifier.access.gatekeeper import Gatekeeper
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.gatekeeper import App, Gatekeeper, Receive, Scope, Send
+from nouscoder.verifier.access.memory_budget import CountMemory, MemoryBudget
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.docs_page import docs_page
-from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults
+from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to
 from nouscoder.verifier.api.get_reward import GetRewardAnswer, rewarded_submissions, rewards
-from nouscoder.verifier.api.grade_front import GradeFront, GradingApi
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import openapi_document
 from nouscoder.verifier.api.parsing import BODIES_OF_MANY, parsed
@@ -41,6 +42,7 @@ from nouscoder.verifier.api.schema import (
     Fault,
     GradeAnswer,
     StoredTestsAnswer,
+    answer_json,
     parse_submission,
 )
 from nouscoder.verifier.api.streaming import batch_lines, lines_of, server_events
@@ -49,6 +51,64 @@ from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed
+
+# POST /v1/grade without the web framework.
+
+PATH = "/v1/grade"
+
+
+class GradeFront:
+    """ASGI application that grades the body of every request."""
+
+    def __init__(self, grader: Grading, enter: Callable[[], None], max_body_bytes: int) -> None:
+        """`enter` raises when the service drains."""
+        self._grader = grader
+        self._enter = enter
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        try:
+            body = await self.graded(scope, receive)
+        except Exception as error:
+            answer = answer_to(error)
+            if answer is None:
+                raise
+            await answer(scope, receive, send)
+            return
+        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def graded(self, scope: Scope, receive: Receive) -> bytes:
+        """The JSON of the verdict. Raises the errors of `answer_to`."""
+        self._enter()
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        body = await read_whole(declared.decode("latin-1"), receive, self._max_body_bytes)
+        submission = await parsed(body, parse_submission)
+        return answer_json(await while_connected(receive, self._grader.grade(submission)))
+
+
+class GradingApi(FastAPI):
+    """The API. Requests to POST /v1/grade go to `grade_front`, all others to the routes."""
+
+    def __init__(self, grade_front: GradeFront, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.grade_front = grade_front
+        self._wrapped_front: App = grade_front
+
+    def wrap(self, middleware: Callable[..., App], **options: Any) -> None:
+        """Add a middleware in front of all others."""
+        self.add_middleware(middleware, **options)
+        self._wrapped_front = middleware(self._wrapped_front, **options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "POST":
+            await self._wrapped_front(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
 
 _JSON = "application/json"
 _REF = "#/components/schemas/{model}"

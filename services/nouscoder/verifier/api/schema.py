@@ -16,11 +16,9 @@ from pydantic_core import from_json, to_json
 from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.formats.body import MOST_FAULTS, Body, first_fault
-from nouscoder.formats.decoding import give_way
-from nouscoder.formats.json_size import TooManyValues, ValueCount
+from nouscoder.formats.body import MOST_FAULTS, Body, ComparatorBody, LimitsBody, first_fault
+from nouscoder.formats.json_values import TooManyValues, ValueCount, give_way
 from nouscoder.formats.public_shapes import rewritten
-from nouscoder.formats.rules import ComparatorBody, LimitsBody
 from nouscoder.formats.tests import TestsBody, TestsReferenceBody, canonical_json, tests_from_json
 from nouscoder.store.case_files import packed, unpacked
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, validate_tests

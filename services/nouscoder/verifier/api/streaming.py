@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
-from nouscoder.formats.json_size import ValueCount
-from nouscoder.formats.json_values import json_bytes
+from nouscoder.formats.json_values import ValueCount, json_bytes
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.memory_budget import charging_part
 from nouscoder.verifier.api.parsing import Charge, parsed

@@ -27,13 +27,12 @@ from fastapi import Request
 
 from nouscoder.domain.submission import Tests
 from nouscoder.formats.sent_tests import NotTests, sent_tests
-from nouscoder.http_server.body import read_body, write_body
-from nouscoder.http_server.connected import while_connected
+from nouscoder.http_server.body import read_body, while_connected, write_body
 from nouscoder.store.case_files import unpacked, write_tests
 from nouscoder.store.tests import StoredTests
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.client_tests import ClientTests
-from nouscoder.verifier.access.count_memory import stored_parts
+from nouscoder.verifier.access.memory_budget import stored_parts
 from nouscoder.verifier.api.parsing import parsed
 from nouscoder.verifier.api.schema import parse_tests
 from nouscoder.verifier.grading.grader import QueueFull

@@ -36,8 +36,7 @@ from hashlib import blake2b
 from itertools import zip_longest
 
 from nouscoder.domain.submission import Comparator, ComparatorKind, JsonValue
-from nouscoder.formats.decoding import give_way, without_collections
-from nouscoder.formats.json_size import json_weight
+from nouscoder.formats.json_values import give_way, json_weight, without_collections
 
 ROUNDING_RELATIVE = 1e-9
 ROUNDING_ABSOLUTE = 1e-12

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from nouscoder.formats.decoding import without_collections
+from nouscoder.formats.json_values import without_collections
 from nouscoder.verifier.grading.one_thread import OneThread
 
 Result = TypeVar("Result")

@@ -6,7 +6,7 @@ import json
 
 from nouscoder.domain.submission import CallTests, Comparator, JsonValue
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.formats.decoding import give_way
+from nouscoder.formats.json_values import give_way
 from nouscoder.verifier.grading.comparators import MIN_BOUND_BYTES, UnreadableResult, parse_result, same_value
 from nouscoder.verifier.judges.base import beginning, readable, size_of
 from nouscoder.verifier.sandbox.base import RunResult

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from nouscoder.domain.submission import CallCase, CallTests, JsonValue, Limits, StdinCase, StdinTests
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.formats.decoding import give_way
-from nouscoder.formats.json_values import text_json
+from nouscoder.formats.json_values import give_way, text_json
 from nouscoder.verifier.grading.comparators import (
     SMALL_BYTES,
     UnreadableResult,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import TypeVar
 
@@ -12,11 +13,22 @@ from prometheus_client.registry import Collector
 
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.observe.current_trace import exemplar
 from nouscoder.verifier.sandbox.base import BackendUse
 from nouscoder.verifier.sandbox.modal_budget import Cap
 from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
 from nouscoder.verifier.sandbox.runner_choice import SecondRun
+
+# The trace to which the work of this task belongs, for exemplars. It needs no OpenTelemetry.
+
+# Hexadecimal id of the trace; "" when the request is not traced, or its trace is not sampled.
+current_trace: ContextVar[str] = ContextVar("trace", default="")
+
+
+def exemplar() -> dict[str, str] | None:
+    """The labels of an exemplar of this task's work; None when it is not traced."""
+    trace_id = current_trace.get()
+    return {"trace_id": trace_id} if trace_id else None
+
 
 _PREFIX = "nouscoder_verifier_"
 _TEST_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nouscoder.formats import json_size
-from nouscoder.formats.json_size import MAX_WEIGHT, TooManyValues, ValueCount, json_weight
+from nouscoder.formats import json_values
+from nouscoder.formats.json_values import MAX_WEIGHT, TooManyValues, ValueCount, json_weight
 
 TEXTS = st.text(st.sampled_from('ab",:[]{}\\\n\té\u2028')) | st.text()
 VALUES = st.recursive(
@@ -37,7 +37,7 @@ def weight_of(value: Any) -> int:
 def test_the_weight_is_that_of_the_values(value: Any, piece_bytes: int, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_size, "_PIECE_BYTES", piece_bytes)
+        patch.setattr(json_values, "_PIECE_BYTES", piece_bytes)
         assert json_weight(text) == json_weight(text.encode("utf8", "surrogatepass")) == weight_of(value)
 
 
