@@ -208,7 +208,7 @@ async def evaluated(grader: Grading, answer: Answer) -> EvalResult:
 
 
 def _check_num_tests(body: bytes) -> None:
-    """Raises InvalidSubmission for more tests than may be graded, before each of them costs more."""
+    """Raises InvalidSubmission for more tests than may be graded, before each of them is a fault."""
     try:
         test = from_json(body)["config"]["provided_data"]["test"]
     except (ValueError, TypeError, LookupError):  # parsing it names the fault

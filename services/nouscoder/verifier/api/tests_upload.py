@@ -18,7 +18,7 @@ import resource
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -46,6 +46,7 @@ _MEMORY_BYTES = 2 << 30  # beside the file itself
 _CPU_TIME_S = 600
 _PATIENCE_S = 900.0
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LD_LIBRARY_PATH")
+_converting = asyncio.Semaphore(MOST_AT_ONCE)
 
 
 class TestsUpload:
@@ -57,7 +58,6 @@ class TestsUpload:
         self._client_tests = client_tests
         self._max_body_bytes = max_body_bytes
         self._of_clients: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._converting = asyncio.Semaphore(MOST_AT_ONCE)
         self._all_bytes = 0
 
     async def put(self, request: Request) -> StoredTests:
@@ -73,7 +73,7 @@ class TestsUpload:
         lock = self._of_clients.setdefault(client, asyncio.Lock())
         async with lock, self._on_disk(parts) as source:
             target = source.with_name("tests")
-            stored = await while_connected(request.receive, self._converted(source, target))
+            stored = await while_connected(request.receive, converted(source, target))
             return await self._client_tests.put(client, target, stored)
 
     @asynccontextmanager
@@ -98,10 +98,6 @@ class TestsUpload:
             finally:
                 self._all_bytes -= num_bytes
 
-    async def _converted(self, source: Path, target: Path) -> StoredTests:
-        async with self._converting:
-            return await converted(source, target)
-
 
 async def _one_part(body: bytes) -> AsyncIterator[bytes]:
     yield body
@@ -115,32 +111,29 @@ async def tests_of_message(data: bytes) -> tuple[Tests, str]:
     with tempfile.TemporaryDirectory(prefix="nouscoder-tests-") as folder:
         source, target = Path(folder) / "body", Path(folder) / "tests"
         await asyncio.to_thread(source.write_bytes, data)
-        async with _messages_at_once:
-            stored = await converted(source, target)
+        stored = await converted(source, target)
         return unpacked(await asyncio.to_thread(target.read_bytes)), stored.digest
-
-
-_messages_at_once = asyncio.Semaphore(MOST_AT_ONCE)
 
 
 async def converted(source: Path, target: Path) -> StoredTests:
     """Convert a file that a client has sent to the file of its tests. Raises InvalidSubmission."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__, str(source), str(target)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(_PATIENCE_S):
-            said, _ = await process.communicate()
-    except TimeoutError:
+    async with _converting:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", __name__, str(source), str(target)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            start_new_session=True,
+        )
         said = b""
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_S):
+                    said, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
     if process.returncode != 0:
         raise InvalidSubmission("body", "the tests cannot be read within the limits of memory and time")
     answer = json.loads(said)
