@@ -325,3 +325,19 @@ def test_a_client_forgets_the_oldest_digests(monkeypatch: pytest.MonkeyPatch) ->
     for number in range(3):
         digests.keep(str(number).encode(), str(number))
     assert [digests.of(str(number).encode()) for number in range(3)] == [None, "1", "2"]
+
+
+async def test_the_lines_of_a_job_name_large_tests_by_their_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nouscoder.client.async_client.INLINE_BYTES", 1500)
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"digest": "sha256:1", "id": "job"})
+
+    large, small = {"code": "1", "tests": sized(3000)}, {"code": "1", "tests": sized(100)}
+    async with AsyncClient("http://service", transport=httpx.MockTransport(answer)) as client:
+        await client.submit_job([large, small, large])
+    assert [request.url.path for request in seen] == ["/v1/tests", "/v1/jobs"]
+    named = {"code": "1", "tests": {"digest": "sha256:1"}}
+    assert [json.loads(line) for line in seen[1].content.splitlines()] == [named, small, named]

@@ -9,6 +9,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, Unpack, cast
 
@@ -150,6 +151,8 @@ class AsyncClient:
         """See `Client.submit_job`."""
         attempts = Attempts(self._patience)
         with opened_body(requests) as (body, kind):
+            for request in () if isinstance(requests, Path) else requests:
+                body.write(await self._body(request, attempts) + b"\n")
             parameters, headers = submit_arguments(kind, priority, tests, webhook, idempotency_key)
 
             async def send(arguments: dict[str, Any]) -> httpx.Response:

@@ -27,14 +27,12 @@ Requests = Iterable[Mapping[str, Any]] | Path
 
 @contextmanager
 def opened_body(requests: Requests) -> Iterator[tuple[IO[bytes], str]]:
-    """(body, content type). Requests that are not a file are written to a temporary one. Raises OSError."""
+    """(body, content type). For requests that are not a file the body is empty, to be written. Raises OSError."""
     if isinstance(requests, Path):
         with requests.open("rb") as file:
             yield file, _PARQUET if requests.suffix == ".parquet" else _LINES
         return
     with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as body:
-        for request in requests:
-            body.write(json.dumps(request).encode() + b"\n")
         yield cast("IO[bytes]", body), _LINES
 
 

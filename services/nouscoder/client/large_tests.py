@@ -19,8 +19,11 @@ _MOST_KEPT = 4096
 
 
 def encoded(record: Mapping[str, Any]) -> bytes:
-    """The JSON of a record, as httpx writes it."""
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    """The JSON of a record. The service says what is wrong with text that is not Unicode."""
+    try:
+        return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(record).encode()
 
 
 def tests_to_store(record: Mapping[str, Any]) -> bytes | None:

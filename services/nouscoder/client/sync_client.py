@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
@@ -163,6 +164,8 @@ class Client:
         """
         attempts = Attempts(self._patience)
         with opened_body(requests) as (body, kind):
+            for request in () if isinstance(requests, Path) else requests:
+                body.write(self._body(request, attempts) + b"\n")
             parameters, headers = submit_arguments(kind, priority, tests, webhook, idempotency_key)
 
             def send(arguments: dict[str, Any]) -> httpx.Response:
