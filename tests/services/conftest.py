@@ -24,7 +24,7 @@ from nouscoder.domain.rollout import Rollout, RolloutHeader, Task, assemble_roll
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.rollout_record import encode_rollout

@@ -21,8 +21,7 @@ from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, TaskRefused
-from nouscoder.generation.environments.episode import Episode
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import Episode, SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.learner.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer

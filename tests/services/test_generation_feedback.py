@@ -26,7 +26,7 @@ from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.feedback import Feedback, feedback_on
 from nouscoder.generation.environments.prompts import Prompts
-from nouscoder.generation.environments.tools import Calls, Tools
+from nouscoder.generation.environments.tools import SessionCalls, Tools
 from nouscoder.learner.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
@@ -62,7 +62,7 @@ class ScriptedGrader:
     hangs: bool = False
     graded: list[Submission] = field(default_factory=list)
 
-    def interpreter(self) -> AbstractAsyncContextManager[Calls]:
+    def interpreter(self) -> AbstractAsyncContextManager[SessionCalls]:
         raise NotImplementedError
 
     async def grade(self, submission: Submission) -> Verdict:

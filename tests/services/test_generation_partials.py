@@ -29,10 +29,9 @@ from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.base import Environment
-from nouscoder.generation.environments.episode import Episode
 from nouscoder.generation.environments.feedback import Feedback
-from nouscoder.generation.environments.single_turn import SingleTurn
-from nouscoder.generation.environments.tools import Calls, Tools
+from nouscoder.generation.environments.prompts import Episode, SingleTurn
+from nouscoder.generation.environments.tools import SessionCalls, Tools
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.resumable import ResumableSampler
@@ -74,7 +73,7 @@ class Grader:
 
     words: str = "no"
 
-    def interpreter(self) -> AbstractAsyncContextManager[Calls]:
+    def interpreter(self) -> AbstractAsyncContextManager[SessionCalls]:
         raise NotImplementedError
 
     async def grade(self, submission: Submission) -> Verdict:

@@ -25,7 +25,7 @@ from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.rollouts import Rollouts

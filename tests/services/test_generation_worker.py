@@ -27,8 +27,8 @@ from nouscoder.generation.engines.base import Engine, EngineStopped
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.base import Environment, Sampler, ToolUnavailable
-from nouscoder.generation.environments.single_turn import SingleTurn
-from nouscoder.generation.environments.tools import Calls, Tools
+from nouscoder.generation.environments.prompts import SingleTurn
+from nouscoder.generation.environments.tools import SessionCalls, Tools
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
@@ -508,7 +508,7 @@ class WaitingGrader:
     def __init__(self) -> None:
         self.answer = asyncio.Event()
 
-    def interpreter(self) -> AbstractAsyncContextManager[Calls]:
+    def interpreter(self) -> AbstractAsyncContextManager[SessionCalls]:
         raise NotImplementedError
 
     async def grade(self, submission: Submission) -> Verdict:

@@ -45,7 +45,7 @@ from nouscoder.learner.synthetic import (
 )
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import load_model, stored_dtypes
-from nouscoder.policy_folder.experts import merge_experts, routers_of, split_experts
+from nouscoder.policy_folder.policy_tensors import merge_experts, routers_of, split_experts
 from nouscoder.policy_folder.weights_files import weights_files
 from nouscoder.store.partial_record import decode_pieces, encode_piece
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout

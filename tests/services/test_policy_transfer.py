@@ -37,8 +37,7 @@ from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.policy_transfer import group, transfer
 from nouscoder.policy_transfer.group import TransferError, call_meeting
-from nouscoder.policy_transfer.shard_bytes import ShardImage, tensors_of
-from nouscoder.policy_transfer.transfer import receive_shards, send_shards
+from nouscoder.policy_transfer.transfer import ShardImage, receive_shards, send_shards, tensors_of
 from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.v1 import learner_pb2_grpc

@@ -31,7 +31,7 @@ from nouscoder.learner.policy_sender import PolicySender
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
-from nouscoder.policy_transfer.shard_bytes import ShardImage
+from nouscoder.policy_transfer.transfer import ShardImage
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import learner_pb2_grpc
 

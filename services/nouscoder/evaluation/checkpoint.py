@@ -18,8 +18,7 @@ from nouscoder.config import Config, OpenAISection
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
 from nouscoder.policy_folder.compose import CONFIG_FILE, with_yarn
-from nouscoder.policy_folder.hub import downloaded, is_hub_id
-from nouscoder.policy_folder.inspection import context_tokens, faults_of
+from nouscoder.policy_folder.inspection import context_tokens, downloaded, faults_of, is_hub_id
 from nouscoder.policy_folder.weights_files import shards_of
 
 _DIGEST_CHARACTERS = 12

@@ -15,8 +15,7 @@ from nouscoder.learner.compare import Comparison, compare
 from nouscoder.learner.publish import version_folder
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.weights import empty_model, load_model, put_weights
-from nouscoder.policy_folder.experts import merge_experts
-from nouscoder.policy_folder.policy_tensors import PolicyTensors
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
 from nouscoder.policy_folder.weights_files import policy_files
 
 

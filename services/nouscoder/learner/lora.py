@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from nouscoder.config import LoraSection
-from nouscoder.policy_folder.adapter import Adapter, merged
+from nouscoder.policy_folder.policy_tensors import Adapter, merged
 
 LORA_A, LORA_B = "lora_a", "lora_b"
 

@@ -22,8 +22,7 @@ from nouscoder.domain.policy import Meeting, PolicyManifest, WeightTransfer
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.publish import StagedPolicy
 from nouscoder.policy_transfer.group import TransferError, call_meeting, missing_for
-from nouscoder.policy_transfer.shard_bytes import ShardImage
-from nouscoder.policy_transfer.transfer import send_shards
+from nouscoder.policy_transfer.transfer import ShardImage, send_shards
 
 log = logging.getLogger(__name__)
 

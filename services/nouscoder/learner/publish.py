@@ -1,7 +1,7 @@
 """Published policies: policies/00000007/ holds the complete weights as safetensors files, with their digests.
 
 Beside them it may hold deltas (policy_folder/delta.py): what changed since the version before. With adapters it holds
-only an adapter of the run's first policy (policy_folder/adapter.py).
+only an adapter of the run's first policy (policy_folder/policy_tensors.py).
 
 INVARIANT: a published file never changes while its version is among the newest `keep`. Publishing the same weights as
 the same version again gives a manifest of the same digest.
@@ -25,9 +25,8 @@ from transformers import PreTrainedModel
 from nouscoder.atomic_files import prune, sha256_of, whole_folder
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
 from nouscoder.learner.weights import adapter_weights, weights_of
-from nouscoder.policy_folder.adapter import Adapter
 from nouscoder.policy_folder.delta import DeltaUnusable, write_delta
-from nouscoder.policy_folder.experts import split_experts
+from nouscoder.policy_folder.policy_tensors import Adapter, split_experts
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,

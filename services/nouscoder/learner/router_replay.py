@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from nouscoder.learner.recorded_experts import NOT_RECORDED
-from nouscoder.policy_folder.experts import routers_of
+from nouscoder.policy_folder.policy_tensors import routers_of
 
 
 def replay_experts(model: PreTrainedModel) -> None:

@@ -19,7 +19,7 @@ from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, spans_of
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.learner.packed_attention import PACKED_ATTENTION
-from nouscoder.policy_folder.experts import routers_of
+from nouscoder.policy_folder.policy_tensors import routers_of
 
 _FIRST_CHARACTER = 3  # ids below are special tokens
 

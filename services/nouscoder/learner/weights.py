@@ -15,7 +15,7 @@ from nouscoder.errors import Unusable
 from nouscoder.learner.lora import adapter_of, merge_adapters
 from nouscoder.learner.packed_attention import PACKED_ATTENTION
 from nouscoder.learner.ranks import whole
-from nouscoder.policy_folder.adapter import Adapter
+from nouscoder.policy_folder.policy_tensors import Adapter
 from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
 
 

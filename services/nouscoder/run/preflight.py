@@ -18,8 +18,14 @@ from nouscoder.data.problem_index import held_out_problems, open_index
 from nouscoder.domain.policy import WeightTransfer
 from nouscoder.errors import NousCoderError
 from nouscoder.nearest_name import did_you_mean
-from nouscoder.policy_folder.hub import HubUnavailable, downloaded, is_hub_id
-from nouscoder.policy_folder.inspection import context_tokens, faults_of, has_chat_template
+from nouscoder.policy_folder.inspection import (
+    HubUnavailable,
+    context_tokens,
+    downloaded,
+    faults_of,
+    has_chat_template,
+    is_hub_id,
+)
 from nouscoder.run.sinks.kinds import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0

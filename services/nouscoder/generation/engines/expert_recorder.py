@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nouscoder.domain.expert_choices import ExpertChoices
-from nouscoder.policy_folder.experts import routers_of
+from nouscoder.policy_folder.policy_tensors import routers_of
 
 Choices = npt.NDArray[np.unsignedinteger[Any]]
 

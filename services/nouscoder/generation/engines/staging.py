@@ -11,8 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
-from nouscoder.policy_folder.experts import split_experts
-from nouscoder.policy_folder.policy_tensors import PolicyTensors
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, split_experts
 from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
 Shape = tuple[int, ...]

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from nouscoder.domain.policy import Meeting, PolicyManifest, Shard, WeightTransfer
 from nouscoder.policy_transfer.group import TransferError
-from nouscoder.policy_transfer.shard_bytes import tensors_of
-from nouscoder.policy_transfer.transfer import changed, receive_shards
+from nouscoder.policy_transfer.transfer import changed, receive_shards, tensors_of
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nouscoder.generation.engines.base import EngineError
-from nouscoder.policy_folder.experts import merge_experts
-from nouscoder.policy_folder.policy_tensors import PolicyTensors
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
 from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
 

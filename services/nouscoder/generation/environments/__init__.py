@@ -10,7 +10,7 @@ from nouscoder.config.environment import EntryPointSection, InterpreterSection, 
 from nouscoder.generation.environments.base import Environment, EnvironmentUnusable
 from nouscoder.generation.environments.feedback import Feedback
 from nouscoder.generation.environments.interpreter import WithInterpreter
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 if TYPE_CHECKING:
