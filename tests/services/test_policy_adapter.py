@@ -20,8 +20,7 @@ from nouscoder.atomic_files import sha256_of
 from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
 from nouscoder.generation.engines.stepped import SteppedEngine
-from nouscoder.generation.engines.torch import TorchEngine
-from nouscoder.generation.engines.weights import ModelWeights
+from nouscoder.generation.engines.torch import ModelWeights, TorchEngine
 from nouscoder.generation.errors import PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies

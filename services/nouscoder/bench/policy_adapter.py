@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from nouscoder.bench.errors import BenchError
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.generation.engines.weights import ModelWeights
+from nouscoder.generation.engines.torch import ModelWeights
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
 from nouscoder.policy_folder.policy_tensors import PolicyTensors

@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from nouscoder.domain.tokens import Completion
-from nouscoder.generation.engines.base import EngineError, SampleRequest
-from nouscoder.generation.engines.requests import checked_max_tokens
+from nouscoder.generation.engines.base import EngineError, SampleRequest, checked_max_tokens
 from nouscoder.generation.environments.base import Sampler
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from random import Random
 
 from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, float32, int32, spans_of
-from nouscoder.generation.engines.base import EngineError, SampleRequest
-from nouscoder.generation.engines.requests import checked_max_tokens, join_line
+from nouscoder.generation.engines.base import EngineError, SampleRequest, checked_max_tokens, join_line
 
 _LOGPROB = -0.5
 _HEADER_BYTES = 8
