@@ -27,9 +27,9 @@ from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.service import STATUS_CODES, GenerationService
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
 from nouscoder.rpc.status_codes import StatusCodes

@@ -33,7 +33,7 @@ from nouscoder.generation.openai.gate import Gate, Message
 from nouscoder.generation.openai.sampling import Samples, Wanted
 from nouscoder.generation.openai.schema import ChatRequest, parsed
 from nouscoder.generation.openai.serve import start_openai
-from nouscoder.generation.policies import Policies
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 
 CHARACTERS = CharTokenizer()

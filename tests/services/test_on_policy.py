@@ -28,8 +28,8 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies
 from nouscoder.generation.rollouts import Rollouts
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread

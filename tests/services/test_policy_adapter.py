@@ -21,10 +21,10 @@ from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import ModelWeights, TorchEngine
-from nouscoder.generation.errors import PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.policy_source import FolderSource
+from nouscoder.generation.weights.cache import PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.source import FolderSource
 from nouscoder.learner import compare_run
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.fake_broker import FakeBroker

@@ -25,11 +25,11 @@ from torch import Tensor
 from nouscoder.config import Config, load_config
 from nouscoder.domain.policy import Meeting, PolicyManifest, WeightTransfer
 from nouscoder.generation.engines.base import Engine, EngineError
-from nouscoder.generation.engines.vllm_receiver import PolicyReceiver, order_of
-from nouscoder.generation.errors import PolicyUnusable
-from nouscoder.generation.learner_memory import LearnerMemory
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
-from nouscoder.generation.policies import Policies
+from nouscoder.generation.weights.cache import PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.receiver import PolicyReceiver, order_of
+from nouscoder.generation.weights.source import LearnerMemory
 from nouscoder.learner.policy_files import PolicyFiles
 from nouscoder.learner.policy_sender import NotInMemory, PolicySender, TooManyTransfers
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy

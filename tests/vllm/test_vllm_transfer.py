@@ -27,10 +27,10 @@ from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
 from nouscoder.generation.engines.vllm import VllmEngine
-from nouscoder.generation.errors import PolicyUnusable
-from nouscoder.generation.learner_memory import LearnerMemory
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
-from nouscoder.generation.policies import Policies
+from nouscoder.generation.weights.cache import PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.source import LearnerMemory
 from nouscoder.rpc.learner_client import LearnerClient
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1800)]

@@ -17,8 +17,8 @@ from nouscoder.generation.engines.base import Engine
 from nouscoder.generation.environments.base import Environment, Sampler, TaskRefused
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics, PartialTokens
-from nouscoder.generation.policies import Policies
 from nouscoder.generation.resumable import ResumableSampler
+from nouscoder.generation.weights.policies import Policies
 
 _POLICY_LIMIT_S = 900.0
 

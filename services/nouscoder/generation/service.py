@@ -19,14 +19,12 @@ from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.tools import Tools
-from nouscoder.generation.errors import PolicyMissing, PolicyRefused, PolicyUnusable
-from nouscoder.generation.learner_memory import LearnerMemory
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.next_run import NextRun, RunRefused
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.policy_cache import PolicyCache
-from nouscoder.generation.policy_source import FolderSource, LearnerSource, PolicySource
 from nouscoder.generation.rollouts import Rollouts
+from nouscoder.generation.weights.cache import PolicyCache, PolicyMissing, PolicyRefused, PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.source import FolderSource, LearnerMemory, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.faults import InvalidMessage
@@ -160,7 +158,7 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
 
     `reread` gives the configuration of the next run, for ServeNextRun. With generation.policy_from "learner" the
     process is alive but not ready until it has fetched the policy folder. Raises EngineError, EnvironmentUnusable,
-    AddressError, PeerError, PolicyUnusable, CacheUnusable, TokenUnreadable, ApiKeysUnusable, TlsUnusable or
+    AddressError, PeerError, PolicyUnusable, PolicyCacheUnusable, TokenUnreadable, ApiKeysUnusable, TlsUnusable or
     CertificatesUnusable.
     """
     stop = stop_event()

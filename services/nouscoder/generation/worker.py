@@ -9,7 +9,7 @@ rollout that the broker refuses costs only itself.
     loop     waits for                         does
     pull     a policy, and room for tasks      lease_tasks -> rollouts.start
     submit   rollouts that ended               submit_rollouts; never waits for grading
-    follow   a newer policy                    loads it into the engine (policy_follower.py)
+    follow   a newer policy                    loads it into the engine (weights/policies.py)
     drop     leases that were lost             cancels their rollouts; the engine stops sampling them
     return   rollouts whose tool is away       release_leases
     report   new tokens of a long rollout      keep_partials (partials.py)
@@ -28,10 +28,9 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.environments.base import ToolUnavailable
 from nouscoder.generation.partials import PartialReports
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.policy_follower import follow_policies
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.task_broker import TaskBroker
+from nouscoder.generation.weights.policies import Policies, follow_policies
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.rpc.server import run_until_stopped

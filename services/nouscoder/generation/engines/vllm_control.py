@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from nouscoder.domain.policy import Meeting, PolicyManifest
 from nouscoder.generation.engines.base import EngineError, EngineStopped, EngineUnusable
-from nouscoder.generation.engines.vllm_receiver import ReceiverState, order_of
+from nouscoder.generation.weights.receiver import ReceiverState, order_of
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, split_experts
 from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 

@@ -18,7 +18,7 @@ from nouscoder.generation.openai.faults import ApiFault, invalid, unavailable
 from nouscoder.generation.openai.prompts import PromptEncoder
 from nouscoder.generation.openai.sampling import Piece, Samples, Wanted
 from nouscoder.generation.openai.schema import MAX_CHOICES, ChatRequest, CompletionRequest, SamplingRequest, parsed
-from nouscoder.generation.policies import Policies
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 
 

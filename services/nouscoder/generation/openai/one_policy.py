@@ -18,7 +18,7 @@ from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.openai.prompts import PromptEncoder
 from nouscoder.generation.openai.schema import ChatRequest, parsed
 from nouscoder.generation.openai.serve import start_openai
-from nouscoder.generation.policies import Policies
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import shards_of
 

@@ -16,7 +16,7 @@ from nouscoder.generation.openai.counted import Counted
 from nouscoder.generation.openai.gate import Gate
 from nouscoder.generation.openai.prompts import PromptEncoder
 from nouscoder.generation.openai.sampling import Samples
-from nouscoder.generation.policies import Policies
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.tls import http_context

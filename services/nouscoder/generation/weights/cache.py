@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from nouscoder.domain.policy import PolicyManifest, Shard
-from nouscoder.errors import Unusable
-from nouscoder.generation.errors import PolicyUnusable
+from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta
 
 KEPT = 2
@@ -27,7 +26,26 @@ _DELTA = ".delta"
 _POLICIES = "????????-*"
 
 
-class CacheUnusable(Unusable):
+# Errors about policies, here and in the modules beside. After each of them, the current weights stay in use.
+
+
+class PolicyUnusable(NousCoderError):
+    """The weights differ from the manifest, do not fit the engine, or cannot be fetched."""
+
+
+class PolicyGone(PolicyUnusable):
+    """The learner has removed this policy, because there is or will be a newer one."""
+
+
+class PolicyMissing(NousCoderError):
+    """No policy has been loaded yet, so nothing can be sampled."""
+
+
+class PolicyRefused(NousCoderError):
+    """The manifest is older than the policy in use, or has the same version with other weights."""
+
+
+class PolicyCacheUnusable(Unusable):
     """The cache folder cannot be used. The message names it."""
 
 
@@ -35,7 +53,7 @@ class PolicyCache:
     """The cache of one process, which holds a lock on the folder until `close`."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CacheUnusable."""
+        """Raises PolicyCacheUnusable."""
         self._folder = folder
         self.first_folder = folder / "first"
         self._lock = self._take()
@@ -56,7 +74,7 @@ class PolicyCache:
     async def keep_shard(self, path: Path, shard: Shard, pieces: AsyncIterator[bytes]) -> None:
         """Store a shard under one of `paths_of`. Raises PolicyUnusable when its size or SHA-256 is wrong."""
         try:
-            await _write(path, pieces, shard.sha256, shard.num_bytes)
+            await _write_checked(path, pieces, shard.sha256, shard.num_bytes)
         finally:
             with suppress(OSError):  # the folder is not empty, or was never made
                 path.parent.rmdir()
@@ -67,7 +85,7 @@ class PolicyCache:
         """Make a shard, under one of `paths_of`, from `base` and the pieces of its delta. Raises PolicyUnusable."""
         changes = path.with_name(path.name + _DELTA)
         try:
-            await _write(changes, pieces, delta.sha256, delta.num_bytes)
+            await _write_checked(changes, pieces, delta.sha256, delta.num_bytes)
             await asyncio.to_thread(_make, path, shard, base, changes)
         finally:
             changes.unlink(missing_ok=True)
@@ -76,7 +94,7 @@ class PolicyCache:
 
     async def keep_first(self, name: str, sha256: str, num_bytes: int, pieces: AsyncIterator[bytes]) -> None:
         """Store a file of the first policy's folder. Raises PolicyUnusable like `keep_shard`."""
-        await _write(self.first_folder / Path(name).name, pieces, sha256, num_bytes)
+        await _write_checked(self.first_folder / Path(name).name, pieces, sha256, num_bytes)
 
     def prune(self, base: PolicyManifest | None = None) -> None:
         """Remove all but the newest `KEPT` policies and `base`."""
@@ -97,12 +115,14 @@ class PolicyCache:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / ".lock").open("w")
         except OSError as error:
-            raise CacheUnusable(f"generation.cache {self._folder} cannot be written: {error.strerror}") from error
+            raise PolicyCacheUnusable(f"generation.cache {self._folder} cannot be written: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise CacheUnusable(f"another process uses generation.cache {self._folder}: each needs its own") from None
+            raise PolicyCacheUnusable(
+                f"another process uses generation.cache {self._folder}: each needs its own"
+            ) from None
         for ending in (_PART, _DELTA):
             for part in self._folder.glob(f"{_POLICIES}/*{ending}"):
                 part.unlink(missing_ok=True)
@@ -111,7 +131,7 @@ class PolicyCache:
         return lock
 
 
-async def _write(final: Path, pieces: AsyncIterator[bytes], sha256: str, num_bytes: int) -> None:
+async def _write_checked(final: Path, pieces: AsyncIterator[bytes], sha256: str, num_bytes: int) -> None:
     part = final.with_name(final.name + _PART)
     digest, arrived = hashlib.sha256(), 0
     try:

@@ -1,9 +1,11 @@
-"""Loads published policies into one engine.
+"""Loads published policies into one engine: those that a client requests, and those that the broker announces.
 
 INVARIANT: the version in use never decreases, and weights are loaded only from files, or bytes in memory, with the size
 and SHA-256 that the manifest names. One policy is loaded at a time. Of those that came meanwhile the newest is loaded
 next, and the older ones only if it fails. While a policy is pinned none is loaded. A policy that does not come from the
-learner's memory is taken from its files.
+learner's memory is taken from its files. One that cannot be loaded leaves the previous one in use. `follow_policies`
+ends only with an error: without any policy, after three policies in a row that could not be loaded, or when no policy
+follows one that the learner removed.
 """
 
 from __future__ import annotations
@@ -12,15 +14,28 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
-from nouscoder.generation.errors import PolicyRefused, PolicyUnusable
-from nouscoder.generation.learner_memory import LearnerMemory
-from nouscoder.generation.policy_source import FolderSource, PolicySource
+from nouscoder.generation.weights.cache import PolicyGone, PolicyRefused, PolicyUnusable
+from nouscoder.generation.weights.source import FolderSource, LearnerMemory, PolicySource
+from nouscoder.retry import Retry
 
 log = logging.getLogger(__name__)
+
+# A policy that the learner has removed is skipped without a retry, because a newer one follows.
+_LOADING = Retry(
+    "loading a policy",
+    (PolicyUnusable,),
+    max_tries=4,
+    wait_s=0.5,
+    log_after_s=0.0,
+    is_passing=lambda error: not isinstance(error, PolicyGone),
+)
+_MAX_BAD_POLICIES = 3
+_NEWER_LIMIT_S = 900.0
 
 
 class Policies:
@@ -179,3 +194,30 @@ class Policies:
             self._taken.notify_all()
         log.info("policy taken over", extra={"policy_version": manifest.policy_version, "pause_s": round(pause_s, 4)})
         return pause_s
+
+
+async def follow_policies(manifests: AsyncIterator[PolicyManifest], policies: Policies) -> None:
+    """Load the policies of `manifests` until cancelled. Each load is tried up to 4 times.
+
+    Raises PolicyUnusable when the first policy or three in a row cannot be loaded, and PolicyGone when no newer policy
+    comes within 900 s after one that the learner has removed.
+    """
+    bad_in_a_row = 0
+    limit_s: float | None = None
+    while True:
+        try:
+            async with asyncio.timeout(limit_s):
+                manifest = await anext(manifests)
+        except TimeoutError:
+            raise PolicyGone(f"no newer policy came within {limit_s:.0f} s after a removed one") from None
+        try:
+            await _LOADING.call(partial(policies.follow, manifest))
+            bad_in_a_row, limit_s = 0, None
+        except PolicyGone as error:
+            log.warning("policy skipped, a newer one follows", extra={"reason": str(error)})
+            limit_s = _NEWER_LIMIT_S
+        except PolicyUnusable as error:
+            bad_in_a_row += 1
+            if policies.current is None or bad_in_a_row == _MAX_BAD_POLICIES:
+                raise
+            log.error("policy not loaded, the previous one stays in use", extra={"reason": str(error)})

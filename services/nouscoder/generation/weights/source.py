@@ -1,8 +1,10 @@
-"""The sources of the weights of a manifest: a folder shared with the learner, or the learner itself.
+"""The sources of the weights of a manifest: a folder shared with the learner, the learner's files, or its memory.
 
 INVARIANT: each path that a source returns is a file with the size and SHA-256 of the manifest, checked here. For every
 transport of a policy, and with or without a delta, the returned files give all tensors of the policy: those of an
-adapter come with those of its base. A base is checked again only after its files have changed.
+adapter come with those of its base. A base is checked again only after its files have changed. Whatever
+fails on the way from the learner's memory, the caller is told to take the files, and the engine samples on meanwhile:
+only an engine that no longer runs is an error.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from nouscoder.domain.policy import PolicyManifest, Shard, Transport
-from nouscoder.generation.errors import PolicyGone, PolicyUnusable
+from nouscoder.domain.policy import Meeting, PolicyManifest, Shard, Transport
+from nouscoder.generation.engines.base import EngineError, EngineStopped, StagingEngine
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
-from nouscoder.generation.policy_cache import PolicyCache
+from nouscoder.generation.weights.cache import PolicyCache, PolicyGone, PolicyUnusable
 from nouscoder.policy_folder.weights_files import FileState, state_of
 from nouscoder.retry import Retry
-from nouscoder.rpc.channel import PeerError, PeerNotFound, PeerUnreachable
+from nouscoder.rpc.channel import PeerBusy, PeerError, PeerNotFound, PeerUnreachable
 from nouscoder.rpc.learner_client import LearnerClient, RemoteFile
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ Answer = TypeVar("Answer")
 _MAX_BAD = 3  # incomplete or wrong transfers of one file in a row
 _AGAIN_S = 1.0
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
+# Many engines ask for a new policy at once, and the learner sends to a few at a time.
+_BUSY = Retry("a transfer from the learner's memory", (PeerBusy,), for_s=120.0, wait_s=0.2)
 
 
 class PolicySource(Protocol):
@@ -224,3 +228,48 @@ def _is_whole(check: Callable[[Shard, Path], None], shard: Shard, path: Path) ->
     except PolicyUnusable:
         return False
     return True
+
+
+class LearnerMemory:
+    """Has the learner send policies to the processes of one engine, without files, one at a time."""
+
+    def __init__(self, client: LearnerClient, engine: StagingEngine, metrics: GenerationMetrics) -> None:
+        self._client = client
+        self._engine = engine
+        self._metrics = metrics
+        self._one_at_a_time = asyncio.Lock()
+        self._digests: dict[int, str] = {}  # of the policies that the engine may hold in memory
+
+    async def stage(self, manifest: PolicyManifest) -> bool:
+        """Whether the engine now holds the policy beside the one in use. Raises EngineStopped."""
+        version = manifest.policy_version
+        started_s = time.monotonic()
+        async with self._one_at_a_time:
+            try:
+                meeting = await self._meeting(manifest)
+                await self._engine.stage_policy(manifest, meeting)
+            except EngineStopped:
+                raise
+            except (PeerError, EngineError) as error:
+                reason = {"policy_version": version, "reason": str(error)}
+                log.warning("a policy did not come from the learner's memory, its files are taken", extra=reason)
+                self._metrics.policy_fetches.labels(FetchResult.NOT_FROM_MEMORY.value).inc()
+                return False
+        seconds = time.monotonic() - started_s
+        self._metrics.policy_fetches.labels(FetchResult.FROM_MEMORY.value).inc()
+        self._metrics.policy_fetch_seconds.observe(seconds)
+        extra = {"policy_version": version, "fetch_s": round(seconds, 3), "changes": meeting.changes}
+        log.info("policy received from memory", extra=extra)
+        return True
+
+    async def _meeting(self, manifest: PolicyManifest) -> Meeting:
+        """Where the learner sends the policy, or only its changes. Raises PeerError."""
+        in_use = self._engine.version_in_memory
+        base = {version: digest for version, digest in self._digests.items() if version == in_use}
+        self._digests = {**base, manifest.policy_version: manifest.digest}
+        wanted = (manifest.policy_version, manifest.digest, self._engine.num_receivers, "".join(base.values()))
+        return await _BUSY.call(lambda: self._client.send_policy(*wanted))
+
+    async def load(self, policy_version: int) -> float:
+        """Load the staged policy. Returns the seconds for which decoding paused. Raises EngineError."""
+        return await self._engine.load_staged(policy_version)
