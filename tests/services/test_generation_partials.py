@@ -33,7 +33,7 @@ from nouscoder.generation.environments.feedback import Feedback
 from nouscoder.generation.environments.prompts import Episode, SingleTurn
 from nouscoder.generation.environments.tools import SessionCalls, Tools
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.resumable import ResumableSampler
+from nouscoder.generation.partials import ResumableSampler
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.worker import RolloutWorker

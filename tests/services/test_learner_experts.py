@@ -29,7 +29,7 @@ from nouscoder.generation.engines.base import EngineError, EngineUnusable, Sampl
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.resumable import ResumableSampler
+from nouscoder.generation.partials import ResumableSampler
 from nouscoder.learner.activation_checkpointing import checkpoint_activations
 from nouscoder.learner.flops import active_parameters
 from nouscoder.learner.logprobs import score_tokens

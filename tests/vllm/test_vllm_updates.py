@@ -20,7 +20,7 @@ from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines import vllm_requests
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
 from nouscoder.generation.engines.vllm_requests import completion_of
-from nouscoder.generation.resumable import ResumableSampler
+from nouscoder.generation.partials import ResumableSampler
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1800)]
 

@@ -1,4 +1,8 @@
-"""GenerationService over gRPC, and the process that serves it together with the worker loop."""
+"""GenerationService over gRPC, and the process that serves it together with the worker loop, one run after the other.
+
+INVARIANT: the next run is one that the engine in use can sample for. Whoever asks for the change gets one answer: the
+run that is served, or the reason why the engine would have to be started again.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,20 @@ import grpc
 
 from nouscoder.config import Config, ConfigError
 from nouscoder.config.environment import ToolsSection
-from nouscoder.domain.policy import WeightTransfer
+from nouscoder.domain.policy import Transport, WeightTransfer
+from nouscoder.errors import NousCoderError
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, StagingEngine
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.next_run import NextRun, RunRefused
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.weights.cache import PolicyCache, PolicyMissing, PolicyRefused, PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource, LearnerMemory, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
+from nouscoder.json_file import read_json_object
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
@@ -48,6 +53,90 @@ _PREFETCH_SHARE = 4
 _PAUSE_S = 60.0
 _LONGEST_PAUSE_S = 3600.0
 _LONGEST_PIN_S = 86_400.0
+# Keys of the section `generation` that a run can have otherwise than the one before, without a new engine.
+_LIVE = ("max_tokens_total", "engine_tokens_total", "sampling", "environment", "partial_every_tokens", "openai")
+
+
+# The change from one run to the next, with the same engine: the stages of a plan are runs of their own.
+
+
+class RunRefused(NousCoderError):
+    """The next run cannot be served. The message says why."""
+
+
+class NextRun:
+    """`started`: the configuration with which the engine was started; `reread` gives that of the next run."""
+
+    def __init__(self, started: Config, reread: Callable[[], Config] | None) -> None:
+        self._started = started
+        self._current = started
+        self._reread = reread
+        self._wanted: Config | None = None
+        self._asked = asyncio.Event()
+        self._served: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def change(self) -> str:
+        """Change to the next run. Returns its name when it is served. Raises RunRefused and ConfigError."""
+        if self._reread is None:
+            raise RunRefused("the process was started without a configuration file, so there is no next run")
+        config = await asyncio.to_thread(self._reread)
+        if config == self._current:
+            return config.run.name
+        if self._wanted is not None:
+            raise RunRefused(f"the change to run {self._wanted.run.name} is in progress")
+        reason = await asyncio.to_thread(reason_to_start_again, self._started, config)
+        if reason is not None:
+            raise RunRefused(reason)
+        self._wanted = config
+        self._asked.set()
+        return await asyncio.shield(self._served)
+
+    async def asked(self) -> None:
+        """Wait until a change is asked for."""
+        await self._asked.wait()
+
+    def take(self) -> Config | None:
+        """The configuration of the run that was asked for; None when none was."""
+        return self._wanted
+
+    def begun(self, config: Config) -> None:
+        """The run of `config` is served now."""
+        self._current, self._wanted = config, None
+        self._asked.clear()
+        served, self._served = self._served, asyncio.get_running_loop().create_future()
+        served.set_result(config.run.name)
+
+
+def reason_to_start_again(started: Config, wanted: Config) -> str | None:
+    """Why the engine that was started with one configuration cannot sample for another; None when it can."""
+    before, after = started.generation, wanted.generation
+    if after.max_tokens_total > before.engine_tokens:
+        return (
+            f"generation.max_tokens_total {after.max_tokens_total} is more than the {before.engine_tokens} tokens that"
+            " the engine was started for"
+        )
+    for name in type(after).model_fields:
+        if name not in _LIVE and getattr(before, name) != getattr(after, name):
+            return f"generation.{name} is not what the engine was started with"
+    if before.policy_from is not Transport.FOLDER:
+        return "policies are fetched from the learner, which is another one in each run"
+    if before.engine == "vllm" and before.vllm.on_update == "keep":
+        # Its prefix cache has a key for each version, and versions begin again at 0 in each run.
+        return "generation.vllm.on_update keep would find prompts in the cache of the run before"
+    if started.policy.router_replay != wanted.policy.router_replay:
+        return "policy.router_replay is not what the engine was started with"
+    if _architecture_of(started) != _architecture_of(wanted):
+        return "config.json of its first policy is another one, as with YaRN"
+    return None
+
+
+def _architecture_of(config: Config) -> dict[str, Any]:
+    """config.json of the policy that a run begins with. Raises RunRefused."""
+    file: Path = config.in_run_folder(config.policy.path) / "config.json"
+    return read_json_object(file, RunRefused)
+
+
+# The gRPC API.
 
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     EngineError: grpc.StatusCode.INVALID_ARGUMENT,  # a task that cannot be sampled
@@ -151,6 +240,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         if self._next_run is None:
             raise RunRefused("this service has one run only")
         return generation_pb2.ServeNextRunResponse(run_name=await self._next_run.change())
+
+
+# The process.
 
 
 async def serve(config: Config, reread: Callable[[], Config] | None = None) -> None:
