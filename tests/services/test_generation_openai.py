@@ -29,9 +29,9 @@ from nouscoder.generation.engines.fake import FakeEngine, Script, default_script
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.openai import sampling
+from nouscoder.generation.openai.api import start_openai
 from nouscoder.generation.openai.sampling import ApiSampler, WantedCompletion
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, parsed
-from nouscoder.generation.openai.serve import start_openai
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.http_server import delivery
 from nouscoder.http_server.api_keys import new_api_key

@@ -60,7 +60,7 @@ class Checkpoint:
 
         Raises CheckpointUnusable when they are more than the context, and ApiFault for a request that is not taken.
         """
-        from nouscoder.generation.openai.serve import longest_prompt
+        from nouscoder.generation.openai.api import longest_prompt
 
         prompt = await longest_prompt(self.folder, requests)
         wanted: int = max(request["max_tokens"] for request in requests)
@@ -80,7 +80,7 @@ class Checkpoint:
 
         Raises as `tokens_needed`, and what starting an engine raises.
         """
-        from nouscoder.generation.openai.serve import serving_folder
+        from nouscoder.generation.openai.api import serving_folder
 
         served = _served(config, requests[0]["model"], await self.tokens_needed(requests), at_once)
         with tempfile.TemporaryDirectory(prefix="nouscoder-policy-") as temporary:

@@ -303,7 +303,7 @@ async def _start_openai(
 ) -> None:
     if config.generation.openai.http:
         # Its libraries are loaded only where it is wanted.
-        from nouscoder.generation.openai.serve import start_openai
+        from nouscoder.generation.openai.api import start_openai
 
         await start_openai(config, folder, engine, policies, metrics.api, stack)
 

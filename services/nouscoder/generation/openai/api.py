@@ -1,4 +1,4 @@
-"""The routes of the API, and who may use them.
+"""The routes of the API, who may use them, and the start of the API: beside an engine, or with one of its own.
 
     POST /v1/chat/completions, /v1/completions    whole, or as server-sent events with "stream": true
     GET  /v1/models                               the policy in use
@@ -15,9 +15,14 @@ when it ends in any way. One whose client hung up before the status has 499.
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -27,14 +32,26 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nouscoder import __version__
-from nouscoder.generation.engines.base import EngineError, EngineStopped
-from nouscoder.generation.metrics import ApiMetrics, ApiRoute
-from nouscoder.generation.openai.completions import Completions, PreparedRequest, event
-from nouscoder.generation.openai.schema import ApiFault
+from nouscoder.config import Config
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.generation.engines import open_engine
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
+from nouscoder.generation.metrics import ApiMetrics, ApiRoute, GenerationMetrics
+from nouscoder.generation.openai.completions import Completions, PreparedRequest, PromptEncoder, event
+from nouscoder.generation.openai.sampling import ApiSampler
+from nouscoder.generation.openai.schema import ApiFault, ChatRequest, parsed
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.body import BodyFault, read_body
 from nouscoder.http_server.connected import while_connected
+from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.same_site import foreign_part
+from nouscoder.http_server.tls import http_context
+from nouscoder.policy_folder.inspection import context_tokens
+from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
+from nouscoder.policy_folder.weights_files import shards_of
+
+log = logging.getLogger(__name__)
 
 OPEN = frozenset({"/healthz", "/readyz"})
 _ROUTES = {route.value for route in ApiRoute}
@@ -193,3 +210,67 @@ def _add_faults(app: FastAPI) -> None:
 
     for kind in (ApiFault, EngineError, BodyFault, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, refused)
+
+
+async def start_openai(
+    config: Config, folder: Path, engine: Engine, policies: Policies, metrics: ApiMetrics, stack: AsyncExitStack
+) -> str:
+    """Listen until `stack` closes. Returns the address in use.
+
+    Raises AddressError, ApiKeysUnusable, TlsUnusable and EngineUnusable.
+    """
+    settings = config.generation.openai
+    try:
+        # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
+        encoder, decoder = [await asyncio.to_thread(load_tokenizer, folder) for _ in range(2)]
+    except TokenizerError as error:
+        raise EngineUnusable(str(error)) from error
+    api_keys = ApiKeys(Path(settings.tokens_file) if settings.tokens_file else None)
+    if api_keys.is_open:
+        log.warning("no tokens are configured: anyone who can reach this address may sample")
+    capacity = min(config.generation.max_tokens_total, context_tokens(folder) or config.generation.max_tokens_total)
+    completions = Completions(
+        settings.model or config.run.name,
+        policies,
+        ApiSampler(engine, decoder.decode, decoder.stop_ids, settings.slots),
+        PromptEncoder(encoder, capacity),
+        decoder.decode,
+        settings.request_limit_s,
+        metrics,
+    )
+    app = make_app(completions, settings.max_body_bytes)
+    app.add_middleware(
+        ApiGate, api_keys=api_keys, hosts=settings.hosts, max_requests=settings.max_requests, metrics=metrics
+    )
+    address = await start_http(app, settings.http, stack, http_context(settings.tls))
+    log.info("listening", extra={"openai": address})
+    return address
+
+
+@asynccontextmanager
+async def serving_folder(config: Config, folder: Path) -> AsyncIterator[str]:
+    """Serve the policy in `folder` at `config.generation.openai.http`, as version 0. Gives the address in use.
+
+    It needs no broker, no learner and no rollouts: it is for an evaluation of the policy. Raises EngineUnusable,
+    PolicyUnusable, WeightsMissing and AddressError.
+    """
+    async with AsyncExitStack() as stack:
+        metrics = GenerationMetrics()
+        opened = await asyncio.to_thread(open_engine, config, folder, metrics)
+        engine = await stack.enter_async_context(opened)
+        policies = Policies(engine)
+        shards = await asyncio.to_thread(shards_of, folder)
+        await policies.update(PolicyManifest(0, 0, str(folder), shards))
+        yield await start_openai(config, folder, engine, policies, metrics.api, stack)
+
+
+async def longest_prompt(folder: Path, requests: Iterable[dict[str, Any]]) -> int:
+    """The most tokens that the prompt of one of these chat requests has. Raises EngineUnusable and ApiFault."""
+    try:
+        encoder = PromptEncoder(await asyncio.to_thread(load_tokenizer, folder), sys.maxsize)
+    except TokenizerError as error:
+        raise EngineUnusable(str(error)) from error
+    longest = 0
+    for request in requests:
+        longest = max(longest, len(await encoder.of_chat(parsed(ChatRequest, json.dumps(request).encode()))))
+    return longest
