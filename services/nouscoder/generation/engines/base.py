@@ -166,7 +166,7 @@ class WaitingRow(Protocol):
     request: SampleRequest
 
 
-WaitingT = TypeVar("Row", bound=WaitingRow)
+WaitingT = TypeVar("WaitingT", bound=WaitingRow)
 
 
 def join_line(waiting: dict[str, WaitingT], row: WaitingT) -> None:

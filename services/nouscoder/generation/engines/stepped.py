@@ -38,6 +38,8 @@ class StepEngine(Protocol):
     """
 
     name: str
+    policy_version: int | None  # of the weights in use; None before the first `load_policy`
+    num_tokens: int  # sampled since the start
 
     def add(self, request: SampleRequest) -> None:
         """Queue a request. Raises EngineError when its prompt is empty or too long, or its id is in use."""
@@ -64,11 +66,6 @@ class StepEngine(Protocol):
         ...
 
     @property
-    def policy_version(self) -> int | None:
-        """Version of the weights in use; None before the first `load_policy`."""
-        ...
-
-    @property
     def num_running(self) -> int:
         """Requests being decoded."""
         ...
@@ -81,11 +78,6 @@ class StepEngine(Protocol):
     @property
     def progress(self) -> Mapping[str, int]:
         """Tokens sampled so far of each running request, by request id."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens sampled since the start."""
         ...
 
 

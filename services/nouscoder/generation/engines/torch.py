@@ -125,14 +125,9 @@ class TorchEngine:
         self._cache = KeyValueCache(config, max_running, self._capacity, self._device)
         self._slots = Slots(self._cache, max_running, self._capacity, self._device)
         self._waiting: dict[str, Row] = {}
-        self._version: int | None = None
-        self._num_tokens = 0
+        self.policy_version: int | None = None
+        self.num_tokens = 0
         self._steps_since_join = 0
-
-    @property
-    def policy_version(self) -> int | None:
-        """Version of the weights in use."""
-        return self._version
 
     @property
     def num_running(self) -> int:
@@ -148,11 +143,6 @@ class TorchEngine:
     def progress(self) -> dict[str, int]:
         """Tokens sampled so far of each running request, by request id."""
         return {row.request.request_id: len(row.token_ids) for row in self._slots.rows}
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens sampled since the start."""
-        return self._num_tokens
 
     def add(self, request: SampleRequest) -> None:
         """Queue a request. Raises EngineError naming it."""
@@ -176,12 +166,12 @@ class TorchEngine:
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Load new weights. The cache is kept."""
         self._weights.load(files, f"policy version {policy_version}, {files[-1]}")
-        self._version = policy_version
+        self.policy_version = policy_version
 
     @torch.inference_mode()
     def step(self) -> Ended:
         """Decode one token for every request."""
-        if self._version is None:
+        if self.policy_version is None:
             raise EngineError("no policy has been loaded")
         finished: Ended = []
         if self._slots.rows:
@@ -270,10 +260,10 @@ class TorchEngine:
         for row, logprob in zip(rows, logprobs, strict=True):
             if logprob != logprob:
                 name = f"request {row.request.request_id}"
-                raise EngineError(f"policy version {self._version} gave {name} logits that are NaN")
+                raise EngineError(f"policy version {self.policy_version} gave {name} logits that are NaN")
         self._slots.took(slots, choice.token_ids)
-        self._num_tokens += len(rows)
-        version = self._version
+        self.num_tokens += len(rows)
+        version = self.policy_version
         assert version is not None
         ended: list[int] = []
         finished: Ended = []
