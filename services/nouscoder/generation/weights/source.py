@@ -2,9 +2,9 @@
 
 INVARIANT: each path that a source returns is a file with the size and SHA-256 of the manifest, checked here. For every
 transport of a policy, and with or without a delta, the returned files give all tensors of the policy: those of an
-adapter come with those of its base. A base is checked again only after its files have changed. Whatever
-fails on the way from the learner's memory, the caller is told to take the files, and the engine samples on meanwhile:
-only an engine that no longer runs is an error.
+adapter come with those of its base. A base is checked again only after its files have changed. Whatever fails on the
+way from the learner's memory, the caller is told to take the files, and the engine samples on meanwhile: only an engine
+that no longer runs is an error.
 """
 
 from __future__ import annotations
