@@ -10,15 +10,10 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: check-arm64 demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images attestations clean real-input
+.PHONY: check-arm64 demo test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images attestations clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
-
-# Takes an hour: the demo with each objective and strictly on-policy, three seeds each. Finished runs are not repeated.
-demo-objectives: .venv/demo.ready
-	$(BIN)/nouscoder bench objectives
-	cp runs/objectives/plot.svg docs/objectives.svg
 
 # One process per core. The tests of a file run in one process, because some share fixtures that start slowly.
 test: .venv/dev.ready

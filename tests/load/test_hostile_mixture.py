@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.attack_corpus import Attack, load_attacks
+from tests.load.mixture import Sample, mixture
 
-from nouscoder.bench.mixture import Sample, mixture
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.grading.grader import Grader

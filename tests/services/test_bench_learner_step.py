@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.learner_context import largest_context
 from nouscoder.bench.learner_step import StepLoad, as_record, bench_step, defaults
+from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.shaped_batch import shaped_batch
 from nouscoder.bench.shaped_policy import shaped_policy
 from nouscoder.config import load_config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from nouscoder.bench.processes import descendants, usage_of
+from nouscoder.bench.measuring import descendants, usage_of
 from nouscoder.bench.verifier import bench_verifier
 from nouscoder.bench.verifier_result import as_record, as_text
 

@@ -18,8 +18,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
-from nouscoder.bench.processes import descendants, runs_module
 from nouscoder.config import load_config
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.verifier.processes.child import Order
@@ -41,7 +41,8 @@ class Service:
     @property
     def gateways(self) -> list[int]:
         """The pids of the gateway processes."""
-        return [pid for pid in descendants(self.process.pid) if runs_module(pid, "nouscoder.verifier.processes.child")]
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [one.pid for one in below if "nouscoder.verifier.processes.child" in one.cmdline()]
 
 
 @asynccontextmanager

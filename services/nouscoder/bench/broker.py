@@ -23,8 +23,7 @@ from nouscoder.bench.broker_controls import bare_protobuf_cpu_ms, bare_redis_ms
 from nouscoder.bench.broker_load import Flow, IdleWorkers, Load, Throughput, flow, idle_workers, throughput_of
 from nouscoder.bench.broker_process import RunningBroker, running_broker
 from nouscoder.bench.broker_workers import GROUP_SIZE, MAX_TOKENS, Samples, grade, manifest, sample, train
-from nouscoder.bench.errors import BenchError
-from nouscoder.bench.processes import peak_resident_bytes, stolen_s
+from nouscoder.bench.measuring import BenchError, peak_resident_bytes, stolen_s
 from nouscoder.rpc.broker_client import BrokerClient
 
 _BEAT_EVERY_S = 0.1

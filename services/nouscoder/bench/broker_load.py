@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from nouscoder.bench.broker_controls import bare_redis_ms
 from nouscoder.bench.broker_process import RunningBroker
 from nouscoder.bench.broker_workers import Samples, manifest, read_records, verdict_of
-from nouscoder.bench.errors import BenchError
+from nouscoder.bench.measuring import BenchError
 from nouscoder.domain.rollout import Rollout
 from nouscoder.rpc.broker_client import BrokerClient
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from nouscoder.bench.broker_load import Load, Throughput, at_work
 from nouscoder.bench.broker_process import RunningBroker, running_broker
-from nouscoder.bench.errors import BenchError
-from nouscoder.bench.processes import usage_of
+from nouscoder.bench.measuring import BenchError, usage_of
 
 _LOAD = Load(num_workers=2, at_once=64, reads_records=True)
 _BATCH = 512

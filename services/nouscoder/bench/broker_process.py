@@ -14,8 +14,7 @@ from pathlib import Path
 import redis
 
 from nouscoder.bench.broker_workers import GROUP_SIZE
-from nouscoder.bench.errors import BenchError
-from nouscoder.bench.processes import usage_of
+from nouscoder.bench.measuring import BenchError, usage_of
 from nouscoder.broker.redis_server import RedisServer, start_redis
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from nouscoder.bench.errors import BenchError
+from nouscoder.bench.measuring import BenchError
 from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import LeasedTask
 from nouscoder.domain.policy import PolicyManifest, Shard

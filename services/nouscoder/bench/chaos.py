@@ -19,7 +19,7 @@ from nouscoder.bench.chaos_faults import cause
 from nouscoder.bench.chaos_plan import Strike, count_by_name, plan_of
 from nouscoder.bench.chaos_result import ChaosResult
 from nouscoder.bench.chaos_run import ChaosRun, chaos_run
-from nouscoder.bench.errors import BenchError
+from nouscoder.bench.measuring import BenchError
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
+from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.stepped_clock import SteppedClock
 from nouscoder.config import Config, load_config
 from nouscoder.data.problems import save_problems

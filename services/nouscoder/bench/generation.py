@@ -21,10 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.generation_offline import bench_problems
 from nouscoder.bench.generation_rig import Rig, engine_settings, running_rig
-from nouscoder.bench.processes import stolen_s
+from nouscoder.bench.measuring import BenchError, stolen_s
 from nouscoder.config import load_config
 from nouscoder.data.problems import save_problems
 from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus

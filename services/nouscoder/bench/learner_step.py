@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.learner_context import Context, largest_context
+from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.shaped_batch import shaped_batch
 from nouscoder.bench.shaped_policy import SHAPES, shaped_policy
 from nouscoder.config import Config, LearnerSection

@@ -19,10 +19,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from nouscoder.bench.controls import bare_spawn, forks_per_second, rate, warm_forks_per_second
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.http_load import LeanClient, LoadFault
+from nouscoder.bench.measuring import BenchError, Usage, stolen_s, usage_of
 from nouscoder.bench.peers import Peer, PeerBench, PeerLoad
-from nouscoder.bench.processes import Usage, stolen_s, usage_of
 from nouscoder.bench.verifier_result import Latency, Throughput, VerifierBench
 from nouscoder.client.calls import GRADE_PATH
 from nouscoder.run.local import free_addresses

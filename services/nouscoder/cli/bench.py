@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -39,10 +38,6 @@ def bench_verifier(
         int,
         typer.Option(min=1, max=64, help="backend local: also measure this number of gateway processes; 1: only one"),
     ] = 2,
-    simulate_slots: Annotated[
-        str,
-        typer.Option(help="only this: the capacity of the gateway with so many slots that sleep, such as 1,2,4,8,16"),
-    ] = "",
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
@@ -51,13 +46,7 @@ def bench_verifier(
 
     import uvloop
 
-    from nouscoder.bench import gateway, peers, verifier, verifier_result
-
-    if simulate_slots:
-        numbers = gateway.slot_numbers(simulate_slots)
-        load = uvloop.run(gateway.bench_gateway(numbers, tuple(overrides or ()), seconds=4 * scale))
-        typer.echo(json.dumps(gateway.as_record(load), indent=1) if as_json else gateway.as_text(load))
-        return
+    from nouscoder.bench import peers, verifier, verifier_result
 
     compared = [peers.peer_of(each) for each in peer or ()]
     result = uvloop.run(verifier.bench_verifier(tuple(overrides or ()), scale, peers=compared, processes=processes))
@@ -126,37 +115,6 @@ def bench_learner(
     typer.echo(json.dumps(learner.as_record(result), indent=1) if as_json else learner.as_text(result))
 
 
-@bench_app.command("objectives")
-def bench_objectives(
-    seeds: Annotated[int, typer.Option(min=1, help="number of seeds, from 0")] = 3,
-    batches: Annotated[int, typer.Option(min=2, help="batches of each run")] = 40,
-    only: Annotated[list[str] | None, typer.Option(help="only this variant; may be repeated; default: all")] = None,
-    root: Annotated[Path, typer.Option(help="folder of the runs; finished ones are not repeated")] = Path(
-        "runs/objectives"
-    ),
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
-) -> None:
-    """Run the demo with each objective and strictly on-policy: pass@1 before and after as many steps. Takes an hour."""
-    import json
-
-    from rich.console import Console
-
-    from nouscoder.bench import objective_figures, objectives
-    from nouscoder.run.loop import interruptible
-    from nouscoder.run.view import open_view
-
-    plan = objectives.ObjectivePlan(
-        root, seeds, batches, tuple(only or objectives.VARIANTS), overrides=tuple(overrides or ())
-    )
-    with open_view(Console(stderr=True)) as view:
-        code = asyncio.run(interruptible(objectives.run_missing(plan, view)))
-    result = objectives.result_of(plan)
-    as_record, as_text = objective_figures.as_record, objective_figures.as_text
-    typer.echo(json.dumps(as_record(result), indent=1) if as_json else as_text(result))
-    raise typer.Exit(code)
-
-
 @bench_app.command("generation")
 def bench_generation(
     engine: Annotated[str, typer.Option(help="torch, vllm or fake")] = "torch",
@@ -175,39 +133,6 @@ def bench_generation(
     typer.echo(json.dumps(generation.as_record(result), indent=1) if as_json else generation.as_text(result))
 
 
-@bench_app.command("import")
-def bench_import(
-    megabytes: Annotated[int, typer.Option(min=1, help="size of each set, in MB of JSON lines")] = 1000,
-    layout: Annotated[list[str] | None, typer.Option(help="taco, synthetic1, livecodebench; default: each")] = None,
-    folder: Annotated[Path | None, typer.Option(help="where the tests are stored meanwhile")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Import made-up sets of published layouts: speed for each core and memory, beside bare libraries."""
-    import json
-
-    from nouscoder.bench import importing
-    from nouscoder.bench.import_rows import layouts_named
-
-    figures = importing.bench_import(layouts_named(layout or []), megabytes * importing.MEGABYTE, folder)
-    typer.echo(json.dumps(importing.as_record(figures), indent=1) if as_json else importing.as_text(figures))
-
-
-@bench_app.command("leaks")
-def bench_leaks(
-    problems: Annotated[int, typer.Option(min=100, help="problems that are searched")] = 20_000,
-    leaks: Annotated[int, typer.Option(min=0, help="how many of them leak the evaluation set")] = 50,
-    as_json: JsonOption = False,
-) -> None:
-    """Search problems for planted leaks of an evaluation set. Exit code 0 when exactly these are found."""
-    import json
-
-    from nouscoder.bench import leaks as searching
-
-    figures = searching.bench_leaks(problems, leaks)
-    typer.echo(json.dumps(searching.as_record(figures), indent=1) if as_json else searching.as_text(figures))
-    raise typer.Exit(1 if figures.missed or figures.wrong else 0)
-
-
 @bench_app.command("chaos")
 def bench_chaos(
     minutes: Annotated[float, typer.Option(min=0.1, help="how long services and Redis fail at random")] = 5.0,
@@ -222,34 +147,3 @@ def bench_chaos(
     result = asyncio.run(chaos.bench_chaos(minutes, seed, lambda line: typer.echo(line, err=True)))
     typer.echo(json.dumps(chaos_result.as_record(result), indent=1) if as_json else chaos_result.as_text(result))
     raise typer.Exit(1 if result.complaints else 0)
-
-
-@bench_app.command("verifier-load")
-def bench_verifier_load(
-    seconds: Annotated[float, typer.Option(min=1, help="duration of the overload")] = 600.0,
-    submissions: Annotated[int, typer.Option(min=20, help="number of different submissions, for every verdict")] = 500,
-    greed: Annotated[float, typer.Option(min=1, help="request rate of the first client, relative to the others")] = 1.0,
-    clients: Annotated[int, typer.Option(min=2, help="number of clients, all with the same right to slots")] = 4,
-    hostile: Annotated[int, typer.Option(min=0, help="how many of them send hostile programs")] = 0,
-    overload: Annotated[float, typer.Option(min=1, help="the rate of all clients, relative to the capacity")] = 2.0,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
-) -> None:
-    """Send twice the capacity of a grading service, from four clients. Exit code 0 when all checks pass."""
-    if hostile >= clients:
-        raise typer.BadParameter("at least one client must be honest", param_hint="--hostile")
-    import json
-
-    from nouscoder.bench import load, load_result
-
-    plan = load_result.LoadPlan(
-        num_seconds=seconds,
-        num_submissions=submissions,
-        num_clients=clients,
-        num_hostile=hostile,
-        overload=overload,
-        greed=greed,
-    )
-    result = asyncio.run(load.bench_load(plan, tuple(overrides or ())))
-    typer.echo(json.dumps(load_result.as_record(result), indent=1) if as_json else load_result.as_text(result))
-    raise typer.Exit(1 if load_result.complaints(result) else 0)

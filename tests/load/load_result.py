@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nouscoder.bench.load_client import Tally
-from nouscoder.bench.load_watch import Holding
+from tests.load.load_client import Tally
+from tests.load.load_watch import Holding
 
 _FAIR, _FAIR_COUNT = 0.10, 3  # share; count for short runs, in which shares are rounded to whole turns
 _MORE_MEMORY, _MORE_MEMORY_BYTES = 0.15, 32 << 20  # allowed growth: submissions in progress need memory

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 
-from nouscoder.bench.mixture import Sample
+from tests.load.mixture import Sample
 
 _SHORT = {"wall_time_s": 0.5, "cpu_time_s": 0.5, "memory_bytes": 1 << 27, "processes": 64}
 _SPIN = "while True: pass\n"

@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.load.mixture import Sample
+
 from nouscoder.bench.http_load import LeanClient, LoadFault
-from nouscoder.bench.mixture import Sample
 from nouscoder.client.calls import GRADE_PATH
 
 _MAX_SENDS = 4

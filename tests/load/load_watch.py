@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nouscoder.bench.processes import descendants, usage_of
+from nouscoder.bench.measuring import descendants, usage_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from nouscoder.bench.load_result import LoadPlan
+from tests.load.load_result import LoadPlan
 
 
 class Pace:

@@ -1,4 +1,4 @@
-"""`nouscoder bench verifier-load`: the grading service under several times its capacity, from several clients.
+"""The overload of test_overload.py: the grading service under several times its capacity, from several clients.
 
 It checks that nothing crashes, that no answer is lost, duplicated or mixed up, that refusals are 429 with a
 Retry-After, that the clients get equal shares, and that every verdict equals that of an idle service. Client and
@@ -28,15 +28,15 @@ from typing import TypeVar
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from tests.load.hostile import hostile_mixture
+from tests.load.load_client import Graded, OpenLoopClient, graded
+from tests.load.load_pace import Pace
+from tests.load.load_result import LoadPlan, LoadResult, figures
+from tests.load.load_watch import Holding, first_and_last, watch
+from tests.load.mixture import Sample, mixture
 
-from nouscoder.bench.errors import BenchError
-from nouscoder.bench.hostile import hostile_mixture
 from nouscoder.bench.http_load import LeanClient, LoadFault
-from nouscoder.bench.load_client import Graded, OpenLoopClient, graded
-from nouscoder.bench.load_pace import Pace
-from nouscoder.bench.load_result import LoadPlan, LoadResult, figures
-from nouscoder.bench.load_watch import Holding, first_and_last, watch
-from nouscoder.bench.mixture import Sample, mixture
+from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.verifier import running_service
 from nouscoder.client.calls import GRADE_PATH
 from nouscoder.http_server.api_keys import new_api_key
