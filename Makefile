@@ -10,7 +10,7 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: check-arm64 demo test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images attestations clean real-input
+.PHONY: check-arm64 demo test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto client lock images attestations clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -85,6 +85,7 @@ check: .venv/dev.ready
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
 	deploy/proto-stubs check
+	$(BIN)/python deploy/sync-client check
 	$(CC) -fsyntax-only -Wall -Wextra -Wshadow -Wconversion -Werror -std=c11 -D_GNU_SOURCE $(wildcard services/nouscoder/verifier/harness/init/*.c)
 
 format: .venv/dev.ready
@@ -101,6 +102,10 @@ real-input: .venv/dev.ready
 
 proto: .venv/dev.ready
 	deploy/proto-stubs write
+
+# Makes the synchronous grading client from the asyncio one.
+client: .venv/dev.ready
+	$(BIN)/python deploy/sync-client write
 
 # Pins every dependency with hashes and without index URLs. Images get the versions that the tests use (dev.txt).
 PINS := --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11

@@ -8,9 +8,12 @@ import itertools
 import json
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -328,3 +331,9 @@ def test_a_misspelt_field_is_found_by_the_type_checker_and_by_the_service() -> N
         client.grade(code="1", test=TESTS)  # type: ignore[call-arg]
     with Client(URL, transport=httpx.MockTransport(handler)) as client, pytest.raises(BadRequest):
         client.grade(code="1", tests=TESTS, limits={"wall_time": 1.0})  # type: ignore[typeddict-unknown-key]
+
+
+def test_the_synchronous_client_is_made_from_the_asyncio_one() -> None:
+    script = Path(__file__).parents[2] / "deploy" / "sync-client"
+    done = subprocess.run([sys.executable, script, "check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
