@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from nouscoder.bench.learner import (
     LearnerLoad,
-    as_record,
     as_text,
     bare_alone,
     bare_packed,
@@ -19,6 +18,7 @@ from nouscoder.bench.learner import (
     bench_learner,
     policy_of,
 )
+from nouscoder.bench.measuring import as_record
 from nouscoder.learner.packing import input_lengths
 from nouscoder.learner.synthetic import random_batch
 

@@ -15,16 +15,16 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from nouscoder.bench.measuring import stolen_s
+from nouscoder.bench.shaped_policy import shaped_policy
 from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.rollout import Rollout
@@ -114,21 +114,10 @@ def bench_learner(num_rounds: int = 5, threads: int = 1, load: LearnerLoad | Non
 
 def policy_of(load: LearnerLoad) -> PreTrainedModel:
     """A Qwen3 policy with random weights from a fixed seed."""
-    config = Qwen3Config(
-        vocab_size=load.vocabulary,
-        hidden_size=load.hidden_size,
-        intermediate_size=3 * load.hidden_size,
-        num_hidden_layers=load.num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=load.hidden_size // 4,
-        max_position_embeddings=load.prompt_tokens + load.max_tokens,
-        tie_word_embeddings=True,
-        dtype="float32",
+    size, layers = load.hidden_size, load.num_layers
+    policy = shaped_policy(
+        (layers, size, 3 * size, 4, 2, size // 4, load.vocabulary), torch.device("cpu"), torch.float32
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        policy = Qwen3ForCausalLM(config)
     policy.set_attn_implementation(PACKED_ATTENTION)
     return policy
 
@@ -175,11 +164,6 @@ def _seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def as_record(result: LearnerBench) -> dict[str, Any]:
-    """For JSON."""
-    return asdict(result)
 
 
 def as_text(result: LearnerBench) -> str:

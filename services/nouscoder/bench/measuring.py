@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from nouscoder.errors import NousCoderError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 class BenchError(NousCoderError):
     """The bench could not run, or an answer under load was wrong. The message says which."""
+
+
+def as_record(result: DataclassInstance) -> dict[str, Any]:
+    """The figures for scripts: the fields of a result, and the properties of its class."""
+    properties = [name for name, value in vars(type(result)).items() if isinstance(value, property)]
+    return {**asdict(result), **{name: getattr(result, name) for name in properties}}
 
 
 @dataclass(frozen=True, slots=True)

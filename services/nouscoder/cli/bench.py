@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,6 +12,15 @@ import typer
 from nouscoder.cli.options import JsonOption, SetOption
 
 bench_app = typer.Typer(no_args_is_help=True, help="Figures and their controls, measured in the same run.")
+
+
+def _show(result: Any, as_text: Callable[[Any], str], as_json: bool) -> None:
+    """Print a result for scripts or for people."""
+    import json
+
+    from nouscoder.bench.measuring import as_record
+
+    typer.echo(json.dumps(as_record(result), indent=1) if as_json else as_text(result))
 
 
 class PairOfPeer(typer.core.TyperCommand):
@@ -42,15 +52,13 @@ def bench_verifier(
     overrides: SetOption = None,
 ) -> None:
     """Grade through the REST API under load, compared with bare interpreter spawns."""
-    import json
-
     import uvloop
 
-    from nouscoder.bench import peers, verifier, verifier_result
+    from nouscoder.bench import peers, verifier
 
     compared = [peers.peer_of(each) for each in peer or ()]
     result = uvloop.run(verifier.bench_verifier(tuple(overrides or ()), scale, peers=compared, processes=processes))
-    typer.echo(json.dumps(verifier_result.as_record(result), indent=1) if as_json else verifier_result.as_text(result))
+    _show(result, verifier.as_text, as_json)
 
 
 @bench_app.command("broker")
@@ -64,18 +72,16 @@ def bench_broker(
 
     With --many: measure whether the broker stays as fast and as small after so many rollouts over 24,000 problems.
     """
-    import json
-
     if many:
-        from nouscoder.bench import broker_many
+        from nouscoder.bench import broker_load
 
-        points = asyncio.run(broker_many.bench_many(many))
-        typer.echo(json.dumps(broker_many.as_record(points), indent=1) if as_json else broker_many.as_text(points))
+        points = asyncio.run(broker_load.bench_many(many))
+        _show(points, broker_load.as_text, as_json)
         return
     from nouscoder.bench import broker
 
     result = asyncio.run(broker.bench_broker(batch, scale))
-    typer.echo(json.dumps(broker.as_record(result), indent=1) if as_json else broker.as_text(result))
+    _show(result, broker.as_text, as_json)
 
 
 @bench_app.command("learner")
@@ -97,8 +103,6 @@ def bench_learner(
 
     With --shape the settings are those of [learner], such as --set learner.device=cuda.
     """
-    import json
-
     if shape:
         from nouscoder.bench import learner_step
         from nouscoder.config import load_config
@@ -107,12 +111,12 @@ def bench_learner(
         config = load_config(None, [*learner_step.defaults(load), *(overrides or ())])
         found = learner_step.bench_step(load, config, partial(typer.echo, err=as_json))
         if as_json:
-            typer.echo(json.dumps(learner_step.as_record(found), indent=1))
+            _show(found, str, as_json)
         return
     from nouscoder.bench import learner
 
     result = learner.bench_learner(rounds, threads)
-    typer.echo(json.dumps(learner.as_record(result), indent=1) if as_json else learner.as_text(result))
+    _show(result, learner.as_text, as_json)
 
 
 @bench_app.command("generation")
@@ -124,13 +128,12 @@ def bench_generation(
     overrides: SetOption = None,
 ) -> None:
     """Sample rollouts through service and broker, compared with the engine alone: updates, and a slow verifier."""
-    import json
     import sys
 
     from nouscoder.bench import generation
 
     result = asyncio.run(generation.bench_generation(engine, seconds, python or sys.executable, tuple(overrides or ())))
-    typer.echo(json.dumps(generation.as_record(result), indent=1) if as_json else generation.as_text(result))
+    _show(result, generation.as_text, as_json)
 
 
 @bench_app.command("chaos")
@@ -140,10 +143,8 @@ def bench_chaos(
     as_json: JsonOption = False,
 ) -> None:
     """Make the services and the Redis of a run fail in every known way. Exit code 0 if the run holds."""
-    import json
-
-    from nouscoder.bench import chaos, chaos_result
+    from nouscoder.bench import chaos
 
     result = asyncio.run(chaos.bench_chaos(minutes, seed, lambda line: typer.echo(line, err=True)))
-    typer.echo(json.dumps(chaos_result.as_record(result), indent=1) if as_json else chaos_result.as_text(result))
+    _show(result, chaos.as_text, as_json)
     raise typer.Exit(1 if result.complaints else 0)
