@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.errors import NousCoderError
 
 BrokerOption = Annotated[
     str, typer.Option("--broker", help="address of the broker, host:port; default: the configuration's")
@@ -63,7 +64,7 @@ def doctor(
             "-f",
             exists=True,
             dir_okay=False,
-            help="with --cluster: check an install of the chart with these values by dry runs; nothing is changed",
+            help="with --cluster: try the pods of an install with these values in dry runs; nothing is changed",
         ),
     ] = None,
     namespace: Annotated[
@@ -80,19 +81,21 @@ def doctor(
         raise typer.BadParameter("it needs --cluster, and no --image, because no pod is started", param_hint="--values")
     if not values and (namespace or release or chart):
         raise typer.BadParameter("it is missing: --namespace, --release and --chart need it", param_hint="--values")
-    if cluster and values:
-        from nouscoder.doctor.cluster.judge import with_kubernetes
-
-        with with_kubernetes():
+    if cluster:
+        try:
             from nouscoder.doctor.cluster.install import run_doctor_install
+            from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
             from nouscoder.doctor.cluster.release_objects import Release
+        except ModuleNotFoundError as error:
+            raise NousCoderError(
+                f"{error.name} is not installed: install the project with its extra `cluster`"
+            ) from None
 
-        asked = Release(release or "nouscoder", namespace or "nouscoder", chart or CHART, tuple(values))
-        text, code = run_doctor_install(asked, as_json=as_json)
-    elif cluster:
-        from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
-
-        text, code = run_doctor_cluster(image or DEFAULT_IMAGE, as_json=as_json)
+        if values:
+            asked = Release(release or "nouscoder", namespace or "nouscoder", chart or CHART, tuple(values))
+            text, code = run_doctor_install(asked, as_json=as_json)
+        else:
+            text, code = run_doctor_cluster(image or DEFAULT_IMAGE, as_json=as_json)
     else:
         from nouscoder.doctor.host import run_doctor
 
