@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from nouscoder.client import AsyncClient
-from nouscoder.data.reading import read_referenced
-from nouscoder.data.references import ReferencedProblem
+from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.submission import CallTests
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]

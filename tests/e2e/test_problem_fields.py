@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.data.problems import save_problems
-from nouscoder.data.reading import load_problems, read_referenced
-from nouscoder.data.references import ReferencedProblem
+from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.problem_parquet import load_problems
+from nouscoder.data.problems import ReferencedProblem, save_problems
 from nouscoder.domain.submission import Prelude
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader

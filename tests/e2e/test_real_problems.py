@@ -22,8 +22,7 @@ from typing import TypeVar
 import pytest
 
 from nouscoder.client import AsyncClient
-from nouscoder.data.importers.formats import format_named
-from nouscoder.data.reading import read_referenced
+from nouscoder.data.importers.formats import format_named, read_referenced
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallTests, StdinTests
 

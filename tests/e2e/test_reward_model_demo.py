@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from nouscoder.cli.app import app
 from nouscoder.config import Config, load_config
 from nouscoder.config.recipes import recipe_path
+from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
-from nouscoder.data.reading import load_problems
 from nouscoder.demo.policy import load_policy
 from nouscoder.demo.prepare import prepare
 from nouscoder.demo.tokenizer import EOS_ID, PAD_ID, CharTokenizer

@@ -15,14 +15,11 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import load_config
-from nouscoder.data.filters.near_duplicates import NearIndex, jaccard, rows_per_band
-from nouscoder.data.filters.recipe import FILTERS, read_recipe
-from nouscoder.data.filters.run import Selection, select
+from nouscoder.data.filters.near_duplicates import NearIndex, NgramHasher, jaccard, rows_per_band, words_of
+from nouscoder.data.filters.run import FILTERS, Selection, read_recipe, select
 from nouscoder.data.filters.step import CannotFilter, Grading
-from nouscoder.data.filters.words import NgramHasher, words_of
-from nouscoder.data.problem_parquet import column, read_parquet
-from nouscoder.data.reading import load_problems
-from nouscoder.data.references import ReferencedProblem
+from nouscoder.data.problem_parquet import column, load_problems, read_parquet
+from nouscoder.data.problems import ReferencedProblem
 from nouscoder.errors import Unusable
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, dump_config, load_config
-from nouscoder.data.reading import load_problems
+from nouscoder.data.problem_parquet import load_problems
 from nouscoder.errors import Unusable
 from nouscoder.folder_lock import FolderInUse
 from nouscoder.rpc.address import AddressError

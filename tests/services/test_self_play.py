@@ -17,8 +17,8 @@ from rich.console import Console
 
 from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.data.problem_index import open_index
+from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
-from nouscoder.data.reading import load_problems
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics

@@ -86,8 +86,7 @@ def data_filter(
     from dataclasses import asdict
 
     from nouscoder.config import load_config
-    from nouscoder.data.filters.recipe import read_recipe
-    from nouscoder.data.filters.run import select
+    from nouscoder.data.filters.run import read_recipe, select
     from nouscoder.data.filters.step import Grading
 
     grading = Grading(load_config(config_file, overrides or []).verifier, server, token)
@@ -121,8 +120,7 @@ def data_synthesize(
 
     from nouscoder.config import load_config
     from nouscoder.data.asking import ServedModel
-    from nouscoder.data.synthesis.programs import Verifier
-    from nouscoder.data.synthesis.run import SynthesisSettings, synthesize
+    from nouscoder.data.synthesis.run import SynthesisSettings, Verifier, synthesize
 
     writer = ServedModel(url=url, model=model)
     solver = ServedModel(url=solver_url or url, model=solver_model or model)
@@ -160,6 +158,6 @@ def data_schema() -> None:
     """Print the JSON Schema of a problem file's lines, with an example for each type of tests."""
     import json
 
-    from nouscoder.data.schema import problem_schema
+    from nouscoder.data.problems import problem_schema
 
     typer.echo(json.dumps(problem_schema(), indent=1))

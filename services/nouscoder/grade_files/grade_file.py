@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from nouscoder.client import GradingFailed
 from nouscoder.config import Config
-from nouscoder.data.compressed import STDIN
+from nouscoder.data.json_records import STDIN
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.grade_files.answers import Answerer, BadEntry, local_answers, remote_answers

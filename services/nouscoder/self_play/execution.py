@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from nouscoder.data.synthesis.programs import result_key
+from nouscoder.data.synthesis.run import result_key
 from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.submission import Comparator, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind

@@ -19,8 +19,8 @@ from typing import Any
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex
+from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
-from nouscoder.data.reading import load_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.problem_statistics import ProblemStatistics
 from nouscoder.domain.proposal_pool import PooledProblem, PoolRules, next_pool

@@ -3,23 +3,29 @@
 The fields are those of MATH-500, DeepScaleR, AIME, GSM8K and DAPO-Math: problem, question or prompt (text, or chat
 messages), and answer, final_answer, ground_truth, reward_model.ground_truth or expected_answer. Without any of them,
 the answer is the last boxed one of `solution`, or what follows #### (GSM8K).
+
+Generated reasoning tasks, answered by a program: SymBench, BIG-Bench Hard and Reasoning Gym.
+
+A row has a question (question, input or prompt) and the text of its answer (answer or target). BIG-Bench Hard keeps
+its rows in `examples` of one object; a row may also be such an object's example. The program reads nothing and prints
+the answer.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from nouscoder.data.importers.fields import Row, optional_text, text
-from nouscoder.data.importers.rejection import Reason, Rejected
-from nouscoder.data.references import ReferencedProblem
+from nouscoder.data.importers.fields import Reason, Rejected, Row, decoded, optional_text, text
+from nouscoder.data.importers.rows import Format
+from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import MathCase, MathTests
+from nouscoder.domain.submission import MathCase, MathTests, StdinCase, StdinTests
 
 _TEMPLATE = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 _MAX_ANSWER = 4000
 
 
-def read(row: Row, number: int) -> ReferencedProblem:
+def read_math(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row."""
     answer = _answer(row).strip()
     if not answer:
@@ -65,3 +71,37 @@ def last_box(solution: str) -> str:
         if depth == 0:
             return solution[begin:at]
     return ""
+
+
+_REASONING_TEMPLATE = "{prompt}\n\nWrite a Python program that finds the answer and prints only the answer."
+
+
+def read_reasoning(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row."""
+    answer = optional_text(row, "answer", "target")
+    if not answer:
+        raise Rejected(Reason.NO_ANSWER, "neither answer nor target has a value")
+    problem = Problem(
+        problem_id=optional_text(row, "id") or f"reasoning-{number}",
+        prompt=text(row, "question", "input", "prompt"),
+        tests=StdinTests((StdinCase("", answer),)),
+        prompt_template=_REASONING_TEMPLATE,
+        source="reasoning",
+        family=_kind(row.get("metadata")) or optional_text(row, "task", "dataset"),
+    )
+    return ReferencedProblem(problem)
+
+
+def _kind(metadata: object) -> str:
+    """The generator that Reasoning Gym names in a record or its JSON; empty where there is none."""
+    try:
+        about = decoded(metadata)
+    except Rejected:
+        return ""
+    return optional_text(about, "source_dataset") if isinstance(about, dict) else ""
+
+
+FORMATS = {
+    "math": Format(read_math, "math sets: MATH-500, DeepScaleR, AIME, GSM8K, DAPO-Math"),
+    "reasoning": Format(read_reasoning, "SymBench, BIG-Bench Hard, Reasoning Gym"),
+}
