@@ -10,7 +10,7 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: check-arm64 demo test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto client lock images attestations clean real-input
+.PHONY: check-arm64 demo test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto client lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -131,11 +131,6 @@ images:
 # Whether every package of the images' lock files has a wheel for arm64. Asks the package index, downloads nothing.
 check-arm64: .venv/dev.ready
 	$(BIN)/python deploy/check-arm64
-
-# Writes a signed bill of materials and provenance of images: make attestations KEY=key.pem OUT=folder SOURCE=URL
-# BUILDER=URI ARCHIVES="nouscoder-verifier=verifier.tar ..." (OCI archives of images that deploy/images/build has built)
-attestations: .venv/dev.ready
-	$(BIN)/python -m deploy.attestations make --key $(KEY) --out $(OUT) --source $(SOURCE) --builder $(BUILDER) $(ARCHIVES)
 
 .venv/%.ready: requirements/%.txt pyproject.toml deploy/setup-venv
 	PYTHON=$(PYTHON) deploy/setup-venv $*
