@@ -10,7 +10,7 @@ from nouscoder.demo.problems import Split, problems
 from nouscoder.demo.proposals import MOST_CHARS, PROPOSING_PROMPT, can_be_proposed, proposed
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.demo.warmstart import WarmStartBudget, demonstration_batches
-from nouscoder.self_play.proposals import Bounds, read_proposal
+from nouscoder.self_play.judgement import Bounds, read_proposal
 
 TRAIN = problems(Split.TRAIN, 124, seed=0)  # two of each family
 

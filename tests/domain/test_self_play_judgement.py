@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.self_play.judgement import Judgement, Rejected, Rejection, check_reference, judged
-from nouscoder.self_play.proposals import Bounds, Proposal, proposal_text, proposing_prompt, read_proposal
+from nouscoder.self_play.judgement import (
+    Bounds,
+    Judgement,
+    Proposal,
+    Rejected,
+    Rejection,
+    check_reference,
+    judged,
+    proposal_text,
+    proposing_prompt,
+    read_proposal,
+)
 
 _RIGHT = (
     "<question>Add one.</question>",

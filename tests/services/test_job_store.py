@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from nouscoder.verifier.access.caller import Caller
-from nouscoder.verifier.jobs.folder import JobFolder
-from nouscoder.verifier.jobs.records import JobConflict, JobOptions, UnknownJob
+from nouscoder.verifier.jobs.folder import JobConflict, JobFolder, JobOptions, UnknownJob
 from nouscoder.verifier.jobs.store import JobBounds, JobStore
 
 CALLER = Caller("ann", "request")

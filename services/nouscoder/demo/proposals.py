@@ -6,7 +6,7 @@ from random import Random
 
 from nouscoder.demo.noise import demonstrate
 from nouscoder.demo.problems import DemoProblem
-from nouscoder.self_play.proposals import proposal_text
+from nouscoder.self_play.judgement import proposal_text
 
 PROPOSING_PROMPT = "Propose a problem.\n"  # self_play.prompt of configs/demo-self-play.toml
 MOST_CHARS = 280

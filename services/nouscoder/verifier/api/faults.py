@@ -17,7 +17,7 @@ from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.jobs.records import JobConflict, JobsFull, UnknownJob
+from nouscoder.verifier.jobs.folder import JobConflict, JobsFull, UnknownJob
 
 FAULTS: dict[int | str, dict[str, Any]] = {
     401: {"model": Fault, "description": "A valid API key is required."},

@@ -15,8 +15,8 @@ from nouscoder.verifier.access.count_memory import release_part
 from nouscoder.verifier.api.faults import FAULTS, UnknownForm, fault
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.jobs.folder import JobAnswer, JobOptions, JobsAnswer
 from nouscoder.verifier.jobs.intake import Body
-from nouscoder.verifier.jobs.records import JobAnswer, JobOptions, JobsAnswer
 from nouscoder.verifier.jobs.service import MAX_WAIT_S, Jobs
 
 _JSON = "application/json"

@@ -18,8 +18,7 @@ from nouscoder.atomic_files import naming_storage_faults
 from nouscoder.http_server.body import BodyFault
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.jobs.folder import JobFolder
-from nouscoder.verifier.jobs.records import JobOptions
+from nouscoder.verifier.jobs.folder import JobFolder, JobOptions
 from nouscoder.verifier.jobs.store import JobStore, Upload
 
 _PART_PATIENCE_S = 60.0  # for the next part of a body

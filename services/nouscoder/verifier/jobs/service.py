@@ -24,12 +24,10 @@ from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.access.memory_budget import SMALL_ANSWER_BYTES, MemoryBudget
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.jobs.dispatcher import JobDispatcher
-from nouscoder.verifier.jobs.folder import JobFolder
+from nouscoder.verifier.jobs.dispatcher import JobDispatcher, Webhooks
+from nouscoder.verifier.jobs.folder import JobAnswer, JobFolder, JobOptions, JobState, UnknownJob, WebhookState
 from nouscoder.verifier.jobs.intake import Body, Intake
-from nouscoder.verifier.jobs.records import JobAnswer, JobOptions, JobState, UnknownJob, WebhookState
 from nouscoder.verifier.jobs.store import JobBounds, JobStore
-from nouscoder.verifier.jobs.webhooks import Webhooks
 
 log = logging.getLogger(__name__)
 

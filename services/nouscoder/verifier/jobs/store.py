@@ -23,10 +23,13 @@ from pathlib import Path
 from nouscoder.atomic_files import flush, naming_storage_faults, write_whole
 from nouscoder.folder_lock import lock_file
 from nouscoder.verifier.access.caller import Caller
-from nouscoder.verifier.jobs.folder import RECORD, REQUESTS, JobBroken, JobFolder
-from nouscoder.verifier.jobs.records import (
+from nouscoder.verifier.jobs.folder import (
+    RECORD,
+    REQUESTS,
+    JobBroken,
     JobConflict,
     JobEnd,
+    JobFolder,
     JobOptions,
     JobRecord,
     JobsFull,
