@@ -24,7 +24,6 @@ from tests.redis_process import free_port
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader
-from nouscoder.verifier.grading.second_runner import with_second_runner
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import (
     PoolConfig,
@@ -36,9 +35,7 @@ from nouscoder.verifier.sandbox import (
     modal_runners,
     open_backends,
 )
-from nouscoder.verifier.sandbox.base import Elastic
 from nouscoder.verifier.sandbox.modal_config import ContainerFor, ModalConfig
-from nouscoder.verifier.sandbox.runner_choice import SecondRun
 
 MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
 CONFIG = SandboxConfig(backend="modal", slots=2, pool=PoolConfig(spares=0, start_s=120), modal=MODAL)
@@ -248,19 +245,6 @@ async def test_a_container_for_a_problem_is_replaced_when_the_problem_changes(
             assert (await made.grader.grade(one)).kind is VerdictKind.ACCEPTED
             counts.append(len(made.server.requests))
     assert counts == [1, 1, 2, 2, 3]
-
-
-async def test_a_second_container_repeats_a_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends: list[SecondRun] = []
-    async with running(tmp_path, monkeypatch) as made:
-        (backend,) = (one.sandbox for one in made.sandbox.backends)
-        assert isinstance(backend, Elastic)
-        grader = with_second_runner(made.grader, [backend], 1.0, ends.append)
-        async with asyncio.timeout(200):
-            while backend.usable_slots < 2:
-                await asyncio.sleep(0.05)
-        verdict = await grader.grade(submission(VerdictKind.ACCEPTED))
-        assert (verdict.kind, ends) == (VerdictKind.ACCEPTED, [SecondRun.AGREED])
 
 
 async def test_a_reached_cap_keeps_submissions_in_the_queue_and_gives_no_verdict(

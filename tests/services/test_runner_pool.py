@@ -225,35 +225,6 @@ async def test_a_runner_that_does_not_start_is_replaced(
     assert pool.replaced[Replaced.STUCK] >= 1
 
 
-async def test_an_accused_runner_is_quarantined_and_ignored_when_it_is_given_back(pool: RunnerPool, pods: Pods) -> None:
-    accused, other = await pool.lend(1), await pool.lend(1)
-    await pool.accuse(accused.name)
-    await pool.accuse(accused.name)
-    await pool.accuse("nobody")
-    await pool.give_back(accused, Ending.DOUBT)
-    assert (await pool.lend(1)).name not in {accused.name, other.name}
-    assert pods.quarantined == [accused.name]
-    assert pool.replaced == {Replaced.SECOND_RUNNER: 1}
-
-
-async def test_a_runner_accused_during_its_canary_is_not_lent(pool: RunnerPool, pods: Pods) -> None:
-    accused, other = await pool.lend(1), await pool.lend(1)
-    await pool.give_back(accused, Ending.DOUBT)
-    await pool.accuse(accused.name)
-    assert (await pool.lend(1)).name not in {accused.name, other.name}
-
-
-async def test_a_second_runner_is_not_waited_for(pool: RunnerPool) -> None:
-    """Only one that is ready is lent: others wait for the next."""
-    one = await pool.lend(1)
-    other = await pool.lend(1, frozenset({one.name}))
-    assert other.name != one.name
-    with pytest.raises(SandboxError, match="no other runner"):
-        await pool.lend(60, frozenset({one.name}))
-    await pool.give_back(one, Ending.DOUBT)
-    assert (await pool.lend(1)) is one
-
-
 async def test_the_time_from_creation_to_the_first_answer_is_counted(pods: Pods, pool: RunnerPool) -> None:
     held = [await pool.lend(1), await pool.lend(1)]
     fast, before_s = pool.num_starts, pool.start_s

@@ -85,9 +85,6 @@ class SandboxSection(Section):
     )
     modal: ModalSection = ModalSection()
     spill_over: SpillOverSection = SpillOverSection()
-    second_runner_share: float = Field(
-        0.01, ge=0, le=1, description="backends gvisor, modal: share of the submissions that a second runner repeats"
-    )
 
     @model_validator(mode="after")
     def _own_runners(self) -> SandboxSection:

@@ -44,7 +44,6 @@ from nouscoder.verifier.api.tls import grpc_credentials
 from nouscoder.verifier.grading import long_work
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.second_runner import with_second_runner
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import open_jobs
 from nouscoder.verifier.observe import full_collections
@@ -91,7 +90,7 @@ async def serve(
         api_keys = open_api_keys(section.tokens_file)
         audit = _open_audit(section, stack)
         client_tests = _client_tests(section, cache)
-        grader = _grader(section, traced_grader(core, tracing), sandbox, metrics, quotas, audit, client_tests)
+        grader = _grader(section, traced_grader(core, tracing), metrics, quotas, audit, client_tests)
         on_hangup = [api_keys.reload, *([] if audit is None else [audit.reopen])]
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [act() for act in on_hangup])
         drain_state = DrainState()
@@ -156,19 +155,13 @@ def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
 
 def _grader(
     section: VerifierSection,
-    core: Grading,
-    sandbox: SpillOverSandbox,
+    grader: Grading,
     metrics: VerifierMetrics,
     quotas: Quotas,
     audit: AuditLog | None,
     client_tests: ClientTests,
 ) -> Grading:
-    """`core` behind what a submission passes, from the last to the first.
-
-    Second runner, cache, quotas, audit, stored tests.
-    """
-    backends, repeated = [one.sandbox for one in sandbox.backends], section.sandbox.second_runner_share
-    grader = with_second_runner(core, backends, repeated, metrics.repeated)
+    """`grader` behind what a submission passes, from the last to the first: cache, quotas, audit, stored tests."""
     if section.cache_entries:
         grader = CachedGrader(grader, metrics, section.cache_entries)
     grader = QuotaGrader(grader, quotas)

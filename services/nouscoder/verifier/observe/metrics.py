@@ -16,7 +16,6 @@ from nouscoder.verifier.observe.current_trace import exemplar
 from nouscoder.verifier.sandbox.base import BackendUse
 from nouscoder.verifier.sandbox.modal_budget import Cap
 from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
-from nouscoder.verifier.sandbox.runner_choice import SecondRun
 
 _PREFIX = "nouscoder_verifier_"
 _TEST_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60)
@@ -190,9 +189,6 @@ class VerifierMetrics:
         self._tool_calls = _by_value(
             registry, "tool_calls", "Calls of tool sessions, by how they ended", "end", list(CallEnd)
         )
-        self._second_runs = _by_value(
-            registry, "second_runs", "Submissions repeated on a second runner, by end", "end", list(SecondRun)
-        )
         self._submission_s = _histogram(
             registry, "submission_duration_seconds", "Seconds from acceptance to verdict", _SUBMISSION_BUCKETS
         )
@@ -252,10 +248,6 @@ class VerifierMetrics:
     def tool_load(self, waiting: int, open_: int) -> None:
         """Set the number of waiting and of open tool sessions."""
         self._load.waiting_sessions, self._load.open_sessions = waiting, open_
-
-    def repeated(self, end: SecondRun) -> None:
-        """Count a submission that was repeated on a second runner."""
-        self._second_runs[end].inc()
 
     def failed(self, cause: FailureCause) -> None:
         """Count an infrastructure failure."""

@@ -26,7 +26,6 @@ from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, RunnersUnreachable, Source
 from nouscoder.verifier.sandbox.pool_keys import PoolKeys, to_replace
 from nouscoder.verifier.sandbox.pool_size import PoolSize
-from nouscoder.verifier.sandbox.runner_choice import current_choice
 from nouscoder.verifier.sandbox.runner_launch import CanaryLaunch, PartnerLaunch, PooledLaunch, RunnerAccess, runner_of
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
@@ -126,36 +125,6 @@ class GvisorSandbox(LocalSandbox):
     def runner_starts(self) -> tuple[int, float]:
         """Runners that became reachable, and the seconds from their creation until then, all together."""
         return self.pool.num_starts, self.pool.start_s
-
-    def has_other(self, avoided: frozenset[str]) -> bool:
-        """Whether a runner beside these is ready, in a free slot or as a spare."""
-        return self.pool.ready_beside(avoided) is not None or bool(self._free_beside(avoided))
-
-    def _free_beside(self, avoided: frozenset[str]) -> list[Slot]:
-        return [slot for slot in self._free if runner_of(slot) not in {None, *avoided}]
-
-    async def accuse(self, name: str) -> None:
-        """Quarantine a runner whose answer others contradict. Its slot ends its submission, and gets another one."""
-        for slot in self._slots:
-            if runner_of(slot) == name:
-                slot.retire()
-        await self.pool.accuse(name)
-
-    async def _acquire(self, program: Program) -> Slot:
-        avoided = current_choice().avoided
-        if avoided and self._open and (others := self._free_beside(avoided)):
-            self._free.remove(others[0])
-            return others[0]
-        return await super()._acquire(program)
-
-    async def _opened(self, slot: Slot, program: Program) -> SlotSession:
-        choice = current_choice()
-        if runner_of(slot) in choice.avoided:
-            await slot.stop()
-        session = await super()._opened(slot, program)
-        if (name := runner_of(slot)) is not None:
-            choice.used.add(name)
-        return session
 
     def _make_slot(self, index: int) -> Slot:
         if index < self.num_slots:

@@ -6,7 +6,7 @@ INVARIANT: a runner is lent to one slot at a time, and only after it has passed 
     READY -> (idle for long) UNPROVEN; any -> (worn, stuck or lost) removed and replaced
     any but LENT -> (more than wanted) removed
     UNPROVEN -> (its kernel is not gVisor's) waits, removed and replaced
-    UNPROVEN -> (canary fails), any -> (two others contradict it) QUARANTINED and replaced
+    UNPROVEN -> (canary fails) QUARANTINED and replaced
 """
 
 from __future__ import annotations
@@ -79,20 +79,11 @@ class RunnerPool:
         await self.source.start(self._changed.set)
         self._keeper = asyncio.create_task(self._keep(), name="runner pool")
 
-    def ready_beside(self, avoided: frozenset[str]) -> Runner | None:
-        """A proven runner that is not lent and not one of these."""
+    async def lend(self, limit_s: float) -> Runner:
+        """A proven runner, in order of request. Raises SandboxError with the reason after `limit_s` seconds."""
         ready = (one for one in self._runners.values() if one.state is RunnerState.READY)
-        return next((one for one in ready if one.name not in avoided), None)
-
-    async def lend(self, limit_s: float, avoided: frozenset[str] = frozenset()) -> Runner:
-        """A proven runner, in order of request. Raises SandboxError with the reason after `limit_s` seconds.
-
-        With names to avoid it does not wait, because other slots are first.
-        """
-        if not self._waiting and (runner := self.ready_beside(avoided)) is not None:
+        if not self._waiting and (runner := next(ready, None)) is not None:
             return self._lent(runner)
-        if avoided:
-            raise SandboxError("no other runner is ready")
         waiter: asyncio.Future[Runner] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         lent: Runner | None = None
@@ -111,7 +102,7 @@ class RunnerPool:
     async def give_back(self, runner: Runner, ending: Ending) -> None:
         """Take a runner back. A worn one is replaced; one in doubt must pass the canary again."""
         if self._runners.get(runner.name) is not runner or runner.state is RunnerState.QUARANTINED:
-            return  # it was lost or accused while it was lent
+            return  # it was lost while it was lent
         if runner.is_outdated or ending is Ending.WORN:
             await self._replace(runner, Replaced.KEY if runner.is_outdated else Replaced.WORN)
         elif self._surplus > 0:
@@ -269,13 +260,6 @@ class RunnerPool:
     def _lent(self, runner: Runner) -> Runner:
         self._enter(runner, RunnerState.LENT)
         return runner
-
-    async def accuse(self, name: str) -> None:
-        """Quarantine a runner whose answer others contradict, lent or not."""
-        runner = self._runners.get(name)
-        if runner is not None and runner.state is not RunnerState.QUARANTINED:
-            with contextlib.suppress(RunnersUnreachable):
-                await self._quarantine(runner, Replaced.SECOND_RUNNER)
 
     async def _quarantine(self, runner: Runner, reason: Replaced) -> None:
         self.replaced[reason] += 1

@@ -15,7 +15,6 @@ from nouscoder.verifier.sandbox.launch import Launch
 from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending, Link
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool
 from nouscoder.verifier.sandbox.pool_keys import PoolKeys
-from nouscoder.verifier.sandbox.runner_choice import current_choice
 from nouscoder.verifier.sandbox.runner_link import KernelUnproven, SocketLink, connect_by_any
 from nouscoder.verifier.sandbox.slot import Slot
 from nouscoder.verifier.toolchains import languages
@@ -105,7 +104,7 @@ class PooledLaunch(RunnerLaunch):
 
     async def open(self) -> Link:
         """See `Launch`. Raises SandboxError."""
-        self._last = runner = await self._pool.lend(self._config.start_limit_s, current_choice().avoided)
+        self._last = runner = await self._pool.lend(self._config.start_limit_s)
         try:
             link = await self._connect(runner, greeting.SLOT, self._give_back)
         except BaseException:

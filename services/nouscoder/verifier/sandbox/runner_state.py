@@ -29,7 +29,6 @@ class Replaced(StrEnum):
     SILENT = "silent"
     KERNEL = "kernel"
     KEY = "key"
-    SECOND_RUNNER = "second_runner"
 
 
 @dataclass(slots=True)
