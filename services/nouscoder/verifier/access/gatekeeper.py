@@ -24,9 +24,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Besides the highlighter of the playground, whose name has a digest.
+# Besides the parts of pages, whose names have a digest.
 OPEN = frozenset({"/", "/docs", "/healthz", "/readyz", "/openapi.json"})
-_OPEN_SCRIPT = "/highlight-"
+_OPEN_PARTS = ("/highlight-", "/docs-")
 MAX_DEADLINE_S = 86400
 _FOREIGN = "a service without tokens takes no request from another site; name the site in verifier.hosts, or use tokens"
 _CHALLENGE = (b"www-authenticate", b"Bearer")
@@ -91,7 +91,7 @@ class Gatekeeper:
 
 def is_open_path(path: str) -> bool:
     """Whether everybody may request the path."""
-    return path in OPEN or path.startswith(_OPEN_SCRIPT)
+    return path in OPEN or path.startswith(_OPEN_PARTS)
 
 
 class _Answer:

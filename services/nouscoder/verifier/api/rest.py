@@ -28,7 +28,7 @@ from nouscoder.verifier.access.count_memory import CountMemory
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
-from nouscoder.verifier.api.docs_page import docs_page
+from nouscoder.verifier.api.docs_page import docs_page, docs_parts
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults
 from nouscoder.verifier.api.get_reward import GetRewardAnswer, rewarded_submissions, rewards
 from nouscoder.verifier.api.grade_front import GradeFront, GradingApi
@@ -262,10 +262,8 @@ def _add_docs(app: FastAPI) -> None:
     def document() -> bytes:
         return json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
 
-    @functools.cache
-    def page() -> tuple[bytes, dict[str, str]]:
-        made = docs_page(app.openapi())
-        return made.text.encode(), made.headers
+    page, parts = docs_page(f"{app.title} {app.version}"), docs_parts()
+    page_body = page.text.encode()
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
@@ -275,5 +273,12 @@ def _add_docs(app: FastAPI) -> None:
     @app.get("/docs", response_class=HTMLResponse)
     async def docs() -> Response:
         """The OpenAPI document as a page."""
-        body, headers = page()
-        return HTMLResponse(body, headers=headers)
+        return HTMLResponse(page_body, headers=page.headers)
+
+    async def part(request: Request) -> Response:
+        """A script or a style sheet of that page."""
+        body, kind, headers = parts[request.url.path]
+        return Response(body, media_type=kind, headers=headers)
+
+    for path in parts:
+        app.add_api_route(path, part, response_class=Response, include_in_schema=False)
