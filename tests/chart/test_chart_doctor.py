@@ -145,6 +145,7 @@ def test_pods_of_a_namespace_that_the_install_makes_cannot_be_tried_before(docto
     findings = doctor.findings({}, RecordedCluster(answers=answer))
     found = findings["pod of runner of the verifier"]
     assert (found.ok, found.needed, found.known) == (False, False, False)
+    assert findings["pods"].ok
     assert report(list(findings.values()), "it", as_json=True)[1] == 0
 
 
