@@ -10,7 +10,7 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: check-arm64 demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images attestations clean real-input
+.PHONY: check-arm64 demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz golden check format bench proto lock images attestations clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -82,6 +82,10 @@ test-scaling: .venv/dev.ready
 # Fuzzes for SECONDS, divided among all fuzzers, and keeps the corpus in .fuzz/: make fuzz SECONDS=3600
 fuzz: .venv/dev.ready
 	NOUSCODER_FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -s -m "" tests/fuzz -k "fuzz_target or rest_api or no_fuzz"
+
+# Writes the chart's current output to tests/golden. Review the difference.
+golden: .venv/dev.ready
+	NOUSCODER_UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/chart/test_chart_golden.py tests/chart/test_chart_values.py -k "golden or refused"
 
 check: .venv/dev.ready
 	$(BIN)/ruff check .
