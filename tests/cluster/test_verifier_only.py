@@ -23,15 +23,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 LEETCODE = ROOT.parent / "shared" / "data" / "leetcode_200.jsonl.gz"
 AT_ONCE = 4
-VALUES = ROOT / "helm" / "nouscoder" / "values-verifier.yaml"
-
-
-@pytest.fixture(scope="module")
-def grader(release: Any) -> Any:
-    """The chart with values-verifier.yaml, ready."""
-    release.install("-f", str(VALUES))
-    release.until(lambda: release.all_ready({"verifier", "sandbox"}), "the verifier is ready", 240)
-    return release
 
 
 def test_only_the_verifier_is_installed(grader: Any) -> None:
