@@ -67,7 +67,9 @@ MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
         "local",
         "runsc",
         "fake",
-        pytest.param("modal", marks=pytest.mark.heavy),  # an agent for each test
+        pytest.param(
+            "modal", marks=pytest.mark.soak
+        ),  # an agent for each test, as on pods and in test_modal_backend.py
         pytest.param("runners-in-runsc", marks=pytest.mark.soak),  # the runners of a pool, without a cluster
         pytest.param("gvisor", marks=pytest.mark.cluster),
     ]
