@@ -20,10 +20,10 @@ demo-objectives: .venv/demo.ready
 	$(BIN)/nouscoder bench objectives
 	cp runs/objectives/plot.svg docs/objectives.svg
 
-# One process more than cores, because many tests wait. The tests of a file run in one process, because some share
-# fixtures that start slowly.
+# Two processes more than cores, because tests wait about as long as they work. The tests of a file run in one process,
+# because some share fixtures that start slowly.
 test: .venv/dev.ready
-	$(BIN)/pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder --durations=15
+	$(BIN)/pytest -n $$(($$(nproc) + 2)) --dist loadfile --no-loadscope-reorder --durations=15
 
 # Takes a quarter of an hour: the demo, killed and resumed exactly; a run with external services; a Redis that forgets; a
 # large batch; the grading service at twice its capacity; the fuzzers of libFuzzer and of the REST API.

@@ -24,6 +24,9 @@ settings.load_profile("no-deadline")
 # Files with the longest tests come first, so that no core is left with one of them at the end.
 _LONGEST_FIRST = (
     "tests/e2e/test_loop.py",
+    "tests/attacks/test_attack_corpus.py",
+    "tests/services/test_verifier_large_bodies.py",
+    "tests/services/test_verifier_gateway_limits.py",
     "tests/services/test_attached_run.py",
     "tests/services/test_bench_broker.py",
     "tests/load",
