@@ -66,7 +66,8 @@ async def test_a_compiler_that_others_keep_from_the_cpu_is_no_fault_of_the_candi
             assert await how_it_ended(sandbox, program(language, code)) == "CompileStarved", language
 
 
-@pytest.mark.parametrize("backend", ["local", pytest.param("runsc", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("backend", ["local", "runsc"])
 async def test_a_compiler_that_gets_its_time_late_compiles(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They get a ninth of a CPU, and may take four times their limit. On a busy machine even that may be too little."""
     monkeypatch.setattr(session, "_PYTHON_COMPILE_TIME_S", 2.0)

@@ -44,7 +44,7 @@ from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.store.tests import TestStore
 
-NUM_BATCHES, GROUP_SIZE, BATCH_SIZE = 20, 4, 8
+NUM_BATCHES, GROUP_SIZE, BATCH_SIZE = 12, 4, 8
 LIMIT_S = 240.0
 PROBLEMS = tuple(
     Problem(f"p{i}", f"print {i} twice", StdinTests((StdinCase("1\n", f"{i}\n"),)), text_is_code=True) for i in range(6)

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.data.reading import load_problems
+from nouscoder.demo.prepare_run import prepare_run
 from nouscoder.errors import Unusable
 from nouscoder.folder_lock import FolderInUse
 from nouscoder.rpc.address import AddressError
@@ -174,7 +175,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_killed_preparation_gives_the_same_files_when_repeated(tmp_path: Path) -> None:
+def test_a_killed_preparation_gives_the_same_files_when_repeated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = external_config(tmp_path, "demo.warm_start_share=0.01", "demo.warm_start_threads=1")
     file = tmp_path / "config.toml"
     file.write_text(dump_config(config))
@@ -201,9 +204,9 @@ def test_a_killed_preparation_gives_the_same_files_when_repeated(tmp_path: Path)
     assert {"policy/config.json", "policy/model.safetensors", "problems/train.jsonl", "config.toml"} <= first.keys()
     assert not [name for name in first if ".part" in name]
 
-    again = prepare(file)
-    assert again.returncode == 0
-    assert '"warm start"' not in again.stderr
+    asyncio.run(prepare_run(config, only_problems=False))
+    assert "the run is prepared" in caplog.messages
+    assert "warm start" not in caplog.messages
     assert contents(config.run.folder) == first
 
 
