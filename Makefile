@@ -10,24 +10,23 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: check-arm64 demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images attestations clean real-input
+.PHONY: check-arm64 demo test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
 
-# Takes an hour: the demo with each objective and strictly on-policy, three seeds each. Finished runs are not repeated.
-demo-objectives: .venv/demo.ready
-	$(BIN)/nouscoder bench objectives
-	cp runs/objectives/plot.svg docs/objectives.svg
-
-# One process per core. The tests of a file run in one process, because some share fixtures that start slowly.
+# Two processes more than cores, because tests wait about as long as they work. The tests of a file run in one process,
+# because some share fixtures that start slowly.
 test: .venv/dev.ready
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations=15
+	$(BIN)/pytest -n $$(($$(nproc) + 2)) --dist loadfile --no-loadscope-reorder --durations=15
 
 # Takes a quarter of an hour: the demo, killed and resumed exactly; a run with external services; a Redis that forgets; a
 # large batch; the grading service at twice its capacity; the fuzzers of libFuzzer and of the REST API.
+# Files whose tests may run beside each other. The others run alone, because they measure, and print figures.
+BESIDE := tests/attacks/test_attack_corpus.py tests/chart tests/e2e/test_playground_sharing.py tests/fuzz tests/services/test_modal_backend.py
 test-heavy: .venv/dev.ready
-	$(BIN)/pytest -s -m "heavy and not soak" --durations=30
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "heavy and not soak" --durations=15 $(BESIDE)
+	$(BIN)/pytest -s -m "heavy and not soak" --durations=30 $(BESIDE:%=--ignore=%)
 
 # May take hours: the whole run and each service killed in runs of their own, the demo with three seeds; a run on 200
 # real problems with the tokenizer of Qwen3; the attack corpus through gVisor, and repeatedly with eight at once;
@@ -62,7 +61,7 @@ test-trainers: .venv/dev.ready .venv-trainers/ready
 	if $(HAS_312); then $(MAKE) .venv-nemo-gym/ready; fi
 	$(HAS_312) || export NOUSCODER_WITHOUT_NEMO_GYM=1; $(BIN)/pytest -s -m trainers
 
-# Uses the cluster of KUBECONFIG, else the one that ../shared/cluster starts on this machine.
+# Uses the cluster of KUBECONFIG (deploy/test-cluster).
 test-cluster: .venv/dev.ready
 	deploy/test-cluster
 
@@ -83,6 +82,10 @@ test-scaling: .venv/dev.ready
 fuzz: .venv/dev.ready
 	NOUSCODER_FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -s -m "" tests/fuzz -k "fuzz_target or rest_api or no_fuzz"
 
+# Writes the chart's current output to tests/golden. Review the difference.
+golden: .venv/dev.ready
+	NOUSCODER_UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/chart/test_chart_golden.py tests/chart/test_chart_values.py -k "golden or refused"
+
 check: .venv/dev.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -90,6 +93,8 @@ check: .venv/dev.ready
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
 	deploy/proto-stubs check
+	$(BIN)/python deploy/generated check
+	$(BIN)/python deploy/sync-client check
 	$(CC) -fsyntax-only -Wall -Wextra -Wshadow -Wconversion -Werror -std=c11 -D_GNU_SOURCE $(wildcard services/nouscoder/verifier/harness/init/*.c)
 
 format: .venv/dev.ready
@@ -104,8 +109,16 @@ bench: .venv/dev.ready
 real-input: .venv/dev.ready
 	$(BIN)/python tests/e2e/test_real_problems.py
 
+# What follows from the configuration: docs/configuration.md, and the chart's schema, table of values and numbers.
+generated: .venv/dev.ready
+	$(BIN)/python deploy/generated write
+
 proto: .venv/dev.ready
 	deploy/proto-stubs write
+
+# Makes the synchronous grading client from the asyncio one.
+client: .venv/dev.ready
+	$(BIN)/python deploy/sync-client write
 
 # Pins every dependency with hashes and without index URLs. Images get the versions that the tests use (dev.txt).
 PINS := --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11
@@ -131,11 +144,6 @@ images:
 # Whether every package of the images' lock files has a wheel for arm64. Asks the package index, downloads nothing.
 check-arm64: .venv/dev.ready
 	$(BIN)/python deploy/check-arm64
-
-# Writes a signed bill of materials and provenance of images: make attestations KEY=key.pem OUT=folder SOURCE=URL
-# BUILDER=URI ARCHIVES="nouscoder-verifier=verifier.tar ..." (OCI archives of images that deploy/images/build has built)
-attestations: .venv/dev.ready
-	$(BIN)/python -m deploy.attestations make --key $(KEY) --out $(OUT) --source $(SOURCE) --builder $(BUILDER) $(ARCHIVES)
 
 .venv/%.ready: requirements/%.txt pyproject.toml deploy/setup-venv
 	PYTHON=$(PYTHON) deploy/setup-venv $*

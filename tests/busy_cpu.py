@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from nouscoder.verifier.sandbox import Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.config import SandboxSection
+from nouscoder.verifier.sandbox import Sandbox, SandboxUnavailable, open_sandbox
 
 
 @contextlib.asynccontextmanager
-async def on_a_busy_cpu(config: SandboxConfig, num_hogs: int) -> AsyncIterator[tuple[Sandbox, Callable[[], None]]]:
+async def on_a_busy_cpu(config: SandboxSection, num_hogs: int) -> AsyncIterator[tuple[Sandbox, Callable[[], None]]]:
     """A started sandbox, and what ends the hogs. Each hog has a session of its own. Skips where it cannot start."""
     cpus = os.sched_getaffinity(0)
     try:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from nouscoder.config import SandboxSection
 from nouscoder.config.generation import GenerationSection
-from nouscoder.verifier.sandbox import PoolConfig
 
 # No deadline for examples, because times on a busy machine say nothing about the code.
 settings.register_profile("no-deadline", settings(), deadline=None)
@@ -24,6 +24,9 @@ settings.load_profile("no-deadline")
 # Files with the longest tests come first, so that no core is left with one of them at the end.
 _LONGEST_FIRST = (
     "tests/e2e/test_loop.py",
+    "tests/attacks/test_attack_corpus.py",
+    "tests/services/test_verifier_large_bodies.py",
+    "tests/services/test_verifier_gateway_limits.py",
     "tests/services/test_attached_run.py",
     "tests/services/test_bench_broker.py",
     "tests/load",
@@ -48,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolConfig]:
+def runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxSection]:
     """Pods of the chart's template in their own namespace, made by a gateway on this machine."""
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("KUBECONFIG names no cluster: run make test-cluster")
@@ -69,7 +72,8 @@ def runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolConfig
     try:
         _output("kubectl", "-n", namespace, "create", "secret", "generic", secret, f"--from-literal={field}={key}")
         template, key_file = str(folder / "runner-pod.json"), str(folder / "key")
-        yield PoolConfig(template=template, key_file=key_file, spares=0, start_s=120)
+        pool = {"pool_template": template, "pool_key_file": key_file, "pool_spares": 0, "pool_start_s": 120}
+        yield SandboxSection(backend="gvisor", slots=1, **pool)
     finally:
         _output("kubectl", "delete", "namespace", namespace, "--wait=true", "--timeout=120s")
 

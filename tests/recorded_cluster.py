@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from nouscoder.doctor.cluster.facts import Amount, Node, NotAllowed, StorageClass
+from nouscoder.doctor.cluster.client import Amount, Cluster, Document, Node, NotAllowed, StorageClass
+
+GIB = 1024**3
+
+
+def amount(cores: float, memory_bytes: float, devices: Mapping[str, int] | None = None) -> Amount:
+    return Amount({"cpu": round(1000 * cores), "memory": int(memory_bytes), **(devices or {})})
 
 
 @dataclass(kw_only=True)
-class RecordedFacts:
+class RecordedCluster(Cluster):
     """What a cluster of one node says of itself. `refuses` names the calls that the account may not make."""
 
-    storage: list[StorageClass]
-    node_list: list[Node]
+    storage: list[StorageClass] = field(
+        default_factory=lambda: [StorageClass("local-path", "rancher.io/local-path", True)]
+    )
+    node_list: list[Node] = field(default_factory=lambda: [Node("node1", amount(8, 64 * GIB), True)])
     runtime: dict[str, str] = field(default_factory=lambda: {"gvisor": "runsc"})
     refuses: frozenset[str] = frozenset()
+    answers: Callable[[Document], Document] = lambda pod: pod
+    tried: list[Document] = field(default_factory=list)
 
     def ask(self, what: str) -> None:
         """Raise NotAllowed when the account may not make this call."""
@@ -37,6 +48,12 @@ class RecordedFacts:
         self.ask("nodes")
         return self.node_list
 
-    def requested(self) -> dict[str, Amount]:
+    def requested(self, besides: str) -> dict[str, Amount]:
         self.ask("requested")
-        return {"node1": Amount(0.1, 1024**3)}
+        assert besides
+        return {"node1": amount(0.1, GIB)}
+
+    def dry_run(self, pod: Document, namespace: str) -> Document:
+        self.ask("dry_run")
+        self.tried.append(pod)
+        return self.answers(pod)

@@ -16,16 +16,16 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nouscoder.config import SandboxSection
 from nouscoder.run.local import free_addresses
 from nouscoder.verifier.runner import __file__ as runner_init
-from nouscoder.verifier.runner import greeting
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.init_build import init_library_path
-from nouscoder.verifier.sandbox.launch import HARNESS
-from nouscoder.verifier.sandbox.pool import Found
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys
-from nouscoder.verifier.sandbox.runner_launch import RunnerAccess
+from nouscoder.verifier.runner import handshake
+from nouscoder.verifier.sandbox import SandboxUnavailable
+from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.launch import RunnerAccess
+from nouscoder.verifier.sandbox.runners.link import PoolKeys
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner
 from nouscoder.verifier.sandbox.runsc import RunscLaunch, find_runsc
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class _Running:
 class RunscRunners:
     """See `Source`. `capabilities` are those of the agent, as in the runner pods of the chart."""
 
-    def __init__(self, config: SandboxConfig, capabilities: tuple[str, ...]) -> None:
+    def __init__(self, config: SandboxSection, capabilities: tuple[str, ...]) -> None:
         runsc = find_runsc(config.runsc)
         if runsc is None:
             raise SandboxUnavailable("runsc is not installed")
@@ -62,9 +62,9 @@ class RunscRunners:
     async def start(self, on_change: Callable[[], None]) -> None:
         """See `Source`."""
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundRunner]:
         """See `Source`."""
-        return [Found(name, one.address) for name, one in self._running.items()]
+        return [FoundRunner(name, one.address) for name, one in self._running.items()]
 
     async def create(self) -> str | None:
         """See `Source`."""
@@ -78,7 +78,7 @@ class RunscRunners:
         self._running[folder.name] = _Running(process, folder, port)
         return folder.name
 
-    async def remove(self, runner: Found) -> None:
+    async def remove(self, runner: FoundRunner) -> None:
         """See `Source`."""
         one = self._running.pop(runner.name, None)
         if one is None:
@@ -93,18 +93,18 @@ class RunscRunners:
         await one.process.wait()
         shutil.rmtree(one.folder, ignore_errors=True)
 
-    async def quarantine(self, runner: Found) -> None:
+    async def quarantine(self, runner: FoundRunner) -> None:
         """See `Source`."""
         await self.remove(runner)
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         """See `Source`."""
         return False
 
     async def close(self) -> None:
         """See `Source`."""
         for name in list(self._running):
-            await self.remove(Found(name, None))
+            await self.remove(FoundRunner(name, None))
 
     def _command(self, folder: Path, *arguments: str) -> Sequence[str]:
         return [str(self._runsc), f"--root={folder}/state", *_FLAGS, *arguments]
@@ -166,9 +166,9 @@ async def runsc_pool(
     """A started backend `gvisor` with such runners. Raises SandboxUnavailable."""
     if os.geteuid() != 0:
         raise SandboxUnavailable("runsc needs root to use the host's network")
-    config = SandboxConfig(backend="gvisor", slots=slots, pool=PoolConfig(spares=0, start_s=start_s))
+    config = SandboxSection(backend="gvisor", slots=slots, pool_spares=0, pool_start_s=start_s)
     source = RunscRunners(config, capabilities)
-    sandbox = GvisorSandbox(config, source, RunnerAccess(PoolKeys(greeting.read_key(KEY_TEXT))))
+    sandbox = GvisorSandbox(config, source, RunnerAccess(PoolKeys(handshake.read_key(KEY_TEXT))))
     try:
         await sandbox.start()
         yield sandbox

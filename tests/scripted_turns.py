@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, spans_of
 from nouscoder.generation.engines.base import SampleRequest

@@ -1,16 +1,22 @@
 """Files and folders that appear complete and survive a power failure, or do not appear at all.
 
 INVARIANT: a file or folder gets its final name only after it has been written completely and flushed to the disk.
+
+A lock that allows one process at a time to work in a folder.
+
+INVARIANT: at most one process holds the lock of a file. The lock is released when its process exits for any reason.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO
 
@@ -167,3 +173,24 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# A lock that allows one process at a time to work in a folder.
+
+
+class FolderInUse(NousCoderError):
+    """Another process works in the folder. The message names the folder."""
+
+
+def lock_file(file: Path, message: str) -> TextIOWrapper:
+    """Lock `file`, which is created if it is missing. Close the returned file to unlock it.
+
+    Raises FolderInUse with `message` when another process holds the lock, and OSError.
+    """
+    lock = file.open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise FolderInUse(message) from None
+    return lock

@@ -1,5 +1,10 @@
 """The base classes of errors for people. The message is one sentence that names the fault and what to do."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class NousCoderError(Exception):
     """Shown as one line, without a traceback."""
@@ -12,3 +17,12 @@ class Unusable(NousCoderError):
 def first_error(error: BaseException) -> BaseException:
     """The first error in the groups that task groups raise, however deep; `error` itself when it is no group."""
     return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+# The known name that is nearest to an unknown one.
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """The question `: did you mean X?` with the known name X nearest to `wrong`; empty when none is near."""
+    found = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
+    return f": did you mean {found[0]}?" if found else ""

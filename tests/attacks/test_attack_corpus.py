@@ -26,26 +26,24 @@ from prometheus_client import CollectorRegistry
 from tests.attack_corpus import Attack
 from tests.host_state import HostState
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import InteractiveTests, JudgeProgram, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import (
-    PoolConfig,
     Sandbox,
-    SandboxConfig,
     SandboxUnavailable,
-    launch,
     local,
     open_sandbox,
 )
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.toolchains.languages import installed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CANARY = Submission(StdinTests((StdinCase("41\n", "42"),)), "print(int(input()) + 1)", limits=Limits(20.0, 10.0))
 INTERACTOR = JudgeProgram("print(41, flush=True)\nraise SystemExit(input() != '42')", "python")
-TALKING_CANARY = Submission(
+DIALOGUE_CANARY = Submission(
     InteractiveTests((StdinCase("", ""),), INTERACTOR), "print(int(input()) + 1)", limits=Limits(20.0, 10.0)
 )
 PROJECT = Path(__file__).resolve().parents[2]
@@ -53,7 +51,6 @@ SETTLE_S = 10.0
 ROUNDS = int(os.environ.get("NOUSCODER_ATTACK_ROUNDS", "20"))
 CONCURRENCY = 8
 NOT_ROOT, PUBLIC_PYTHON = 12345, "/usr/bin/python3"  # a user id, and an interpreter that every user may read
-NO_POOL = PoolConfig()
 
 
 def children(pid: int) -> set[int]:
@@ -170,37 +167,38 @@ def without_root() -> Iterator[None]:
     """
     if os.geteuid() != 0 or shutil.which("setpriv") is None or not os.path.exists(PUBLIC_PYTHON):
         pytest.skip(f"the user cannot be changed: not root, or setpriv or {PUBLIC_PYTHON} is missing")
-    command, rights = launch.python_command, "+dac_override,+dac_read_search"
+    command, rights = local.python_command, "+dac_override,+dac_read_search"
 
     def as_another_user(python: str, entry: Path) -> list[str]:
         user = (f"--reuid={NOT_ROOT}", f"--regid={NOT_ROOT}", "--clear-groups")
         return ["setpriv", *user, f"--inh-caps={rights}", f"--ambient-caps={rights}", *command(python, entry)]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(launch, "python_command", as_another_user)
+        patched.setattr(local, "python_command", as_another_user)
         patched.setattr(local, "host_is_root", lambda: False)
         yield
 
 
 async def open_arena(
-    backend: str, filled: Mapping[str, str], slots: int = 1, pool: PoolConfig = NO_POOL, python: str = ""
+    backend: str, filled: Mapping[str, str], slots: int = 1, pool: SandboxSection | None = None, python: str = ""
 ) -> Arena:
     """Start a backend. Skips with the reason when this host cannot run it."""
     others = frozenset(children(os.getpid()))
     try:
-        config = SandboxConfig(backend=backend, slots=slots, pool=pool, python=python, max_sessions=100_000)
-        sandbox = open_sandbox(config)  # never replaced: its idle state is compared
+        config = pool or SandboxSection(backend=backend, python=python)
+        changes = {"slots": slots, "max_sessions": 100_000}  # never replaced: its idle state is compared
+        sandbox = open_sandbox(config.model_copy(update=changes))
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
     await grader.grade(CANARY)
-    await asyncio.gather(*(grader.grade(TALKING_CANARY) for _ in range(slots)))  # starts each slot's partner
+    await asyncio.gather(*(grader.grade(DIALOGUE_CANARY) for _ in range(slots)))  # starts each slot's partner
     await asyncio.sleep(0.3)  # the slots make their next namespaces
     gc.collect()  # what other tests of this process left open is closed now, not while descriptors are compared
     view: HostView | PodView = HostView(backend, others)
     if isinstance(sandbox, GvisorSandbox):
-        view = PodView(sandbox, json.loads(Path(pool.template).read_text())["metadata"]["namespace"])
+        view = PodView(sandbox, json.loads(Path(config.pool_template).read_text())["metadata"]["namespace"])
     return Arena(sandbox, grader, filled, view, *await view.look())
 
 
@@ -236,7 +234,7 @@ async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
             "@HOST@": socket.gethostname(),
         }
         others = children(os.getpid())
-        pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else NO_POOL
+        pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else None
         one_user = request.param == "one-user"
         with without_root() if one_user else contextlib.nullcontext():
             python = PUBLIC_PYTHON if one_user else ""

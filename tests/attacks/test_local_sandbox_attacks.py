@@ -15,13 +15,13 @@ import pytest
 import pytest_asyncio
 from tests.host_state import HostState
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     Exit,
     Program,
     RunResult,
     Sandbox,
-    SandboxConfig,
     SandboxError,
     SandboxUnavailable,
     local,
@@ -46,7 +46,7 @@ while True: pass
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
-    made = open_sandbox(SandboxConfig(slots=1))
+    made = open_sandbox(SandboxSection(slots=1))
     try:
         await made.start()
     except SandboxUnavailable as error:
@@ -103,7 +103,7 @@ async def test_without_root_a_candidate_cannot_change_the_limits_of_process_1(mo
         "resource.prlimit(0, resource.RLIMIT_NOFILE, (64, 64)); os.sched_setaffinity(0, os.sched_getaffinity(0))\n"
         "print(refused)"
     )
-    sandbox = open_sandbox(SandboxConfig(slots=1))
+    sandbox = open_sandbox(SandboxSection(slots=1))
     try:
         await sandbox.start()
     except SandboxUnavailable as error:
@@ -136,8 +136,8 @@ async def test_a_submission_that_fills_socket_buffers_gets_a_result_for_each_run
     program, patient = Program(PYTHON, SOCKET_BUFFERS, WIDE), Program(PYTHON, "input()", WIDE)
     async with sandbox.session(program) as session:
         exits = [(await session.run(b"\n")).exit for _ in range(3)]
-    async with sandbox.pair(program, patient) as (first, second):
-        exits += [(await first.converse(second))[0].exit for _ in range(2)]
+    async with sandbox.with_partners(program, patient) as (first, second):
+        exits += [(await first.dialogue_with(second))[0].exit for _ in range(2)]
     assert set(exits) <= {Exit.EXITED, Exit.MEMORY_LIMIT}
 
 
@@ -156,7 +156,7 @@ async def test_a_process_that_dies_before_its_first_test_is_the_candidates_failu
 
 
 async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_works_again() -> None:
-    sandbox = open_sandbox(SandboxConfig(slots=1))
+    sandbox = open_sandbox(SandboxSection(slots=1))
     assert isinstance(sandbox, LocalSandbox)
     try:
         await sandbox.start()
@@ -184,7 +184,7 @@ async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_works_again() -> 
 
 async def test_a_zygote_killed_at_any_time_leaves_no_sandbox() -> None:
     """A sandbox whose parent is killed before it has set PR_SET_PDEATHSIG gets no signal, and must exit by itself."""
-    sandbox = open_sandbox(SandboxConfig(slots=1, start_limit_s=5))
+    sandbox = open_sandbox(SandboxSection(slots=1, start_limit_s=5))
     assert isinstance(sandbox, LocalSandbox)
     try:
         await sandbox.start()
@@ -213,7 +213,7 @@ def _descendants(pids: list[int]) -> list[int]:
 
 async def test_close_leaves_no_process_mount_or_descriptor() -> None:
     before = HostState.now()
-    sandbox = open_sandbox(SandboxConfig(slots=2))
+    sandbox = open_sandbox(SandboxSection(slots=2))
     assert isinstance(sandbox, LocalSandbox)
     try:
         await sandbox.start()
@@ -319,7 +319,7 @@ input()
 
 async def test_locks_on_files_of_the_root_do_not_hold_for_the_host_and_other_slots() -> None:
     paths = ["/usr/bin/yes", os.__file__]
-    sandbox = open_sandbox(SandboxConfig(slots=2))
+    sandbox = open_sandbox(SandboxSection(slots=2))
     try:
         await sandbox.start()
     except SandboxUnavailable as error:
@@ -371,7 +371,7 @@ async def test_a_mount_below_a_folder_of_the_root_is_visible(folder: Path) -> No
         pytest.skip("this process may not mount")
     try:
         (folder / "below" / "part.py").write_text("print('found')")
-        sandbox = open_sandbox(SandboxConfig(slots=1, site_packages=(folder,)))
+        sandbox = open_sandbox(SandboxSection(slots=1, site_packages=(folder,)))
         await sandbox.start()
         try:
             result = await run(sandbox, "import below.part")
@@ -448,7 +448,7 @@ async def test_loopback_works_in_each_run_of_a_program_that_uses_it(sandbox: San
 
 
 async def test_no_memory_of_a_candidate_is_both_writable_and_executable(sandbox: Sandbox) -> None:
-    """The zygote's memory has been moved to large pages where the kernel has some (init/large_pages.c)."""
+    """The zygote's memory has been moved to large pages where the kernel has some (init/zygote.c)."""
     code = "print(*{line.split()[1] for line in open('/proc/self/maps')})"
     rights = (await run(sandbox, code)).stdout.decode().split()
     assert any("x" in each for each in rights), rights

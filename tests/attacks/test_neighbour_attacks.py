@@ -10,11 +10,12 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox import SandboxUnavailable, open_sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TESTS = StdinTests((StdinCase("41\n", "42"),))
@@ -50,7 +51,7 @@ NEIGHBOURS = {
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def grader() -> AsyncIterator[Grader]:
-    sandbox = open_sandbox(SandboxConfig(slots=2))
+    sandbox = open_sandbox(SandboxSection(slots=2))
     try:
         await sandbox.start()
     except SandboxUnavailable as error:

@@ -15,16 +15,18 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 from tests.attack_corpus import Attack
 
-from nouscoder.domain.interpreter import CallEnd
+from nouscoder.config import SandboxSection, ToolSessionsSection, VerifierSection
+from nouscoder.domain.conversation import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable
+from nouscoder.verifier.sandbox import SandboxUnavailable
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.tools.interpreter import Interpreter, InterpreterLimits
+from nouscoder.verifier.tools.sessions import InterpreterLimits, SandboxInterpreter
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+WITH_TOOLS = VerifierSection(tools=ToolSessionsSection(sessions=1))
 LIMITS = InterpreterLimits(call_s=120.0, life_s=600.0, memory_bytes=256 << 20)
 SHORT = InterpreterLimits(call_s=1.0, life_s=600.0, memory_bytes=256 << 20)
 CASE = StdinCase("41\n", "42")
@@ -67,7 +69,7 @@ print('started')
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox() -> AsyncIterator[LocalSandbox]:
-    made = LocalSandbox(SandboxConfig(slots=1, tool_slots=1))
+    made = LocalSandbox(SandboxSection(slots=1), tool_slots=1)
     try:
         await made.start()
     except SandboxUnavailable as error:
@@ -78,14 +80,14 @@ async def sandbox() -> AsyncIterator[LocalSandbox]:
 
 async def call(sandbox: LocalSandbox, code: str, limits: InterpreterLimits = LIMITS) -> tuple[CallEnd, str]:
     """The answer to the attack. No process of it is left, and an honest session and submission after it are served."""
-    interpreter = Interpreter(sandbox, limits)
+    interpreter = SandboxInterpreter(sandbox, limits)
     answer = await interpreter.run(code)
     await interpreter.close()
     await settled(lambda: not programs(sandbox))
-    honest = Interpreter(sandbox, LIMITS)
+    honest = SandboxInterpreter(sandbox, LIMITS)
     assert (await honest.run("import os; sorted(os.listdir('/tmp')), 6 * 7")).output == "(['main.py'], 42)\n"
     await honest.close()
-    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), GradingPolicy(tool_slots=1))
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), WITH_TOOLS)
     assert (await grader.grade(CANARY)).kind is VerdictKind.ACCEPTED
     return answer.end, answer.output
 
@@ -132,7 +134,7 @@ async def test_the_attempts_of_the_corpus_are_refused(sandbox: LocalSandbox, att
     ]
     assert len(chosen) > 20
     for attack in chosen:
-        interpreter = Interpreter(sandbox, LIMITS)
+        interpreter = SandboxInterpreter(sandbox, LIMITS)
         answer = await interpreter.run(attack.code)
         await interpreter.close()
         assert (answer.end, answer.output) == (CallEnd.DONE, "held\n"), attack.name
@@ -151,7 +153,7 @@ async def test_a_flood_of_output_ends_at_the_output_limit(sandbox: LocalSandbox)
 
 
 async def test_a_flood_after_a_forged_end_is_stopped_between_calls(sandbox: LocalSandbox) -> None:
-    interpreter = Interpreter(sandbox, LIMITS)
+    interpreter = SandboxInterpreter(sandbox, LIMITS)
     assert (await interpreter.run(FLOOD_AFTER_THE_END)).end in (CallEnd.DONE, CallEnd.OUTPUT_LIMIT)
     await settled(lambda: set(programs(sandbox).values()) <= {"T", "Z"})
     await interpreter.close()
@@ -164,7 +166,7 @@ async def test_memory_outside_the_heap_ends_the_interpreter_and_not_the_service(
 
 
 async def test_nothing_runs_between_two_calls_whatever_the_code_has_started(sandbox: LocalSandbox) -> None:
-    interpreter = Interpreter(sandbox, LIMITS)
+    interpreter = SandboxInterpreter(sandbox, LIMITS)
     assert (await interpreter.run(BUSY_DAEMONS)).output == "started\n"
     await settled(lambda: len(programs(sandbox)) == 4 and set(programs(sandbox).values()) == {"T"})
     assert (await interpreter.run("6 * 7")).output == "42\n"
@@ -174,9 +176,9 @@ async def test_nothing_runs_between_two_calls_whatever_the_code_has_started(sand
 
 
 async def test_a_session_sees_nothing_of_another_one_nor_of_a_submission(sandbox: LocalSandbox) -> None:
-    secret = Interpreter(sandbox, LIMITS)
+    secret = SandboxInterpreter(sandbox, LIMITS)
     await secret.run("import os; open('/tmp/secret', 'w').write('x'); os.environ['SECRET'] = 'x'")
-    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), GradingPolicy(tool_slots=1))
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), WITH_TOOLS)
     look = "import os; print(sorted(os.listdir('/tmp')), os.environ.get('SECRET'), len(os.listdir('/proc')))"
     case = StdinCase("", "['main.py'] None")
     verdict = await grader.grade(Submission(StdinTests((case,)), look.replace(", len(os.listdir('/proc'))", "")))

@@ -2,7 +2,7 @@
 
 import os
 
-from nouscoder.learner.ranks import Ranks
+from nouscoder.learner.parallel.ranks import Ranks
 
 ranks = Ranks.join("cpu", 120)
 (total,) = ranks.sum([float(ranks.rank)])

@@ -1,4 +1,4 @@
-"""A learner of several pods: each kind of workload tells every process its rank, as learner/place.py reads it."""
+"""A learner of several pods: each workload tells every process its rank, as learner/parallel/ranks.py reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 from tests.redis_process import free_port
 
-from nouscoder.learner.place import Place, place_of
+from nouscoder.learner.parallel.ranks import Place, place_of
 
 if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig
@@ -215,9 +215,17 @@ def test_an_existing_claim_needs_no_access_mode(chart: ChartRig, workload: str) 
     assert not [name for name in claims if "runs" in name]
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("ranks_per_pod", [1, 2])
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    ("workload", "ranks_per_pod"),
+    [
+        pytest.param("statefulset", 1, marks=pytest.mark.heavy),
+        pytest.param("leaderWorkerSet", 2, marks=pytest.mark.heavy),
+        pytest.param("jobSet", 2, marks=pytest.mark.heavy),
+        pytest.param("statefulset", 2, marks=pytest.mark.soak),
+        pytest.param("leaderWorkerSet", 1, marks=pytest.mark.soak),
+        pytest.param("jobSet", 1, marks=pytest.mark.soak),
+    ],
+)
 def test_processes_with_the_rendered_command_form_one_group(chart: ChartRig, workload: str, ranks_per_pod: int) -> None:
     """Two pods as processes of this machine: the command and the variables are those of the chart."""
     given = values(workload, pods=2, ranksPerPod=ranks_per_pod)

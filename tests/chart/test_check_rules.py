@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ import pytest
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from deploy.dashboards.live import CannotCheck, Span
+from deploy.dashboards.live import FOLDER, CannotCheck, Span, filled, series_of, targets_of, why_empty
 from deploy.dashboards.rules import EXPECTED_EMPTY, Finding, Rule, check, resolved, rules_of, without_comparison
-from deploy.pictures.recording import read_about, replay
+from tests.chart.recorded_prometheus import recorded_prometheus, recorded_until_s
 from tests.chart.test_chart_alerts import ALL, ON
 from tests.services.test_metrics_and_dashboards import prometheus
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig
 
 ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "deploy" / "pictures"
 OWN = 'namespace="compose",app_kubernetes_io_instance="nouscoder"'
 SMALL = """
 groups:
@@ -44,11 +42,8 @@ def rules(chart: ChartRig) -> list[Rule]:
 @pytest.fixture(scope="module")
 def recorded() -> Iterator[tuple[str, Span]]:
     """A Prometheus with the samples of the recorded run, and its last ten minutes."""
-    for program in ("prometheus", "promtool"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is missing: apt-get install prometheus")
-    end_s = read_about(RECORDED).end_s
-    with replay(RECORDED) as url:
+    end_s = recorded_until_s()
+    with recorded_prometheus() as url:
         yield url, Span(end_s - 600, end_s, 5)
 
 
@@ -59,6 +54,20 @@ def test_every_rule_but_the_expected_ones_has_data_in_a_recorded_run(
     kept = [rule for rule in rules if rule.name != "NousCoderServiceDown"]  # `up` is not recorded
     assert len(kept) == len(rules) - 1
     assert check(url, kept, (), span) == []
+
+
+def test_every_panel_but_one_has_data_in_a_recorded_run(recorded: tuple[str, Span]) -> None:
+    """Generation reads the policy's folder when all services run on one machine, so it fetches nothing."""
+    url, span = recorded
+    variables = {"namespace": "compose", "release": "nouscoder", "window": "5m", "__rate_interval": "1m"}
+    targets = [target for file in sorted(FOLDER.glob("*.json")) for target in targets_of(file)]
+    assert len(targets) > 50
+    empty = {
+        f"{target.dashboard}: {target.panel}"
+        for target in targets
+        if why_empty(series_of(url, filled(target.expr, {**variables, **target.settings}), span), target.legend)
+    }
+    assert empty == {"generation.json: Fetch"}
 
 
 def test_an_alert_on_tls_must_have_data_with_tls_and_only_then(recorded: tuple[str, Span], rules: list[Rule]) -> None:

@@ -269,3 +269,23 @@ def release() -> Iterator[Release]:
     """See `installed_release`."""
     with installed_release() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def verifier_release() -> Iterator[Release]:
+    """The chart with values-verifier.yaml in a namespace that enforces `restricted`. Several modules share it."""
+    with installed_release() as made:
+        made.install("-f", str(CHART / "values-verifier.yaml"))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def grader(verifier_release: Release) -> Release:
+    """The same, ready after what the tests of another module did to it."""
+    verifier_release.until(lambda: verifier_release.all_ready({"verifier", "sandbox"}), "the verifier is ready", 300)
+    return verifier_release
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the shared release come last, so that it takes nothing from the others."""
+    items.sort(key=lambda item: "verifier_release" in getattr(item, "fixturenames", ()))

@@ -16,8 +16,8 @@ from typing import Any
 
 from kubernetes.client import rest
 
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+from nouscoder.config import SandboxSection
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 
 requests: Counter[str] = Counter()
 
@@ -63,8 +63,16 @@ class Phase:
 async def main(num: int, template: str, key_file: str, port: int, steady_s: float) -> dict[str, Any]:
     """The costs of the start, of the time after it, and of the end."""
     count_requests()
-    pool = PoolConfig(template=template, key_file=key_file, port=port, spares=0, start_s=120)
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=num, pool=pool))
+    config = SandboxSection(
+        backend="gvisor",
+        slots=num,
+        pool_template=template,
+        pool_key_file=key_file,
+        pool_port=port,
+        pool_spares=0,
+        pool_start_s=120,
+    )
+    sandbox = GvisorSandbox(config)
     costs: dict[str, Any] = {"runners": num, "rss_mib_before": round(rss_mib())}
     phase = Phase()
     await sandbox.start()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nouscoder.doctor.cluster.client import KubernetesCluster, connect
+from nouscoder.doctor.cluster.client import Cluster, connect
 
 pytestmark = pytest.mark.cluster
 
@@ -59,11 +59,8 @@ def test_findings_equal_those_of_kubectl_and_no_object_is_left() -> None:
     assert findings["storage"]["ok"] is bool(default)
     assert all(name in findings["storage"]["detail"] for name in default)
     assert all(one["fix"] for one in record["findings"] if not one["ok"])
-    # A failed trial is no result: both of these must be known.
+    # A failed trial is no result.
     assert findings["NetworkPolicy"]["known"]
-    assert findings["PodSecurity"]["ok"]
-    has_policies = "validatingadmissionpolicies" in kubectl("api-resources", "--api-group=admissionregistration.k8s.io")
-    assert findings["admission policy"]["ok"] is has_policies
     assert own_namespaces() == []
 
 
@@ -109,24 +106,22 @@ def test_missing_rights_are_reported(tmp_path: Path) -> None:
     findings = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
     assert done.returncode == 1
     assert findings["API server"]["ok"]  # every account may read the version
-    assert findings["Prometheus operator"]["known"]
-    for name in ("RuntimeClass", "storage", "room", "NetworkPolicy"):
+    for name in ("RuntimeClass", "storage", "NetworkPolicy"):
         assert not findings[name]["known"], name
         assert "may not" in findings[name]["detail"]
 
 
-def test_the_client_fulfils_the_protocol_of_cluster() -> None:
-    cluster = KubernetesCluster(connect())
+def test_the_facts_of_a_real_cluster() -> None:
+    cluster = Cluster(connect())
     assert cluster.version().startswith("v1.")
     assert all(cluster.runtime_classes().values())
-    nodes, requested = cluster.nodes(), cluster.requested()
+    nodes, requested = cluster.nodes(), cluster.requested(besides="nothing")
     assert nodes
     assert {node.name for node in nodes} >= set(requested)
     for node in nodes:
-        assert node.allocatable.cpu_cores > 0
-        assert node.allocatable.memory_bytes > 1024**2
-    assert all(amount.cpu_cores >= 0 for amount in requested.values())
-    assert not cluster.has_resource("nothings.example.invalid")
+        assert node.allocatable["cpu"] > 0
+        assert node.allocatable["memory"] > 1024**2
+    assert all(min(amount.values()) >= 0 for amount in requested.values())
 
 
 @pytest.fixture
@@ -167,13 +162,9 @@ def test_an_install_that_fits_can_run_and_nothing_in_the_cluster_changes(namespa
     assert everything(namespace) == before
 
 
-def test_everything_that_would_refuse_an_install_is_found_at_once(namespace: str, tmp_path: Path) -> None:
+def test_everything_that_would_refuse_a_pod_is_found_at_once(namespace: str, tmp_path: Path) -> None:
     kubectl("create", "quota", "few", "--hard=pods=2,limits.memory=900Mi", "-n", namespace)
     values = """
-imagePullSecrets: [registry]
-serviceMonitor: {enabled: true}
-tls: {enabled: true, existingSecret: certificates}
-redis: {external: {enabled: true, existingSecret: theirs}}
 broker: {serviceAccount: {name: nobody}}
 generation: {runtimeClassName: kata}
 learner:
@@ -182,24 +173,16 @@ learner:
   persistence: {storageClass: fast}
 verifier: {sandbox: {backend: local}}
 """
-    kubectl("create", "secret", "generic", "theirs", "--from-literal=url=redis://:p@127.0.0.1:9/0", "-n", namespace)
-    kubectl("create", "secret", "generic", "certificates", "--from-literal=tls.crt=x", "-n", namespace)
     code, findings = of_install(namespace, values, tmp_path)
     assert code == 1
     expected = {
-        "LeaderWorkerSet": "learner.workload=statefulset",
-        "ServiceMonitor": "serviceMonitor.enabled=false",
         "pod of Deployment/nouscoder-verifier": "PodSecurity",
         "pod of Deployment/nouscoder-broker": "serviceAccount",
         "pod of Deployment/nouscoder-generation": "RuntimeClass",
         "pod of LeaderWorkerSet/nouscoder-learner-group (leader)": "quota",
         "RuntimeClass kata": "runtimeClassName",
         "PersistentVolumeClaim/nouscoder-runs": "storageClass",
-        "Secret/registry": "make it in",
-        "Secret/certificates": "add the keys ca.crt, tls.key",
-        f"ResourceQuota/few in {namespace}": "raise the quota",
         "a node for LeaderWorkerSet/nouscoder-learner-group (leader)": "nvidia.com/gpu",
-        "Redis": "where that address can be reached",
     }
     for name, said in expected.items():
         assert name in findings, (name, list(findings))
@@ -210,8 +193,8 @@ verifier: {sandbox: {backend: local}}
 def test_an_absent_namespace_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
     code, findings = of_install("nothing-of-this-name", "{}", tmp_path)
     assert code == 1
-    assert "kubectl create namespace nothing-of-this-name" in findings["namespace nothing-of-this-name"]["fix"]
-    assert "pods" not in findings
+    found = findings["pod of Deployment/nouscoder-broker"]
+    assert "kubectl create namespace nothing-of-this-name" in found["fix"]
     assert findings["RuntimeClass gvisor"]["ok"]
 
 
@@ -224,5 +207,5 @@ def test_an_account_without_rights_is_told_which_are_missing(namespace: str, tmp
         code, findings = of_install(namespace, "{}", tmp_path)
     assert code == 1
     unknown = {name: one for name, one in findings.items() if not one["known"]}
-    assert {"namespaces", "classes", "storage", "nodes", "quotas", "rights"} <= set(unknown)
-    assert all("may not" in one["detail"] for name, one in unknown.items() if name not in ("objects", "pods"))
+    assert {"classes", "storage", "room", "pod of Deployment/nouscoder-broker"} <= set(unknown)
+    assert all("may not" in one["detail"] or "cannot create" in one["detail"] for one in unknown.values())

@@ -11,9 +11,9 @@ import pytest
 from tests.cluster.conftest import ROOT, output_of
 from tests.cluster.pod_grader import image_of, pod_grader
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.sandbox import PoolConfig
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(1800)]
 
@@ -34,7 +34,9 @@ NO_PROGRAM = "package other\nfunc main() { }"
 COMPILE_BOUND_S = 10.0  # an uncached standard library takes 20 s on an idle core
 
 
-async def test_a_go_program_is_compiled_with_the_library_of_the_image(runner_pool: PoolConfig, tmp_path: Path) -> None:
+async def test_a_go_program_is_compiled_with_the_library_of_the_image(
+    runner_pool: SandboxSection, tmp_path: Path
+) -> None:
     build = str(ROOT / "deploy/images/build")
     output_of(build, "--accelerator", "cpu", "--packages", "golang-go", "--tag", TAG, "sandbox", limit_s=1500)
     image = f"{image_of(runner_pool).rpartition(':')[0]}:{TAG}"

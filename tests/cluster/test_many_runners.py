@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from tests.cluster import kwok
 
+from nouscoder.config import SandboxSection
 from nouscoder.run.local import free_addresses
-from nouscoder.verifier.sandbox import PoolConfig
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(3000)]
 
@@ -56,16 +56,16 @@ def served() -> Counter[str]:
 
 
 def test_a_thousand_runners_cost_few_requests_each_and_none_while_nothing_changes(
-    runner_pool: PoolConfig, tmp_path: Path
+    runner_pool: SandboxSection, tmp_path: Path
 ) -> None:
     program = kwok.build(tmp_path)
     name = f"nouscoder-kwok-{secrets.token_hex(3)}"
-    pod = kwok.on_its_nodes(json.loads(Path(runner_pool.template).read_text()), name)
+    pod = kwok.on_its_nodes(json.loads(Path(runner_pool.pool_template).read_text()), name)
     (tmp_path / "pod.json").write_text(json.dumps(pod))
     port = int(free_addresses(1)[0].rpartition(":")[2])
     before = served()
-    with kwok.nodes(program, NUM, name), stand_in(port, runner_pool.key_file):
-        words = [str(NUM), str(tmp_path / "pod.json"), runner_pool.key_file, str(port), str(STEADY_S)]
+    with kwok.nodes(program, NUM, name), stand_in(port, runner_pool.pool_key_file):
+        words = [str(NUM), str(tmp_path / "pod.json"), runner_pool.pool_key_file, str(port), str(STEADY_S)]
         command = [sys.executable, str(HERE / "gateway_of_many.py"), *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=2400, check=False)
         assert done.returncode == 0, done.stderr[-5000:]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.cluster.pod_grader import pod_grader
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.sandbox import PoolConfig
-from nouscoder.verifier.sandbox.pool import Replaced
+from nouscoder.verifier.sandbox.runners.pool import Replaced
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -34,10 +33,11 @@ HONEST = Submission(StdinTests((StdinCase("41", "42"),)), "print(int(input()) + 
     ids=["files and heap", "heap", "beyond the limit of the pod"],
 )
 async def test_a_memory_bomb_exceeds_its_limit_and_the_next_submission_is_graded(
-    runner_pool: PoolConfig, tmp_path: Path, code: str, memory_bytes: int, kills_pods: bool
+    runner_pool: SandboxSection, tmp_path: Path, code: str, memory_bytes: int, kills_pods: bool
 ) -> None:
     resources = {"requests": {"memory": "128Mi"}, "limits": {"memory": POD_LIMIT}}
-    async with pod_grader(replace(runner_pool, spares=1), tmp_path, {"resources": resources}) as (grader, sandbox):
+    pool = runner_pool.model_copy(update={"pool_spares": 1})
+    async with pod_grader(pool, tmp_path, {"resources": resources}) as (grader, sandbox):
         tests = StdinTests((StdinCase("", ""), StdinCase("", "")))
         limits = Limits(60.0, 60.0, memory_bytes, 1 << 20)
         verdict = await grader.grade(Submission(tests, code, limits=limits, stop_on_first_failure=False))

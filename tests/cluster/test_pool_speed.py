@@ -8,19 +8,19 @@ import sys
 
 import pytest
 
-from nouscoder.verifier.sandbox import PoolConfig
+from nouscoder.config import SandboxSection
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(900)]
 
 SCALE = "0.1"
 
 
-def test_the_rate_of_the_pool_is_compared_with_local(runner_pool: PoolConfig) -> None:
+def test_the_rate_of_the_pool_is_compared_with_local(runner_pool: SandboxSection) -> None:
     pool = {
         "backend": "gvisor",
         "slots": "2",
-        "pool_template": runner_pool.template,
-        "pool_key_file": runner_pool.key_file,
+        "pool_template": runner_pool.pool_template,
+        "pool_key_file": runner_pool.pool_key_file,
         "pool_spares": "0",
     }
     given = [word for key, value in pool.items() for word in ("--set", f"verifier.sandbox.{key}={value}")]

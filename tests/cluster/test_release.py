@@ -1,5 +1,6 @@
-"""`helm install` with the default values, until after the end of the run. The tests of this file use one release, in
-order.
+"""`helm install` with the default values, until after the end of the run. Processes in a runner pod reach no peer: a
+candidate has no network, and network policies stop a process that has escaped into the pod. The same peers answer
+allowed clients. The tests of this file use one release, in order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import time
 from typing import Any, Protocol
 
 import pytest
+from tests.cluster.reach import NAMES, Places, places_of, program, said_inside
 from tests.cluster.rules import wait_for_data
+
+from nouscoder.client import AsyncClient
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2700)]
 
@@ -40,6 +44,8 @@ class Release(Protocol):
     def install(self, *words: str) -> None: ...
     def pods(self) -> list[Any]: ...
     def pod(self, component: str) -> Any: ...
+    def secret(self, name: str, key: str) -> str: ...
+    def forward(self, what: str, port: int) -> Any: ...
     def until(self, condition: Any, what: str, limit_s: float, every_s: float = 2.0) -> Any: ...
     def all_ready(self, wanted: set[str]) -> bool: ...
     def status(self) -> dict[str, Any]: ...
@@ -154,6 +160,50 @@ def test_the_run_learns_and_completes(release: Release) -> None:
     services = [pod for pod in release.pods() if pod.component in COMPONENTS - {"sandbox"}]
     assert [pod.component for pod in services if not pod.ready] == []
     release.until(lambda: release.all_ready(COMPONENTS), "every runner pod is ready", 120)
+
+
+@pytest.fixture(scope="module")
+def places(release: Release) -> Places:
+    """The peers in this cluster, after the run has ended."""
+    return places_of(release)
+
+
+async def test_a_candidate_has_no_network(release: Release, places: Places) -> None:
+    token = release.secret("nouscoder-verifier-tokens", "token")
+    with release.forward("svc/nouscoder-verifier", 8080) as port:
+        async with AsyncClient(f"http://127.0.0.1:{port}", token=token) as client:
+            answer = await client.grade(
+                code=program(places.all, NAMES),
+                tests={"type": "stdin", "cases": [{"input": "", "output": "reached []"}]},
+                limits={"wall_time_s": 60, "cpu_time_s": 30, "memory_bytes": 256 << 20},
+            )
+    assert answer["verdict"] == "accepted", answer
+    assert answer["backend"] == "gvisor"
+    print(f"{len(places.all)} places, {len(NAMES)} names: none reached by a candidate")
+
+
+def test_a_process_in_the_pods_network_namespace_reaches_no_peer(release: Release, places: Places) -> None:
+    """Candidates are not in the runner's network namespace. Inside it, only the NetworkPolicy protects."""
+    pod = release.pod("sandbox")
+    own = json.loads(release.kubectl("get", "pod", pod.name, "-n", pod.namespace, "-o", "json"))["status"]["podIP"]
+    others = [place for place in places.all if place[0] != own]
+    said = said_inside(pod, "runner", program(others, NAMES))
+    assert said == "reached []"
+
+
+def test_the_same_peers_answer_allowed_clients(release: Release, places: Places) -> None:
+    """Shows that the two tests above could have reached the peers without the policy."""
+    pod = release.pod("verifier")
+    said = said_inside(pod, "verifier", program(places.of_verifier, NAMES[:1]))
+    wanted = [*map(list, places.of_verifier), [NAMES[0], 80, "name"]]
+    assert said == f"reached {wanted}"
+
+
+def test_other_pods_reach_neither_runners_nor_redis(release: Release, places: Places) -> None:
+    """Tests from the generation pod, which needs neither of them."""
+    closed = [place for place in places.all if place[1] in (7070, 6379)]
+    assert len(closed) >= 3
+    assert said_inside(release.pod("generation"), "generation", program(closed, [])) == "reached []"
 
 
 def test_helm_test_passes(release: Release) -> None:

@@ -18,7 +18,6 @@ import pytest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
-VALUES = Path(__file__).parents[2] / "helm" / "nouscoder" / "values-verifier.yaml"
 HIGH_CLASS = "nouscoder-test-high"  # as a company's own, above the pods of the release
 Pod = dict[str, Any]
 
@@ -42,14 +41,6 @@ class Token:
             check=False,
         )
         return done.returncode == 0, (done.stdout + done.stderr).strip()
-
-
-@pytest.fixture(scope="module")
-def grader(release: Any) -> Any:
-    """The verifier alone, ready, in a namespace that enforces `restricted`."""
-    release.install("-f", str(VALUES))
-    release.until(lambda: release.all_ready({"verifier", "sandbox"}), "the verifier is ready", 300)
-    return release
 
 
 @pytest.fixture(scope="module")

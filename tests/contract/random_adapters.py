@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.policy_folder.adapter import Adapter
 from nouscoder.policy_folder.compose import compose_policy
+from nouscoder.policy_folder.policy_tensors import Adapter
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,

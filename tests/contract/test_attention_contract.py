@@ -19,12 +19,18 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from nouscoder.config import Attention
-from nouscoder.learner import attention
-from nouscoder.learner.attention import chosen, use_attention, why_not
-from nouscoder.learner.head_groups import head_groups
-from nouscoder.learner.packed_attention import PACKED_ATTENTION, RowLayout, Segments
-from nouscoder.learner.synthetic import random_policy
-from nouscoder.learner.varlen_attention import FA2_VARLEN, SDPA_VARLEN, TORCH_VARLEN
+from nouscoder.learner.model import attention
+from nouscoder.learner.model.attention import (
+    FA2_VARLEN,
+    SDPA_VARLEN,
+    TORCH_VARLEN,
+    chosen,
+    head_groups,
+    use_attention,
+    why_not,
+)
+from nouscoder.learner.model.packing import PACKED_ATTENTION, RowLayout, Segments
+from nouscoder.learner.model.synthetic import random_policy
 
 FUNCTIONS: Any = AttentionInterface._global_mapping
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -52,7 +58,7 @@ ON_GPU = [Backend(name, CUDA, torch.bfloat16, 2e-2) for name in (PACKED_ATTENTIO
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     found: Backend = request.param
     if found.device is CPU:
-        monkeypatch.setattr("nouscoder.learner.varlen_attention.varlen_attn", varlen_attn_on_cpu)
+        monkeypatch.setattr("nouscoder.learner.model.attention.varlen_attn", varlen_attn_on_cpu)
         monkeypatch.setitem(sys.modules, "flash_attn", flash_attn_in_loops())
     elif not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
@@ -148,8 +154,8 @@ def test_without_a_layout_each_row_is_one_sequence(backend: Backend) -> None:
 
 def test_heads_in_several_calls_of_the_kernel_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the backward pass would leave processors of a GPU without work (head_groups.py)."""
-    monkeypatch.setattr("nouscoder.learner.varlen_attention.varlen_attn", varlen_attn_on_cpu)
-    monkeypatch.setattr("nouscoder.learner.varlen_attention._head_groups", lambda query, *_: (2, 2))
+    monkeypatch.setattr("nouscoder.learner.model.attention.varlen_attn", varlen_attn_on_cpu)
+    monkeypatch.setattr("nouscoder.learner.model.attention._head_groups", lambda query, *_: (2, 2))
     ends = [*accumulate(LENGTHS)]
     check(EXACT[2], RowLayout.of(LENGTHS, CPU), (ends, ends))
 

@@ -8,9 +8,12 @@ import itertools
 import json
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -279,7 +282,8 @@ async def test_a_permanent_error_is_raised_at_once_with_its_class(
     handler, seen = answers(failure)
     with pytest.raises(error, match=message) as raised:
         await Either(kind, handler=handler).grade({"code": "1", "tests": TESTS})
-    assert len(seen) == 1
+    tried = [request.url.path for request in seen]
+    assert tried == ["/v1/grade", "/v1/tests"][: 2 if raised.value.status == 413 else 1], "a 413: it stores the tests"
     assert not raised.value.is_passing
     assert raised.value.status == (failure.status_code if isinstance(failure, httpx.Response) else 0)
 
@@ -328,3 +332,9 @@ def test_a_misspelt_field_is_found_by_the_type_checker_and_by_the_service() -> N
         client.grade(code="1", test=TESTS)  # type: ignore[call-arg]
     with Client(URL, transport=httpx.MockTransport(handler)) as client, pytest.raises(BadRequest):
         client.grade(code="1", tests=TESTS, limits={"wall_time": 1.0})  # type: ignore[typeddict-unknown-key]
+
+
+def test_the_synchronous_client_is_made_from_the_asyncio_one() -> None:
+    script = Path(__file__).parents[2] / "deploy" / "sync-client"
+    done = subprocess.run([sys.executable, script, "check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -23,11 +23,11 @@ from tests.services.conftest import BrokerRig
 from tests.services.test_redis_forgets import BookKeeper, check, work
 
 from nouscoder.broker.core import Broker
+from nouscoder.broker.curriculum import restore_state
 from nouscoder.broker.errors import BrokerUnavailable
-from nouscoder.broker.problem_statistics import restore_state
 from nouscoder.broker.store import Value
 from nouscoder.broker.streams import read_oldest_s
-from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState
 from nouscoder.domain.partial import EncodedPiece
 from nouscoder.domain.run_status import RunMode
 from nouscoder.domain.verdict import VerdictKind
@@ -68,7 +68,7 @@ async def live(broker: Broker, rig: BrokerRig) -> None:
     """A run from its beginning to its end, with everything that workers and operators can do."""
     operations = broker.operations
     assert (await broker.status()).policy_version is None
-    await broker.restore_run(Books(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None))
+    await broker.restore_run(TrainedState(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None))
     await broker.publish_policy(rig.manifest(0))
     await rig.sample(broker, 12)
     for _ in range(2):

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from tests.modal_server import modal_server
 from tests.runsc_runners import runsc_pool
 
+from nouscoder.config import ModalSection, SandboxSection
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
@@ -22,17 +23,14 @@ from nouscoder.verifier.sandbox import (
     Dialogue,
     Exit,
     PartnerCompileFailed,
-    PoolConfig,
     Program,
     RunResult,
     Sandbox,
-    SandboxConfig,
     SandboxError,
     SandboxUnavailable,
     open_sandbox,
 )
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
-from nouscoder.verifier.sandbox.modal_config import ModalConfig
 from nouscoder.verifier.toolchains.languages import registry
 from nouscoder.verifier.toolchains.libraries import library_folders
 
@@ -59,7 +57,7 @@ TABLE = {
 
 
 LIBRARIES = ("numpy", "networkx", "sortedcontainers")
-MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
+MODAL = ModalSection(image="example.org/nouscoder-sandbox:1", runtime="vm")
 
 
 @pytest.fixture(
@@ -67,7 +65,9 @@ MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
         "local",
         "runsc",
         "fake",
-        pytest.param("modal", marks=pytest.mark.heavy),  # an agent for each test
+        pytest.param(
+            "modal", marks=pytest.mark.soak
+        ),  # an agent for each test, as on pods and in test_modal_backend.py
         pytest.param("runners-in-runsc", marks=pytest.mark.soak),  # the runners of a pool, without a cluster
         pytest.param("gvisor", marks=pytest.mark.cluster),
     ]
@@ -79,9 +79,8 @@ async def sandbox(
         async for made in opened(request):
             yield made
         return
-    pool = PoolConfig(spares=0, start_s=120)
     async with modal_server(tmp_path, monkeypatch):
-        made = open_sandbox(SandboxConfig(backend="modal", slots=1, pool=pool, modal=MODAL))
+        made = open_sandbox(SandboxSection(backend="modal", slots=1, pool_spares=0, pool_start_s=120, modal=MODAL))
         try:
             await made.start()
             yield made
@@ -98,13 +97,15 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
         except SandboxUnavailable as error:
             pytest.skip(str(error))
         return
-    pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else PoolConfig()
     if request.param == "fake":
         made = FakeSandbox(TABLE, num_slots=1)
     else:
         try:
-            folders = () if request.param == "gvisor" else library_folders(LIBRARIES)  # pods have those of their image
-            made = open_sandbox(SandboxConfig(backend=request.param, slots=1, pool=pool, site_packages=folders))
+            if request.param == "gvisor":  # pods have the libraries of their image
+                made = open_sandbox(request.getfixturevalue("runner_pool"))
+            else:
+                folders = library_folders(LIBRARIES)
+                made = open_sandbox(SandboxSection(backend=request.param, slots=1, site_packages=folders))
         except SandboxUnavailable as error:
             pytest.skip(str(error))
     try:
@@ -216,14 +217,14 @@ async def test_a_closed_sandbox_refuses_sessions(sandbox: Sandbox) -> None:
 
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(ValueError, match="warp"):
-        open_sandbox(SandboxConfig(backend="warp"))
+        SandboxSection(backend="warp")
 
 
 def test_an_invalid_setting_is_named() -> None:
     with pytest.raises(ValueError, match="slots"):
-        SandboxConfig(slots=-1)
+        SandboxSection(slots=-1)
     with pytest.raises(ValueError, match="tmp_bytes"):
-        SandboxConfig(tmp_bytes=0)
+        SandboxSection(tmp_bytes=0)
 
 
 GIVEN = "import sys\nprint(sys.argv[1:], *(open(name).read() for name in sys.argv[1:]))\n"
@@ -256,10 +257,10 @@ async def test_file_names_that_are_taken_or_not_plain_are_refused(sandbox: Sandb
             await session.run(b"", args=("a\0",))
 
 
-async def test_two_programs_converse_and_see_the_end_of_each_other(sandbox: Sandbox) -> None:
-    async with sandbox.pair(Program(PYTHON, SAYS, WIDE), Program(PYTHON, HEARS, WIDE)) as (one, other):
+async def test_two_programs_have_a_dialogue_and_see_the_end_of_each_other(sandbox: Sandbox) -> None:
+    async with sandbox.with_partners(Program(PYTHON, SAYS, WIDE), Program(PYTHON, HEARS, WIDE)) as (one, other):
         for _ in range(2):
-            said, heard = await one.converse(other, args=("x",))
+            said, heard = await one.dialogue_with(other, args=("x",))
             assert (said.exit, said.exit_code, said.stdout) == (Exit.EXITED, 0, b"hello\n")
             assert (heard.exit, heard.exit_code, heard.stdout) == (Exit.EXITED, 0, b"5 x\n")
 
@@ -271,9 +272,9 @@ TABLE[SUMS] = lambda stdin: ended(b"%d\n" % sum(map(int, stdin.split())))
 
 
 async def test_a_program_that_closes_its_output_ends_the_input_of_its_partner(sandbox: Sandbox) -> None:
-    async with sandbox.pair(Program(PYTHON, CLOSES, WIDE), Program(PYTHON, SUMS, WIDE)) as (one, other):
+    async with sandbox.with_partners(Program(PYTHON, CLOSES, WIDE), Program(PYTHON, SUMS, WIDE)) as (one, other):
         for _ in range(2):
-            closed, summed = await one.converse(other)
+            closed, summed = await one.dialogue_with(other)
             assert (closed.exit, closed.stdout, closed.stderr) == (Exit.EXITED, b"3 4\n", b"7\n")
             assert (summed.exit, summed.stdout) == (Exit.EXITED, b"7\n")
 
@@ -291,15 +292,15 @@ TABLE[NOTHING], TABLE[NO_FILE] = lambda _: ended(b"nothing\n"), lambda _: ended(
 
 async def test_a_file_of_a_partner_can_be_read_and_a_third_program_gets_it(sandbox: Sandbox) -> None:
     keeps, doubles = Program(PYTHON, KEEPS, WIDE, makes_file=True), Program(PYTHON, DOUBLE, WIDE)
-    async with sandbox.pair(Program(PYTHON, "print(21)\n", WIDE), keeps, doubles) as (one, other, third):
+    async with sandbox.with_partners(Program(PYTHON, "print(21)\n", WIDE), keeps, doubles) as (one, other, third):
         for _ in range(2):
-            _, kept = await one.converse(other, args=("x",))
+            _, kept = await one.dialogue_with(other, args=("x",))
             assert (kept.exit, kept.exit_code, kept.result) == (Exit.EXITED, 0, b"x 21\n"), kept.stderr
             assert kept.result is not None
             assert (await third.run(kept.result[2:])).stdout == b"42\n"
     for code in (NOTHING, NO_FILE):
-        async with sandbox.pair(Program(PYTHON, code, WIDE), keeps) as (one, other):
-            _, kept = await one.converse(other, args=("x",))
+        async with sandbox.with_partners(Program(PYTHON, code, WIDE), keeps) as (one, other):
+            _, kept = await one.dialogue_with(other, args=("x",))
             assert (kept.exit, kept.exit_code, kept.result) == (Exit.EXITED, 0, None), kept.stderr
 
 
@@ -309,9 +310,9 @@ TABLE["print(21)\n"] = lambda _: ended(b"21\n")
 async def test_a_checker_that_does_not_compile_has_the_error_of_a_partner(sandbox: Sandbox) -> None:
     program = Program(PYTHON, DOUBLE, WIDE)
     with pytest.raises(PartnerCompileFailed):
-        async with sandbox.pair(program, program, Program(PYTHON, "def (", WIDE)):
+        async with sandbox.with_partners(program, program, Program(PYTHON, "def (", WIDE)):
             pytest.fail("the pair must not open")
-    async with sandbox.pair(program, program, program) as sessions:  # and the slots still work
+    async with sandbox.with_partners(program, program, program) as sessions:  # and the slots still work
         assert [(await session.run(b"4")).stdout for session in sessions] == [b"8\n"] * 3
 
 
@@ -319,28 +320,31 @@ OPENS = "out = open('/dev/stdout', 'w')\nprint('hello', file=out, flush=True)\no
 TABLE[OPENS] = TABLE[SAYS]
 
 
-async def test_a_program_can_open_its_streams_by_path_in_a_conversation(sandbox: Sandbox) -> None:
+async def test_a_program_can_open_its_streams_by_path_in_a_dialogue(sandbox: Sandbox) -> None:
     if sandbox.name in ("runsc", "gvisor"):
         pytest.skip("the mode of a pipe cannot be changed in gVisor")
-    async with sandbox.pair(Program(PYTHON, OPENS, WIDE), Program(PYTHON, HEARS, WIDE)) as (one, other):
-        said, heard = await one.converse(other, args=("x",))
+    async with sandbox.with_partners(Program(PYTHON, OPENS, WIDE), Program(PYTHON, HEARS, WIDE)) as (one, other):
+        said, heard = await one.dialogue_with(other, args=("x",))
         assert (said.exit_code, said.stdout) == (0, b"hello\n"), said.stderr.decode()
         assert heard.stdout == b"5 x\n"
 
 
 async def test_a_partner_that_does_not_compile_has_its_own_error(sandbox: Sandbox) -> None:
     with pytest.raises(PartnerCompileFailed):
-        async with sandbox.pair(Program(PYTHON, DOUBLE, WIDE), Program(PYTHON, "def (", WIDE)):
+        async with sandbox.with_partners(Program(PYTHON, DOUBLE, WIDE), Program(PYTHON, "def (", WIDE)):
             pytest.fail("the pair must not open")
     with pytest.raises(CompileFailed) as caught:
-        async with sandbox.pair(Program(PYTHON, "def (", WIDE), Program(PYTHON, DOUBLE, WIDE)):
+        async with sandbox.with_partners(Program(PYTHON, "def (", WIDE), Program(PYTHON, DOUBLE, WIDE)):
             pytest.fail("the pair must not open")
     assert type(caught.value) is CompileFailed
 
 
 async def test_more_pairs_than_slots_wait_for_each_other(sandbox: Sandbox) -> None:
     async def one() -> bytes:
-        async with sandbox.pair(Program(PYTHON, DOUBLE, WIDE), Program(PYTHON, DOUBLE, WIDE)) as (first, second):
+        async with sandbox.with_partners(Program(PYTHON, DOUBLE, WIDE), Program(PYTHON, DOUBLE, WIDE)) as (
+            first,
+            second,
+        ):
             middle = await first.run(b"1")
             return (await second.run(middle.stdout)).stdout
 

@@ -15,15 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.domain.submission import Comparator, ComparatorKind
-from nouscoder.formats.decoding import without_collections
-from nouscoder.verifier.grading import comparators
-from nouscoder.verifier.grading.comparators import (
-    HugeInt,
-    UnreadableResult,
-    parse_result,
-    same_text,
-    same_value,
-)
+from nouscoder.formats.json_values import without_collections
+from nouscoder.verifier.judges import comparators
+from nouscoder.verifier.judges.comparators import HugeInt, UnreadableResult, parse_result, same_text, same_value
 
 TOKENS = Comparator()
 LINES = Comparator(ComparatorKind.LINES)

@@ -10,7 +10,9 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from nouscoder.config import Config, ConfigError, RunSection, Section, dump_config, load_config
+from nouscoder.config import Config, ConfigError, RunSection, SamplingSection, Section, dump_config, load_config
+from nouscoder.domain.guards import BatchFigures, Thresholds
+from nouscoder.domain.rollout import Sampling
 
 
 def test_defaults_survive_a_round_trip_through_toml(tmp_path: Path) -> None:
@@ -260,3 +262,15 @@ def test_every_key_has_a_description() -> None:
 def test_contradictory_settings_are_refused(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load_config(None, overrides)
+
+
+def test_the_domain_gets_records_with_the_values_of_the_keys_of_the_same_names() -> None:
+    sampling = SamplingSection(temperature=0.5, top_p=0.9, max_new_tokens=7)
+    assert sampling.record(Sampling, seed=3) == Sampling(0.5, 0.9, 7, 3)
+    assert sampling.record(Sampling, seed=3, max_new_tokens=9).max_new_tokens == 9
+    assert Config().run.guards.record(Thresholds).length_drift == Config().run.guards.length_drift
+
+
+def test_a_record_with_a_field_that_is_no_key_is_not_made() -> None:
+    with pytest.raises(AttributeError, match="entropy"):
+        Config().run.guards.record(BatchFigures)

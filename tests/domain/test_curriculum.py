@@ -12,15 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouscoder.broker.admission import groups_wanted
 from nouscoder.broker.curriculum import open_curriculum
-from nouscoder.broker.rules import Rules
+from nouscoder.broker.store import Rules, groups_wanted
 from nouscoder.config import ConfigError, load_config
 from nouscoder.domain.curriculum import (
     Choice,
     Curriculum,
+    CurriculumState,
+    GroupOutcome,
     OnlineFilter,
     Priorities,
+    ProblemStatistics,
     Schedule,
     Stage,
     fixed_subset,
@@ -28,7 +30,6 @@ from nouscoder.domain.curriculum import (
     potential_stages,
     task_seed,
 )
-from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
 from nouscoder.errors import Unusable
 
 _IDS = [f"p{i}" for i in range(7)]
@@ -48,7 +49,7 @@ _records = st.builds(
     accepted=st.integers(0, 10**6),
     solved_in_row=st.integers(0, 9),
     place=st.integers(-1, 10**6),
-    history=st.lists(st.tuples(st.integers(0, 99), st.integers(1, 99)), max_size=8).map(tuple),
+    history=st.lists(st.builds(GroupOutcome, st.integers(0, 99), st.integers(1, 99)), max_size=8).map(tuple),
 )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nouscoder.data.importers.leetcode import call_cases
-from nouscoder.data.importers.rejection import Rejected
+from nouscoder.data.importers.fields import Rejected
+from nouscoder.data.importers.functions import call_cases
 from nouscoder.domain.submission import CallCase
 
 

@@ -9,11 +9,10 @@ from random import Random
 
 import pytest
 
-from nouscoder.demo.excerpts import excerpt, places
-from nouscoder.demo.family import Family, fill
-from nouscoder.demo.noise import MISTAKES, demonstrate
+from nouscoder.demo.families import Family, fill
+from nouscoder.demo.policy import CharTokenizer
 from nouscoder.demo.problems import FAMILIES, DemoProblem, Split, build, instances, problems, prompt_of
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.demo.proposals import MISTAKES, demonstrate, excerpt, places
 
 
 def printed(program: str, text: str, monkeypatch: pytest.MonkeyPatch) -> str | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 
 from nouscoder.config import load_config
-from nouscoder.config.recipes import recipe_path
+from nouscoder.config.tree import recipe_path
+from nouscoder.demo.policy import CharTokenizer
 from nouscoder.demo.problems import Split, problems
 from nouscoder.demo.proposals import MOST_CHARS, PROPOSING_PROMPT, can_be_proposed, proposed
-from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.demo.warmstart import WarmStartBudget, demonstration_batches
-from nouscoder.self_play.proposals import Bounds, read_proposal
+from nouscoder.self_play.judgement import read_proposal
 
 TRAIN = problems(Split.TRAIN, 124, seed=0)  # two of each family
 
@@ -18,12 +18,11 @@ TRAIN = problems(Split.TRAIN, 124, seed=0)  # two of each family
 def test_a_demonstration_is_a_proposal_of_its_problem_within_the_limits_of_the_configuration() -> None:
     config = load_config(recipe_path("demo-self-play"))
     section = config.self_play
-    bounds = Bounds(section.max_chars, section.min_inputs, section.max_inputs)
     some = [problem for problem in TRAIN if can_be_proposed(problem)]
     assert len({problem.family for problem in some}) > 50
     for problem in some:
         text = proposed(problem, Random(1), noise=0.0)
-        found = read_proposal(text, bounds)
+        found = read_proposal(text, section)
         assert (found.statement, found.program) == (problem.statement, problem.program)
         assert set(found.inputs) <= {case.input for case in problem.tests}
         assert len(CharTokenizer().encode(text)) <= MOST_CHARS < section.max_new_tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nouscoder import policy_folder
-from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, CharTokenizer, TokenizerError
+from nouscoder.demo.policy import BOS_ID, EOS_ID, PAD_ID, CharTokenizer, TokenizerError
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 
 

@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from nouscoder.demo import warmstart
-from nouscoder.demo.policy import PolicySize, build_policy, load_policy, save_policy
+from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, load_policy, save_policy
 from nouscoder.demo.problems import Split, problems, prompt_of
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
 from nouscoder.demo.warmstart import WarmStartBudget, demonstration_batches, warm_start
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md and run/loop.py name only existing files and methods."""
+"""docs/architecture.md, run/loop.py and the documents for contributors name only existing files and methods."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "services" / "nouscoder"
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf8")
+FOR_CONTRIBUTORS = (
+    *("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md", "CHANGELOG.md", "NOTICE", "tests/data/README.md"),
+    *("examples/README.md", "examples/own_model_own_problems/README.md"),
+)
+# CONTRIBUTING.md has the reader make these.
+OF_THE_READER = ("objectives/mine.py", "importers/mine.py", "environments/second_thought.py")
 SUFFIXES = ("py", "lua", "toml", "md", "proto", "tpl", "c", "css", "js", "yaml")
 
 
@@ -42,6 +48,30 @@ def pictured_paths() -> list[Path]:
 def test_a_path_in_the_text_exists(name: str) -> None:
     ending = "/" + name.rstrip("/")
     assert any(("/" + path).endswith(ending) for path in tracked()), f"docs/architecture.md names {name}"
+
+
+def paths_from_the_root(name: str) -> list[str]:
+    """The paths in a document that begin in the root of the repository, such as tests/domain/ or docs/data.md."""
+    tops = "services|tests|docs|examples|configs|deploy|helm|proto"
+    found = re.findall(rf"(?<![\w./])(?:{tops})/[\w./-]*\w/?", (ROOT / name).read_text(encoding="utf8"))
+    return sorted({path for path in found if not path.endswith(OF_THE_READER)})
+
+
+@pytest.mark.parametrize("name", FOR_CONTRIBUTORS)
+def test_the_paths_in_a_document_for_contributors_exist(name: str) -> None:
+    assert [path for path in paths_from_the_root(name) if not (ROOT / path).exists()] == []
+
+
+def test_the_recipes_name_their_files() -> None:
+    paths = paths_from_the_root("CONTRIBUTING.md")
+    assert sum(path.startswith("services/") for path in paths) >= 15
+    assert sum(path.startswith("tests/") for path in paths) >= 15
+
+
+def test_nothing_for_a_stranger_reaches_outside_the_repository() -> None:
+    documents = [ROOT / "Makefile", ROOT / "CONTRIBUTING.md", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    texts = {path.name: path.read_text(encoding="utf8") for path in (*documents, *(ROOT / "examples").rglob("*.py"))}
+    assert [name for name, text in texts.items() if "../shared" in text] == []
 
 
 @pytest.mark.parametrize("path", pictured_paths(), ids=str)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.elo import Elo, RatedResult, elo_rating, elo_text, expected_score
+from nouscoder.domain.estimates import Elo, RatedResult, elo_rating, elo_text, expected_score
 
 RATINGS = st.integers(8, 35).map(lambda hundreds: 100.0 * hundreds)
 SCORES = st.integers(0, 8).map(lambda accepted: accepted / 8)

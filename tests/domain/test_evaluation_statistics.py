@@ -13,13 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.bootstrap import bootstrap_interval
-from nouscoder.domain.paired_test import sign_test
+from nouscoder.domain.estimates import bootstrap_interval, sign_test
 from nouscoder.domain.problem import GradingRules
 from nouscoder.evaluation.compare import NotComparable, compare
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
-from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, rating_of, window_named
-from nouscoder.evaluation.prompts import PromptFormat, messages_of
+from nouscoder.evaluation.problems import (
+    EvaluatedProblem,
+    NothingToEvaluate,
+    PromptFormat,
+    Window,
+    messages_of,
+    rating_of,
+    window_named,
+)
 from nouscoder.evaluation.samples import sample_seed
 from nouscoder.record_log import LogUnusable, RecordLog
 from nouscoder.report.evaluation_page import spread

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.verifier.grading.extract import extract_code
+from nouscoder.verifier.grading.validation import extract_code
 
 
 @pytest.mark.parametrize(

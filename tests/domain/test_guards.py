@@ -21,7 +21,7 @@ from nouscoder.domain.guards import (
     repeated_share,
     warnings,
 )
-from nouscoder.run.guard_watch import GuardWatch
+from nouscoder.run.guards import GuardWatch
 
 HEALTHY = BatchFigures(
     entropy=0.3,

@@ -8,8 +8,13 @@ import random
 import pytest
 import torch
 
-from nouscoder.learner.diagnostics import StepDiagnostics
-from nouscoder.learner.mismatch import POSITIONS, VERSIONS, MismatchFigures, positions_in_rollouts
+from nouscoder.learner.metrics.diagnostics import (
+    POSITIONS,
+    VERSIONS,
+    MismatchFigures,
+    StepDiagnostics,
+    positions_in_rollouts,
+)
 from nouscoder.learner.objectives.base import LossInputs
 
 

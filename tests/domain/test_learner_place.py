@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nouscoder.errors import Unusable
-from nouscoder.learner.place import Place, place_of
+from nouscoder.learner.parallel.ranks import Place, place_of
 
 GROUP = {"WORLD_SIZE": "4", "MASTER_ADDR": "learner-0.learner"}
 LWS = {"LWS_LEADER_ADDRESS": "lws-0.lws.default", "LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "3"}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nouscoder.config import Config, load_config
-from nouscoder.domain.ledger import Ledger
-from nouscoder.domain.run_status import RunStatus
-from nouscoder.run.learning_signal import WARN_AFTER_S, LearningSignal, NothingToLearn
+from nouscoder.domain.run_status import Ledger, RunStatus
+from nouscoder.run.guards import WARN_AFTER_S, LearningSignal, NothingToLearn
 
 
 class Clock:

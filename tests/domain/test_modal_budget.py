@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.verifier.sandbox.modal_budget import Budget, Cap, Caps
+from nouscoder.config import ModalSection
+from nouscoder.verifier.sandbox.base import Cap
+from nouscoder.verifier.sandbox.modal.containers import Budget
 
-WIDE = Caps(max_containers=100, creations_per_minute=1000, dollars_per_minute=1e6, dollars=1e6)
+WIDE = {"max_containers": 100, "creations_per_minute": 1000, "dollars_per_minute": 1e6, "dollars": 1e6}
 
 
 def budget(rate: float = 0.01, lifetime_s: float = 600, **caps: float) -> Budget:
-    """A budget whose caps are wide except those named."""
-    values = {name: getattr(WIDE, name) for name in WIDE.__dataclass_fields__} | caps
-    return Budget(Caps(**values), rate, lifetime_s)
+    """A budget whose caps are wide except those named. A container costs `rate` dollars a second."""
+    price = {"dollars_per_core_s": rate, "dollars_per_gib_s": 0.0}
+    return Budget(ModalSection(**{**WIDE, **price, "lifetime_s": lifetime_s, **caps}))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,8 @@ def test_no_cap_is_ever_exceeded(
 ) -> None:
     """The truth is counted apart: each container lives until it is ended, or until its own lifetime has passed."""
     rate = 0.01
-    one = Budget(Caps(containers, creations, per_minute, dollars), rate, 300)
+    caps = {"max_containers": containers, "creations_per_minute": creations}
+    one = budget(rate, 300, **caps, dollars_per_minute=per_minute, dollars=dollars)
     begun: dict[str, tuple[float, int]] = {}
     asked: list[float] = []
     paid, now = 0.0, 0.0

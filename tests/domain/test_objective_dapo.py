@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nouscoder.config import DapoSettings
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts
+from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, bounded_ratio
 from nouscoder.learner.objectives.dapo import Dapo
-from nouscoder.learner.objectives.ratios import bounded_ratio
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.partial import Part, PartialRollout, joined, num_tokens, tokens_from
-from nouscoder.domain.tokens import SampledTokens, float32, int32, spans_of
-from nouscoder.store.partial_record import decode_pieces, encode_piece
-from nouscoder.store.record_sections import RecordError
+from nouscoder.domain.tokens import ExpertChoices, SampledTokens, float32, int32, spans_of
+from nouscoder.store.rollout_record import RecordError, decode_pieces, encode_piece
 
 
 @st.composite

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import ProblemFileError, save_problems
-from nouscoder.data.reading import load_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (
     AssertTests,

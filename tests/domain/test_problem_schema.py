@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
-from nouscoder.data.problems import ProblemBody
-from nouscoder.data.schema import EXAMPLES
+from nouscoder.data.problems import EXAMPLES, ProblemBody
 from nouscoder.domain.submission import TEST_TYPES
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.curriculum import potential
-from nouscoder.domain.problem_statistics import ProblemStatistics
+from nouscoder.domain.curriculum import ProblemStatistics, potential
 from nouscoder.domain.proposal_pool import PooledProblem, PoolRules, Retired, next_pool
 
 _rules = st.builds(PoolRules, size=st.integers(1, 6), max_age=st.integers(1, 4), solved_at=st.floats(0.5, 1))

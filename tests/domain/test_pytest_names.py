@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouscoder.formats.pytest_names import test_names as names_of
+from nouscoder.formats.public_shapes import test_names as names_of
 
 NAME = st.sampled_from(["test", "test_a", "test_b", "testc", "test_1"])
 NOISE = st.sampled_from(

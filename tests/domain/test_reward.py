@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.length_control import group_length_rewards, soft_overlong_punishment
-from nouscoder.domain.reward import OverlongReward, RewardRule, RewardTerms, reward_of, reward_of_verdict
+from nouscoder.domain.reward import (
+    OverlongReward,
+    RewardRule,
+    RewardTerms,
+    group_length_rewards,
+    reward_of,
+    reward_of_verdict,
+    soft_overlong_punishment,
+)
 from nouscoder.domain.rollout import RolloutHeader, has_thinking
 from nouscoder.domain.tokens import FinishReason
 from nouscoder.domain.verdict import Verdict, VerdictKind

@@ -13,11 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.expert_choices import ExpertChoices, joined
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
-from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, spans_of
-from nouscoder.store.record_sections import RecordError
-from nouscoder.store.rollout_record import decode_rollout, decode_text, encode_rollout
+from nouscoder.domain.tokens import Completion, ExpertChoices, FinishReason, float32, int32, joined, spans_of
+from nouscoder.store.rollout_record import RecordError, decode_rollout, decode_text, encode_rollout
 
 # Of `dense_rollout`, by the program before records could have experts.
 BYTES_OF_VERSION_1, DIGEST_OF_VERSION_1 = 200, "00c92dde3d5b1dbacbdc7577ba79a20db2f6b3ee3be1c479cc2b93dc7361d92a"
@@ -40,7 +38,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
         draw(st.floats(0, 4)), draw(st.floats(0.01, 1)), draw(st.integers(1, 2**31)), draw(st.integers(0, 2**64 - 1))
     )
     name = st.text(max_size=20)
-    task = Task(draw(name), draw(name), draw(name), "", sampling)
+    task = Task(draw(st.text(min_size=1, max_size=20)), draw(name), draw(name), "", sampling)
     later = st.tuples(given_tokens, completions())
     parts: list[memoryview[int] | Completion] = [draw(given_tokens), draw(completions())]
     for pair in draw(st.lists(later, max_size=3)):

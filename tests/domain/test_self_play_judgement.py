@@ -8,9 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.self_play.judgement import Judgement, Rejected, Rejection, check_reference, judged
-from nouscoder.self_play.proposals import Bounds, Proposal, proposal_text, proposing_prompt, read_proposal
+from nouscoder.config import SelfPlaySection
+from nouscoder.self_play.judgement import (
+    Judgement,
+    Proposal,
+    Rejected,
+    Rejection,
+    check_reference,
+    judged,
+    proposal_text,
+    proposing_prompt,
+    read_proposal,
+)
 
+BOUNDS = SelfPlaySection()
 _RIGHT = (
     "<question>Add one.</question>",
     "<program>\nprint(int(input())+1)\n</program>",
@@ -28,12 +39,12 @@ def answer(*, question: str = _RIGHT[0], program: str = _RIGHT[1], inputs: str =
 @given(st.text("abc .{}'", min_size=1).map(str.strip).filter(bool), _words)
 def test_a_written_proposal_is_read_again(statement: str, inputs: list[str]) -> None:
     text = proposal_text(statement, "print(1)", [f"{line}\n" for line in inputs])
-    assert read_proposal(text, Bounds()) == Proposal(statement, "print(1)", tuple(f"{line}\n" for line in inputs))
+    assert read_proposal(text, BOUNDS) == Proposal(statement, "print(1)", tuple(f"{line}\n" for line in inputs))
 
 
 def test_reasoning_fences_and_several_proposals() -> None:
     fenced = answer(program="<program>\nHere it is:\n```python\nprint(2)\n```\n</program>")
-    found = read_proposal(f"<think>hm</think>\n{answer()}\nBetter:\n{fenced}", Bounds())
+    found = read_proposal(f"<think>hm</think>\n{answer()}\nBetter:\n{fenced}", BOUNDS)
     assert (found.statement, found.program, found.inputs) == ("Add one.", "print(2)", ("1\n", "2\n", "3\n"))
 
 
@@ -57,14 +68,14 @@ def test_reasoning_fences_and_several_proposals() -> None:
 )
 def test_what_is_no_proposal(text: str, reason: Rejection) -> None:
     with pytest.raises(Rejected) as refused:
-        read_proposal(text, Bounds())
+        read_proposal(text, BOUNDS)
     assert refused.value.reason is reason
 
 
 @given(st.text())
 def test_any_text_is_a_proposal_or_rejected_and_can_be_stored(text: str) -> None:
     try:
-        found = read_proposal(text + answer(question=f"<question>{text}?</question>"), Bounds())
+        found = read_proposal(text + answer(question=f"<question>{text}?</question>"), BOUNDS)
     except Rejected:
         return
     texts = [found.statement, found.program, *found.inputs, found.problem_id]
@@ -73,13 +84,14 @@ def test_any_text_is_a_proposal_or_rejected_and_can_be_stored(text: str) -> None
 
 def test_half_of_a_surrogate_pair_becomes_a_mark() -> None:
     found = read_proposal(
-        answer(question="<question>a\ud800</question>", inputs='<inputs>["\\ud800","1","2"]</inputs>'), Bounds()
+        answer(question="<question>a\ud800</question>", inputs='<inputs>["\\ud800","1","2"]</inputs>'),
+        BOUNDS,
     )
     assert (found.statement, found.inputs[0]) == ("a?", "?\n")
 
 
 def test_inputs_after_the_last_that_is_used_are_left_out() -> None:
-    assert read_proposal(answer(), Bounds(min_inputs=2, max_inputs=2)).inputs == ("1\n", "2\n")
+    assert read_proposal(answer(), SelfPlaySection(min_inputs=2, max_inputs=2)).inputs == ("1\n", "2\n")
 
 
 def test_the_prompt_shows_the_example_and_no_brace_of_it_counts() -> None:

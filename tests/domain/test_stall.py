@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from nouscoder.domain.ledger import Ledger
-from nouscoder.domain.run_status import RunMode, RunStatus, StreamStatus
-from nouscoder.domain.stall import HeldBatch, Holder, Snapshot, StallCause, Totals
-from nouscoder.domain.stall_judge import judge
+from nouscoder.domain.run_status import Ledger, RunMode, RunStatus, StreamStatus
+from nouscoder.domain.stall import HeldBatch, Holder, Snapshot, StallCause, Totals, judge
 
 GEN, VER, LEARNER = "generation-h-0-1", "verifier-h-0-1", "learner-1"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.generation.openai.text_stream import TextStream
+from nouscoder.generation.openai.sampling import TextStream
 
 SHORT = st.text("ab\u00e9\u4f60\U0001f600", min_size=1, max_size=4)
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "grpc", "redis", "httpx", "numpy")
-PURE = "comparators", "extract", "judging", "grader"
+PURE = "judges.comparators", "judges.judge", "grading.validation", "grading.runs", "grading.grader"
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ PURE = "comparators", "extract", "judging", "grader"
     [
         ("import nouscoder.verifier", set()),
         ("from nouscoder.client import Client", {"httpx"}),
-        *((f"import nouscoder.verifier.grading.{module}", set()) for module in PURE),
+        *((f"import nouscoder.verifier.{module}", set()) for module in PURE),
         ("import nouscoder.verifier.service", {"httpx", "grpc", "fastapi", "uvicorn"}),
     ],
 )

@@ -31,13 +31,13 @@ from nouscoder.domain.submission import (
     Tests,
 )
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.comparators import same_text, same_value
-from nouscoder.verifier.grading.judging import failure_of, judge_for, outcome_of
+from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import AssertJudge
-from nouscoder.verifier.judges.base import CLIP_CHARS
+from nouscoder.verifier.judges.comparators import same_text, same_value
+from nouscoder.verifier.judges.judge import CLIP_CHARS, failure_of, outcome_of
 from nouscoder.verifier.judges.lcb import LcbJudge, same_as_lcb_prints
-from nouscoder.verifier.judges.partners import (
+from nouscoder.verifier.judges.rulings import (
     Ruling,
     by_testlib,
     has_crashed,

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from nouscoder.domain.submission import AssertTests, CallCase, CallTests, StdinCase, StdinTests, Submission, Tests
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
-from nouscoder.verifier.grading.judging import judge_for
-from nouscoder.verifier.grading.kill_rates import PRIOR_KILLS, PRIOR_RUNS, KillRates, KillTable
-from nouscoder.verifier.grading.test_order import hardest_first
+from nouscoder.verifier.grading.progress import PRIOR_KILLS, PRIOR_RUNS, KillRates, KillTable, hardest_first
+from nouscoder.verifier.grading.runs import judge_for
 
 
 def stdin(*inputs: str) -> StdinTests:

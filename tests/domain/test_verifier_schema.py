@@ -27,7 +27,7 @@ from nouscoder.domain.submission import (
     Tests,
     TestsReference,
 )
-from nouscoder.rpc.verdict_convert import submission_from, submission_to
+from nouscoder.rpc.pairs import SUBMISSION
 from nouscoder.verifier.api.schema import parse_submission, parse_tests
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
@@ -112,7 +112,7 @@ JUDGE = {"language": "c", "code": "int main(){}"}
 def test_every_type_of_tests_is_unchanged_by_schema_and_protocol(tests: object, record: Tests) -> None:
     submission = parse_submission(json.dumps(request(tests=tests)))
     assert submission.tests == record
-    assert submission_from(submission_to(submission)) == submission
+    assert SUBMISSION.of(SUBMISSION.to(submission)) == submission
 
 
 def test_profile_prelude_and_tolerances_are_unchanged_by_the_protocol() -> None:
@@ -120,7 +120,7 @@ def test_profile_prelude_and_tolerances_are_unchanged_by_the_protocol() -> None:
     submission = parse_submission(json.dumps(request(profile="lcb", prelude="lcb", comparator=comparator)))
     assert (submission.profile, submission.prelude) == (Profile.LCB, Prelude.LCB)
     assert (submission.comparator.absolute, submission.comparator.relative) == (0.25, 0.5)
-    assert submission_from(submission_to(submission)) == submission
+    assert SUBMISSION.of(SUBMISSION.to(submission)) == submission
 
 
 def test_defaults_and_every_field_reach_the_submission() -> None:
@@ -144,7 +144,7 @@ def test_defaults_and_every_field_reach_the_submission() -> None:
     assert whole.comparator == Comparator(ComparatorKind.LINES, 0.5)
     assert (whole.completion, whole.stop_on_first_failure, whole.reveal) == ("```x```", False, False)
     assert (plain.problem_id, whole.problem_id) == ("", "abc/1")
-    assert submission_from(submission_to(whole)) == whole
+    assert SUBMISSION.of(SUBMISSION.to(whole)) == whole
 
 
 RUN = StdinTests((StdinCase("1\n2", "3"), StdinCase("a", "b")))
@@ -218,7 +218,7 @@ def test_an_invalid_public_shape_is_refused_with_its_field(tests: object, field:
 def test_a_language_may_have_the_name_that_data_sets_use(given: str, name: str) -> None:
     submission = parse_submission(json.dumps(request(language=given)))
     assert submission.language == name
-    assert submission_from(submission_to(replace(submission, language=given))).language == name
+    assert SUBMISSION.of(SUBMISSION.to(replace(submission, language=given))).language == name
     checker = {"type": "checker", "cases": [{"input": ""}], "checker": {"language": given, "code": "x"}}
     tests = parse_submission(json.dumps(request(tests=checker))).tests
     assert isinstance(tests, CheckerTests)

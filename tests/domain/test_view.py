@@ -9,11 +9,18 @@ import sys
 import pytest
 from rich.console import Console
 
-from nouscoder.domain.ledger import Ledger
-from nouscoder.run.panel import render, sparkline
-from nouscoder.run.plain_text import duration, plain_line
-from nouscoder.run.snapshot import ProcessLine, Snapshot
-from nouscoder.run.view import LiveView, PlainView, open_view
+from nouscoder.domain.run_status import Ledger
+from nouscoder.run.view import (
+    LiveView,
+    PlainView,
+    ProcessLine,
+    Snapshot,
+    duration,
+    open_view,
+    plain_line,
+    render,
+    sparkline,
+)
 
 BALANCED = Ledger(2140, 1536, 384, 16, 0, {"queued": 12, "sampling": 64, "sampled": 20, "ready": 108, "grading": 0})
 LOST = Ledger(2140, 1536, 384, 16, 0, {"queued": 12})

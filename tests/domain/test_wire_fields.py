@@ -6,7 +6,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.rpc.wire_fields import has_more_fields
+from nouscoder.rpc.tests_convert import has_more_fields
 from nouscoder.v1 import verdict_pb2, verifier_pb2
 
 TEXTS = st.text(max_size=200)

@@ -15,7 +15,7 @@ from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, spans_of
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments.base import Sampler
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 

@@ -12,7 +12,7 @@ from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import EvaluatedProblem
 from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
 from nouscoder.report.objectives_page import write_objectives_page
-from nouscoder.report.rollouts_page import write_rollouts_page
+from nouscoder.report.samples import write_rollouts_page
 
 NUM_BATCHES, STEPS_PER_BATCH = 30, 4
 HOSTILE = (
@@ -123,7 +123,7 @@ def write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def write_run(folder: Path) -> None:
-    """Write a complete run folder with the lines of learner/run_log.py."""
+    """Write a complete run folder with the lines of learner/state/run_log.py."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     steps = range(1, NUM_BATCHES * STEPS_PER_BATCH + 1)

@@ -69,10 +69,10 @@ def assert_learned(folder: Path, printed: str) -> None:
 def uninterrupted_losses(config: Config) -> list[float]:
     """The losses of one learner in memory that trains the first saved batches in order, one loss a step."""
     from nouscoder.learner.loading import prepare_thread
-    from nouscoder.learner.run_files import RunFiles
-    from nouscoder.learner.saved_batches import SavedBatches
+    from nouscoder.learner.model.weights import load_model
+    from nouscoder.learner.state.run_files import RunFiles
+    from nouscoder.learner.state.saved_batches import SavedBatches
     from nouscoder.learner.trainer import Trainer
-    from nouscoder.learner.weights import load_model
 
     files = RunFiles.of(config)
     prepare_thread(config.learner.threads)

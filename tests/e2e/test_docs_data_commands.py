@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.data.importers.run import import_files
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("data", "evaluation", "sft", "recipes", "self-play")

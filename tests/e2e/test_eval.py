@@ -23,18 +23,17 @@ from nouscoder.cli.app import app
 from nouscoder.config import Config, load_config
 from nouscoder.data.importers.formats import format_named
 from nouscoder.data.importers.run import import_files
-from nouscoder.domain.pass_at_k import pass_at_k
+from nouscoder.domain.estimates import pass_at_k
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import NousCoderError
-from nouscoder.evaluation import grading
+from nouscoder.evaluation import samples
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
-from nouscoder.evaluation.grading import EvaluationIncomplete
-from nouscoder.evaluation.samples import SamplesUnusable, SamplingSettings, sample_seed
+from nouscoder.evaluation.samples import EvaluationIncomplete, SamplesUnusable, SamplingSettings, sample_seed
 from nouscoder.grade_files.entries import Entry
 from nouscoder.openai_server import CompletionFailed
 from nouscoder.retry import Retry
 
-LEETCODE = Path(__file__).parents[3] / "shared" / "data" / "leetcode_200.jsonl.gz"
+LEETCODE = Path(__file__).parents[1] / "data" / "leetcode_200.jsonl.gz"
 NUM_SAMPLES = 8
 NUM_RIGHT = {"p0": 8, "p1": 3, "p2": 1, "p3": 0}
 
@@ -145,7 +144,7 @@ def test_what_is_stored_is_neither_sampled_nor_graded_again(
     whole: Path, problems: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {name: (whole / name).read_bytes() for name in ("samples.jsonl", "verdicts.jsonl", "report.json")}
-    monkeypatch.setattr(grading.Grading, "_graded", None)  # a grading would raise
+    monkeypatch.setattr(samples.Grading, "_graded", None)  # a grading would raise
     evaluate(request_of(problems, whole, "http://127.0.0.1:9/v1"), config)
     assert {name: (whole / name).read_bytes() for name in before} == before
 
@@ -168,11 +167,11 @@ def test_a_failure_of_the_grading_is_no_wrong_sample_and_is_tried_again(
     )
     request = EvaluationRequest(problems, tmp_path / "out", SamplingSettings(""), samples=given)
 
-    async def failing(self: grading.Grading, entry: Entry) -> dict[str, Any]:
-        raise grading._InternalError("the sandbox is gone")
+    async def failing(self: samples.Grading, entry: Entry) -> dict[str, Any]:
+        raise samples._InternalError("the sandbox is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(grading.Grading, "_graded", failing)
+        patched.setattr(samples.Grading, "_graded", failing)
         with pytest.raises(EvaluationIncomplete, match=r"4 samples could not be graded.*the sandbox is gone"):
             evaluate(request, config)
     assert not (tmp_path / "out" / "report.json").exists()
@@ -241,8 +240,6 @@ def test_what_cannot_be_evaluated_is_reported_in_one_sentence(
 
 def references(num_problems: int | None, folder: Path) -> tuple[Path, dict[str, str], dict[str, str]]:
     """(problem file, reference of each prompt, reference with the data set's own test of each problem)."""
-    if not LEETCODE.exists():
-        pytest.skip(f"{LEETCODE} is missing: put the real problems there to run this test")
     known = format_named("leetcode")
     rows = [row.value for row in known.rows(LEETCODE, 0)][:num_problems]
     part = folder / "leetcode.jsonl"
@@ -290,6 +287,6 @@ def test_the_references_as_the_model_get_the_data_sets_own_pass_count(
 def test_retries_of_the_client_and_of_the_grading_are_bounded() -> None:
     from nouscoder import openai_server
 
-    for policy in (openai_server._WHILE_UNAVAILABLE, grading._AFTER_INTERNAL_ERRORS):
+    for policy in (openai_server._WHILE_UNAVAILABLE, samples._AFTER_INTERNAL_ERRORS):
         assert isinstance(policy, Retry)
         assert policy.max_tries is not None

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
-from nouscoder.demo.tokenizer import EOS_ID
+from nouscoder.demo.policy import EOS_ID
 from nouscoder.errors import NousCoderError
-from nouscoder.evaluation.checkpoint import Checkpoint
-from nouscoder.generation.openai import one_policy
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.evaluation.evaluate import Checkpoint
+from nouscoder.generation.openai import api
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 
 PROMPTS = {"p0": "Print 1.\n", "p1": "Print the number 2.\n"}
@@ -78,7 +78,7 @@ def test_the_samples_are_those_of_the_policy_in_the_folder(place: Path, monkeypa
         assert stored(record) == {problem: greedy(place / name, prompt) for problem, prompt in PROMPTS.items()}
     assert stored(first) != stored(second)
     # All samples are there, so no engine is started.
-    monkeypatch.delattr(one_policy, "serving_folder")
+    monkeypatch.delattr(api, "serving_folder")
     assert evaluated("--policy", "first") == first
 
 

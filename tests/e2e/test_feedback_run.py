@@ -20,17 +20,16 @@ import pytest
 from tests.e2e.small_runs import trained
 
 from nouscoder.data.problems import save_problems
-from nouscoder.demo.policy import PolicySize, build_policy, save_policy
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, save_policy
 from nouscoder.demo.warmstart import WarmStartBudget, teach_batches
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests
 from nouscoder.domain.verdict import FirstFailure, Verdict, VerdictKind
 from nouscoder.generation.environments.feedback import feedback_on
-from nouscoder.learner.saved_batches import SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.run.export import export
-from nouscoder.sft.rollouts import demonstration
+from nouscoder.sft.reading import demonstration
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 LIMITS = Limits(wall_time_s=10.0, cpu_time_s=5.0, memory_bytes=256 << 20, output_bytes=1 << 16, processes=8)

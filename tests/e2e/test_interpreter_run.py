@@ -16,14 +16,13 @@ import torch
 from tests.e2e.small_runs import trained
 
 from nouscoder.data.problems import save_problems
-from nouscoder.demo.policy import build_policy, save_policy
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.policy import EOS_ID, CharTokenizer, build_policy, save_policy
 from nouscoder.demo.warmstart import WarmStartBudget, teach_batches
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.submission import MathCase, MathTests
-from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.sft.rollouts import demonstration
+from nouscoder.learner.state.saved_batches import SavedBatches
+from nouscoder.sft.reading import demonstration
 
 NUM_TRAIN, NUM_HELD_OUT = 200, 80
 NUM_BATCHES, GROUPS, GROUP_SIZE = 6, 4, 8

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nouscoder.broker.redis_server import RedisServerError, redis_command
-from nouscoder.learner.saved_batches import SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatches
 
 MakeRun = Callable[..., Any]
 SERVICES = ("broker", "verifier", "generation", "learner")

@@ -1,4 +1,4 @@
-"""Every page of a report, and /docs, in headless Chromium, narrow and wide: no error, and axe finds no violation."""
+"""Every page of a report in headless Chromium, narrow and wide: no error, and axe finds no violation."""
 
 from __future__ import annotations
 
@@ -8,30 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from tests.e2e.axe import axe_script, violations_on
 from tests.e2e.chromium import Chromium, asked, chromium_program, troubles
 from tests.e2e.report_pages import write_evaluation, write_objectives, write_rollouts, write_run
 
 from nouscoder.report import write_report
-from nouscoder.verifier.api.docs_page import docs_page
-from nouscoder.verifier.api.rest import DrainState, make_app
-from nouscoder.verifier.grading.grader import Grader
-from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.fake import FakeSandbox
 
-PAGES = ("run", "evaluation", "rollouts", "objectives", "docs")
+PAGES = ("run", "evaluation", "rollouts", "objectives")
 OPENED = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
 # With a rollout on the screen, where the page shows one at a time.
 CHOSEN = "document.querySelector('table.rollouts tbody tr')?.click()"
-
-
-def write_docs(path: Path) -> Path:
-    """The page /docs of a grading service."""
-    registry = CollectorRegistry()
-    grader = Grader(FakeSandbox(), VerifierMetrics(registry))
-    path.write_text(docs_page(make_app(grader, registry, DrainState(), 1).openapi()).text, encoding="utf8")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +29,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "evaluation": write_evaluation(folder / "evaluation.html"),
         "rollouts": write_rollouts(folder / "run"),
         "objectives": write_objectives(folder / "objectives.html"),
-        "docs": write_docs(folder / "docs.html"),
     }
 
 

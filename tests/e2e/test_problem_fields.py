@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.data.problems import save_problems
-from nouscoder.data.reading import load_problems, read_referenced
-from nouscoder.data.references import ReferencedProblem
+from nouscoder.config import SandboxSection
+from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.problem_parquet import load_problems
+from nouscoder.data.problems import ReferencedProblem, save_problems
 from nouscoder.domain.submission import Prelude
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox
-from nouscoder.verifier.sandbox.config import SandboxConfig
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "leetcode_200.jsonl.gz"
+DATA = Path(__file__).parents[1] / "data" / "leetcode_200.jsonl.gz"
 METHOD = """class Solution:
     def total(self, numbers: List[int]) -> Optional[int]:
         return sum(numbers) if numbers else None"""
@@ -35,11 +35,11 @@ MADE_UP = {
 
 
 def leetcode(tmp_path: Path) -> list[tuple[ReferencedProblem, str]]:
-    """Problems, each with an answer of a policy: an invented one, and the first 30 of the real set if that exists.
+    """Problems, each with an answer of a policy: an invented one, and the first 30 of a real set.
 
     An answer is a method with its helpers, without the imports that LeetCode provides.
     """
-    real = gzip.decompress(DATA.read_bytes()).splitlines()[:30] if DATA.exists() else []
+    real = gzip.decompress(DATA.read_bytes()).splitlines()[:30]
     lines = [json.dumps(MADE_UP).encode(), *real]
     file = tmp_path / "leetcode.jsonl.gz"
     file.write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
@@ -50,7 +50,7 @@ def leetcode(tmp_path: Path) -> list[tuple[ReferencedProblem, str]]:
 async def test_sampled_leetcode_methods_can_use_the_names_that_leetcode_imports(tmp_path: Path) -> None:
     items = leetcode(tmp_path)
     save_problems(tmp_path / "train.jsonl", [item.problem for item, _ in items])
-    sandbox = open_sandbox(SandboxConfig(backend="local", slots=2))
+    sandbox = open_sandbox(SandboxSection(backend="local", slots=2))
     await sandbox.start()
     try:
         grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))

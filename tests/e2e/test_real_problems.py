@@ -22,13 +22,12 @@ from typing import TypeVar
 import pytest
 
 from nouscoder.client import AsyncClient
-from nouscoder.data.importers.formats import format_named
-from nouscoder.data.reading import read_referenced
+from nouscoder.data.importers.formats import format_named, read_referenced
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallTests, StdinTests
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT.parent / "shared" / "data"
+DATA = ROOT / "tests" / "data"
 LEETCODE = DATA / "leetcode_200.jsonl.gz"
 CODE_CONTESTS = DATA / "code_contests_165.json.gz"
 AT_ONCE = 4
@@ -185,12 +184,6 @@ def report_of(judged: Sequence[Judged]) -> str:
     return "\n".join(lines)
 
 
-def _needed(path: Path) -> Path:
-    if not path.exists():
-        pytest.skip(f"{path} is missing: put the real problems there to run this test")
-    return path
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """One service for this module's tests."""
@@ -199,7 +192,7 @@ def url() -> Iterator[str]:
 
 
 async def test_reference_solutions_are_accepted_where_the_data_set_accepts_them(url: str) -> None:
-    problems = read_leetcode(_needed(LEETCODE))
+    problems = read_leetcode(LEETCODE)
     with_library = [item for item in problems if "sortedcontainers" in item.program]
     judged = await judge_leetcode(url, problems[::4] + with_library)
     assert len(judged) == 51
@@ -207,7 +200,7 @@ async def test_reference_solutions_are_accepted_where_the_data_set_accepts_them(
 
 
 async def test_wrong_programs_get_the_right_verdict_on_real_problems(url: str) -> None:
-    judged = await judge_contests(url, read_code_contests(_needed(CODE_CONTESTS))[::15])
+    judged = await judge_contests(url, read_code_contests(CODE_CONTESTS)[::15])
     assert len(judged) == 44
     assert all(one.right for one in judged), report_of(judged)
 

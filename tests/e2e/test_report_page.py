@@ -34,7 +34,7 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.report import write_report
 
 if TYPE_CHECKING:
-    from nouscoder.learner.step_metrics import TrainedBatch
+    from nouscoder.learner.metrics.step import TrainedBatch
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def test_every_chart_has_values_and_samples_have_their_origin(report: Path) -> N
 
 def test_the_learner_writes_the_lines_that_this_report_reads() -> None:
     """The keys in these tests are those that the learner writes, so every chart has a written key."""
-    from nouscoder.learner.run_log import BatchSeconds, metrics_lines, sample_lines
+    from nouscoder.learner.state.run_log import BatchSeconds, metrics_lines, sample_lines
 
     trained = trained_batch()
     (line,) = metrics_lines(trained, 1, BatchSeconds())
@@ -291,11 +291,10 @@ def trained_batch() -> TrainedBatch:
     import torch
 
     from nouscoder.config import DapoSettings
-    from nouscoder.learner.batch_statistics import ScoredRollout, statistics_of
-    from nouscoder.learner.diagnostics import StepDiagnostics
+    from nouscoder.learner.metrics.diagnostics import StepDiagnostics
+    from nouscoder.learner.metrics.step import ScoredRollout, StepMetrics, TrainedBatch, statistics_of
     from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts
     from nouscoder.learner.objectives.dapo import Dapo
-    from nouscoder.learner.step_metrics import StepMetrics, TrainedBatch
 
     text = "print(1)"
     spans = (VersionSpan(0, 3), VersionSpan(1, 5))

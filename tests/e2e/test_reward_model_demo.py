@@ -13,12 +13,11 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import Config, load_config
-from nouscoder.config.recipes import recipe_path
+from nouscoder.config.tree import recipe_path
+from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
-from nouscoder.data.reading import load_problems
-from nouscoder.demo.policy import load_policy
+from nouscoder.demo.policy import EOS_ID, PAD_ID, CharTokenizer, load_policy
 from nouscoder.demo.prepare import prepare
-from nouscoder.demo.tokenizer import EOS_ID, PAD_ID, CharTokenizer
 from nouscoder.domain.problem import Problem
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
 from nouscoder.evaluation.samples import SamplingSettings

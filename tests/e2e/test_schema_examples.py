@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from nouscoder.config import load_config
-from nouscoder.data.schema import EXAMPLES
+from nouscoder.data.problems import EXAMPLES
 from nouscoder.grade_files.grade_file import Request, grade_file
 
 _GUESS = """low, high = 1, 1000

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,14 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from nouscoder.config import load_config
+from nouscoder.config import SandboxSection, load_config
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import open_sandbox
-from nouscoder.verifier.settings import sandbox_config
+from nouscoder.verifier.sandbox import open_sandbox, with_libraries
 from nouscoder.verifier.toolchains.languages import installed
 
 _PUBLISHED = "NOUSCODER_LCB_TESTING_UTIL"
@@ -130,7 +128,7 @@ def _can_run(program: Mapping[str, Any]) -> bool:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def grader() -> AsyncIterator[Grader]:
-    sandbox = open_sandbox(sandbox_config(load_config(None).verifier))
+    sandbox = open_sandbox(with_libraries(load_config(None).verifier))
     await sandbox.start()
     yield Grader(sandbox, VerifierMetrics(CollectorRegistry()))
     await sandbox.close()
@@ -172,7 +170,7 @@ async def test_the_lcb_profile_imports_numpy_before_its_guard(module: str) -> No
     """The guard removes functions of `os` that numpy calls when it is imported."""
     numpy = pytest.importorskip("numpy")
     folder = Path(numpy.__file__).parents[1]
-    sandbox = open_sandbox(replace(sandbox_config(load_config(None).verifier), slots=1, site_packages=(folder,)))
+    sandbox = open_sandbox(SandboxSection(slots=1, site_packages=(folder,)))
     program = {"code": f"import {module}\nimport os\nprint(numpy.array([1, 2]).sum(), os.kill)", "output": "3 None"}
     try:
         await sandbox.start()

@@ -18,7 +18,7 @@ from nouscoder.data.importers.formats import format_named
 from nouscoder.data.problems import save_problems
 
 ROOT = Path(__file__).parents[2]
-LEETCODE = ROOT.parent / "shared" / "data" / "leetcode_200.jsonl.gz"
+LEETCODE = ROOT / "tests" / "data" / "leetcode_200.jsonl.gz"
 NUM_PROBLEMS, NUM_BATCHES, GROUP_SIZE = 200, 3, 2
 BATCH_GROUPS = -(-NUM_PROBLEMS // NUM_BATCHES)
 
@@ -27,8 +27,6 @@ BATCH_GROUPS = -(-NUM_PROBLEMS // NUM_BATCHES)
 @pytest.mark.timeout(3600)
 def test_injected_reference_solutions_are_accepted_on_every_problem(tmp_path: Path) -> None:
     """The references go through tokens, grading and training as completions of a policy do."""
-    if not LEETCODE.exists():
-        pytest.skip(f"{LEETCODE} is missing")
     answers = write_problems(tmp_path)
     write_policy(tmp_path / "policy")
     batch_size = BATCH_GROUPS * GROUP_SIZE
@@ -71,8 +69,6 @@ def test_a_new_user_edits_two_paths_and_trains(tmp_path: Path) -> None:
     """`nouscoder init`, the two paths, `nouscoder train`. The groups are kept, because a random policy solves nothing,
     and completions are short, because it never stops.
     """
-    if not LEETCODE.exists():
-        pytest.skip(f"{LEETCODE} is missing")
     write_policy(tmp_path / "tiny-qwen3")
     nouscoder("data", "import", "leetcode", str(LEETCODE), "--out", "leetcode.parquet", folder=tmp_path)
     nouscoder("init", folder=tmp_path)

@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import CheckerTests, JudgeProgram, Limits, StdinCase, StdinTests, Submission, Tests
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import SandboxConfig, open_sandbox
+from nouscoder.verifier.sandbox import open_sandbox
 
 NUM_TESTS = 24
 CASES = tuple(StdinCase(f"{index:02d}", str(index * index)) for index in range(NUM_TESTS))
@@ -34,10 +35,10 @@ CHECKER = JudgeProgram(
 @asynccontextmanager
 async def local_grader() -> AsyncIterator[tuple[Grader, CollectorRegistry]]:
     """A grader with two slots, whatever the machine has."""
-    sandbox, registry = open_sandbox(SandboxConfig(backend="local", slots=2)), CollectorRegistry()
+    sandbox, registry = open_sandbox(SandboxSection(backend="local", slots=2)), CollectorRegistry()
     await sandbox.start()
     try:
-        yield Grader(sandbox, VerifierMetrics(registry), GradingPolicy(min_worker_left_s=0.0)), registry
+        yield Grader(sandbox, VerifierMetrics(registry), policy=GradingPolicy(min_worker_left_s=0.0)), registry
     finally:
         await sandbox.close()
         await asyncio.sleep(0.1)  # lets the pipes of the slots' processes close before the loop does
@@ -52,7 +53,7 @@ async def test_two_slots_give_the_verdict_of_one_and_both_stay_usable(
     tests: Tests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine the measured opening time could make a second worker look too expensive.
-    monkeypatch.setattr("nouscoder.verifier.grading.test_workers.MIN_LEFT_PER_OPENING", 0.0)
+    monkeypatch.setattr("nouscoder.verifier.grading.case_workers.MIN_LEFT_PER_OPENING", 0.0)
     async with local_grader() as (grader, registry):
         for wrong in (-1, 7, 0):
             reported: list[TestOutcome] = []

@@ -24,6 +24,7 @@ import atheris
 with atheris.instrument_imports(include=["nouscoder"]):
     from google.protobuf.message import DecodeError
 
+    from nouscoder.config import SandboxSection
     from nouscoder.domain.submission import (
         AssertTests,
         CallCase,
@@ -39,31 +40,30 @@ with atheris.instrument_imports(include=["nouscoder"]):
         Submission,
     )
     from nouscoder.domain.verdict import Verdict, VerdictKind
-    from nouscoder.rpc.faults import InvalidMessage
-    from nouscoder.rpc.verdict_convert import submission_from, submission_to
+    from nouscoder.rpc.convert import InvalidMessage
+    from nouscoder.rpc.pairs import SUBMISSION
     from nouscoder.v1 import verdict_pb2
     from nouscoder.verifier.api.faults import Absent
     from nouscoder.verifier.api.get_reward import parse_get_reward
     from nouscoder.verifier.api.run_code import parse_run_code
+    from nouscoder.verifier.api.sandbox_fusion import parse_submit
     from nouscoder.verifier.api.schema import parse_submission
     from nouscoder.verifier.api.streaming import batch_lines
-    from nouscoder.verifier.api.submit import parse_submit
-    from nouscoder.verifier.grading.comparators import (
-        UnreadableResult,
-        parse_result,
-        same_text,
-        same_value,
-    )
-    from nouscoder.verifier.grading.extract import extract_code, text_to_grade
     from nouscoder.verifier.grading.grader import OnOutcome
-    from nouscoder.verifier.grading.judging import failure_of, judge_for, outcome_of
-    from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
+    from nouscoder.verifier.grading.runs import judge_for
+    from nouscoder.verifier.grading.validation import (
+        Bounds,
+        InvalidSubmission,
+        extract_code,
+        text_to_grade,
+        validate,
+    )
     from nouscoder.verifier.harness import frames
     from nouscoder.verifier.judges.asserting import AssertJudge
-    from nouscoder.verifier.judges.base import CLIP_CHARS, Judge
+    from nouscoder.verifier.judges.comparators import UnreadableResult, parse_result, same_text, same_value
+    from nouscoder.verifier.judges.judge import CLIP_CHARS, Judge, failure_of, outcome_of
     from nouscoder.verifier.judges.lcb import LcbJudge
-    from nouscoder.verifier.runner.greeting import MAX_MESSAGE_BYTES, GreetingError, message_length, unpack
-    from nouscoder.verifier.sandbox import SandboxConfig
+    from nouscoder.verifier.runner.handshake import MAX_MESSAGE_BYTES, HandshakeError, message_length, unpack
     from nouscoder.verifier.sandbox.base import (
         CompileFailed,
         Exit,
@@ -224,9 +224,9 @@ def message(data: bytes) -> None:
 
 
 def _receive(received: verdict_pb2.Submission) -> None:
-    submission = submission_from(received)
+    submission = SUBMISSION.of(received)
     _take(submission)
-    assert repr(submission_from(submission_to(submission))) == repr(submission)
+    assert repr(SUBMISSION.of(SUBMISSION.to(submission))) == repr(submission)
 
 
 class _Accepting:
@@ -345,7 +345,7 @@ class _Said:
     pid = None
     use_until_s = math.inf
     tools: ClassVar[dict[str, str]] = {}
-    has_peer = False
+    has_dialogue_socket = False
 
     def __init__(self, data: bytes) -> None:
         self.reader, self.writer, self.is_open = asyncio.StreamReader(limit=1 << 20), _Deaf(), True
@@ -384,17 +384,17 @@ _PROGRAMS = (
 def runner(data: bytes) -> None:
     """Whatever a runner says, a session ends with a result, a compile error or a SandboxError."""
     head, rest = (data[0], data[1:]) if data else (0, b"")
-    good = frames.encode(frames.Kind.HELLO, b"{}") + frames.encode(frames.Kind.READY)
-    said = rest if head & 64 else good + frames.encode(frames.Kind.COMPILED) + rest if head & 32 else good + rest
+    good = frames.encode(frames.FrameKind.HELLO, b"{}") + frames.encode(frames.FrameKind.READY)
+    said = rest if head & 64 else good + frames.encode(frames.FrameKind.COMPILED) + rest if head & 32 else good + rest
     with contextlib.suppress(SandboxError, SandboxUnavailable, CompileFailed):
         _loop.run_until_complete(_session(_Said(said), _PROGRAMS[head % len(_PROGRAMS)]))
 
 
 async def _session(link: _Said, program: Program) -> None:
-    slot = Slot(0, SandboxConfig(start_limit_s=60), link)  # type: ignore[arg-type]
+    slot = Slot(0, SandboxSection(start_limit_s=60), link)  # type: ignore[arg-type]
     try:
         await slot.ensure_usable()
-        session = SlotSession(slot, program, SandboxConfig())
+        session = SlotSession(slot, program, SandboxSection())
         session.begin()
         await session.compile()
         for _ in range(3):
@@ -408,9 +408,9 @@ async def _session(link: _Said, program: Program) -> None:
 
 def greeting(data: bytes) -> None:
     """A message of a handshake is an object of bounded length, and names only tools in known folders."""
-    with contextlib.suppress(GreetingError):
+    with contextlib.suppress(HandshakeError):
         assert message_length(data[:4].ljust(4, b"\0")) <= MAX_MESSAGE_BYTES
-    with contextlib.suppress(GreetingError):
+    with contextlib.suppress(HandshakeError):
         message = unpack(data)
         assert isinstance(message, dict)
         for name, path in known_tools(message.get("tools")).items():

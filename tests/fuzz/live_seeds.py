@@ -157,12 +157,19 @@ CELLS = [
 
 def heavy_body(draw: random.Random) -> bytes:
     """A valid request with about as many values as one may have: of one call, or of four."""
-    item, most = draw.choice((("7", 490_000), ("[]", 245_000), ("0.5", 120_000), ('{"a":1}', 35_000)))
-    values = f"[{','.join([item] * most)}]"
+    item, most = draw.choice((("7", 490_000), ("[]", 245_000), ("0.5", 490_000), ('{"a":1}', 40_000)))
+    num_cases = draw.choice((1, 1, 4))
+    values = f"[{','.join([item] * (most // num_cases))}]"
     case = draw.choice((f'{{"args":[{values}],"expected":0}}', f'{{"args":[0],"expected":{values}}}'))
-    tests = f'{{"type":"call","entry_point":"f","cases":[{",".join([case] * draw.choice((1, 1, 4)))}]}}'
+    tests = f'{{"type":"call","entry_point":"f","cases":[{",".join([case] * num_cases)}]}}'
     profile, last = draw.choice(("process", "process", "lcb")), draw.choice(("x", "0", "[x] * 9"))
     return f'{{"code":"def f(x): return {last}","profile":"{profile}","tests":{tests}}}'.encode()
+
+
+def heavy_tests(draw: random.Random) -> bytes:
+    """Tests for PUT /v1/tests with more values or bytes than a body may have."""
+    tests = json.loads(heavy_body(draw))["tests"]
+    return json.dumps(tests | {"cases": tests["cases"] * 8} if draw.random() < 0.8 else "1," * 5_000_000).encode()
 
 
 def heavy_message(draw: random.Random) -> bytes:

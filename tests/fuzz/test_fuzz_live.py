@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import grpc
 import httpx
 import pytest
-from tests.fuzz.live_seeds import BODIES, CELLS, MESSAGES, QUERIES, heavy_body, heavy_message, mutated
+from tests.fuzz.live_seeds import BODIES, CELLS, MESSAGES, QUERIES, heavy_body, heavy_message, heavy_tests, mutated
 
 ANSWER_S = 120.0
 DEADLINE_S = "8"
@@ -66,6 +66,8 @@ class Fuzzing:
                 body = mutated(draw.choice(BODIES[path]), draw)
                 if path in _GRADING and draw.random() < _HEAVY_SHARE:
                     body = heavy_body(draw)
+                if path == "/v1/tests" and draw.random() < _HEAVY_SHARE:
+                    body = heavy_tests(draw)
                 headers = {"X-Deadline-S": draw.choice((DEADLINE_S, DEADLINE_S, "0.01", "nan"))}
                 if path == "/v1/jobs":
                     headers["content-type"] = draw.choice(

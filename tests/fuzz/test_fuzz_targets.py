@@ -68,6 +68,7 @@ def test_no_input_breaks_a_target(fuzz_target: str, budget: Budget, tmp_path: Pa
     print(f"{fuzz_target}: {executed[1]} inputs")
 
 
+@pytest.mark.heavy
 def test_a_violated_property_is_found_and_can_be_replayed(tmp_path: Path) -> None:
     """Runs the fuzzer with a comparator that is wrong on purpose."""
     broken = tmp_path / "broken.py"

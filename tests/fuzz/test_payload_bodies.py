@@ -53,7 +53,7 @@ NOT_JSON: dict[str, bytes] = {
     "lone surrogate": b'{"code": "\\ud800"}',
     "encoded surrogate": b'{"code": "\xed\xa0\x80"}',
     "deep arrays": b"[" * DEEP + b"]" * DEEP,
-    "deep objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    "deep objects": b'{"a":' * (DEEP // 4) + b"1" + b"}" * (DEEP // 4),
     "deep arguments": json.dumps(call_body(args=["DEEP"])).replace('"DEEP"', "[" * DEEP + "]" * DEEP).encode(),
     "cut off": b'{"code": "pri',
     "two documents": b"{} {}",

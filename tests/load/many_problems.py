@@ -35,12 +35,11 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import assemble_rollout
 from nouscoder.domain.submission import StdinCase, StdinTests, Tests
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
-from nouscoder.rpc import broker_convert
 from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.pairs import HEADER, LEASED_GRADINGS
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.rollout_record import encode_rollout
-from nouscoder.store.tests import StoredTests, TestStore
-from nouscoder.store.tests_cache import TestsCache
+from nouscoder.store.tests import StoredTests, TestsCache, TestStore
 
 CACHE_BYTES = 64 * 1024**2
 INPUT_BYTES = 10_000
@@ -145,8 +144,8 @@ async def work(address: str, folder: Path, num_gradings: int) -> dict[str, Any]:
         took_s = time.monotonic() - begun_s
         cache.close()
     first, (header, _) = gradings[0], encode_rollout(rollouts[0][1])
-    recorded = RecordedGrading(first.lease, header, "record", first.tests_digest, first.rules)
-    message = broker_convert.leased_gradings_to(RecordedGradings((recorded,)))
+    recorded = RecordedGrading(first.lease, HEADER.encode(header), "record", first.tests_digest, first.rules)
+    message = LEASED_GRADINGS.to(RecordedGradings((recorded,)))
     return {
         "gradings": len(gradings),
         "lease_bytes": message.ByteSize(),

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.attack_corpus import Attack, load_attacks
+from tests.load.mixture import Sample, mixture
 
-from nouscoder.bench.mixture import Sample, mixture
+from nouscoder.config import SandboxSection
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox import SandboxUnavailable, open_sandbox
 from nouscoder.verifier.toolchains.languages import installed
 
 HOSTILE_SHARE = 0.4
@@ -79,7 +80,7 @@ async def compare(number: int, backend: str) -> None:
     """Grade the honest submissions alone, then among the hostile ones."""
     hostile = hostile_ones(round(number * HOSTILE_SHARE), backend)
     honest = mixture(number - len(hostile), frozenset(installed()))
-    sandbox = open_sandbox(SandboxConfig(backend=backend, slots=2))
+    sandbox = open_sandbox(SandboxSection(backend=backend, slots=2))
     try:
         await sandbox.start()
     except SandboxUnavailable as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from nouscoder.bench.mixture import mixture
+from tests.load.mixture import mixture
+
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.toolchains.languages import registry

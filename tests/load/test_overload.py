@@ -6,9 +6,8 @@ import os
 from dataclasses import replace
 
 import pytest
-
-from nouscoder.bench.load import bench_load
-from nouscoder.bench.load_result import LoadPlan, LoadResult, as_record, as_text, complaints
+from tests.load.load import bench_load
+from tests.load.load_result import LoadPlan, LoadResult, as_record, as_text, complaints
 
 
 def check(result: LoadResult) -> None:

@@ -21,21 +21,21 @@ from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.lease import LeasedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.run_status import RunStatus
-from nouscoder.learner import checkpoints, kept_checkpoints
+from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.learner.core import LearnerCore
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.policy_files import PolicyFiles
-from nouscoder.learner.policy_sender import PolicySender
-from nouscoder.learner.run_files import RunFiles
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.publication.published import PolicyFiles
+from nouscoder.learner.publication.publisher import PolicySender
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.state import checkpoints
+from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.retry import Retry
-from nouscoder.rpc.status_codes import StatusCodes
-from nouscoder.run import evaluations, periodic_evaluation
+from nouscoder.rpc.server import StatusCodes
+from nouscoder.run import evaluation
+from nouscoder.run.evaluation import PeriodicEvaluation
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.periodic_evaluation import PeriodicEvaluation
-from nouscoder.run.services import EVALUATION_ERRORS
 from nouscoder.run.view import PlainView
 from nouscoder.v1 import learner_pb2_grpc
 
@@ -121,8 +121,8 @@ async def _train(config: Config, folder: RunFolder, broker: Any) -> None:
         newest: PolicyManifest = broker.policies[-1]
         return newest
 
-    setattr(periodic_evaluation, "announced_policy", announced)  # noqa: B010 - mypy sees no such names there
-    setattr(periodic_evaluation, "measure", measure)  # noqa: B010
+    setattr(evaluation, "announced_policy", announced)  # noqa: B010 - mypy sees no such names there
+    setattr(evaluation, "measure", measure)  # noqa: B010
     async with listening(config, worker) as address:
         config = config.model_copy(update={"learner": config.learner.model_copy(update={"grpc": address})})
         services: Any = Scored(config)
@@ -141,7 +141,7 @@ async def _train(config: Config, folder: RunFolder, broker: Any) -> None:
                 await asyncio.sleep(0.005)
             await running
         await worker.close()
-    evaluations.drop_worse(folder.path)  # as the run does after its last evaluation
+    evaluation.drop_worse(folder.path)  # as the run does after its last evaluation
     folder.close()
 
 
@@ -157,14 +157,14 @@ def _at(owner: Any, name: str, call: int, *, before: bool) -> Callable[[], None]
 # Version 2 is the second that is measured. A checkpoint has four files, so the sixth link is in the middle of its own.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before the checkpoint is kept": _at(checkpoints, "keep_checkpoint", 2, before=True),
-    "in the middle of the checkpoint that is kept": _at(kept_checkpoints, "link_or_copy", 6, before=False),
+    "in the middle of the checkpoint that is kept": _at(checkpoints, "link_or_copy", 6, before=False),
     "after the checkpoint is kept": _at(checkpoints, "keep_checkpoint", 2, before=False),
-    "before the weights are kept": _at(periodic_evaluation, "keep_weights", 2, before=True),
-    "after the weights are kept": _at(periodic_evaluation, "keep_weights", 2, before=False),
+    "before the weights are kept": _at(evaluation, "keep_weights", 2, before=True),
+    "after the weights are kept": _at(evaluation, "keep_weights", 2, before=False),
     "after the policy is measured": _at(RunFolder, "write_json", 2, before=True),
     "after the evaluation is recorded": _at(RunFolder, "write_json", 2, before=False),
-    "in the middle of removing the old best": _at(evaluations, "remove", 1, before=False),
-    "after the old best is removed": _at(periodic_evaluation, "drop_worse", 2, before=False),
+    "in the middle of removing the old best": _at(evaluation, "remove", 1, before=False),
+    "after the old best is removed": _at(evaluation, "drop_worse", 2, before=False),
 }
 
 

@@ -11,21 +11,21 @@ import pytest
 from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.redis_server import start_redis
-from nouscoder.broker.rules import Rules
-from nouscoder.broker.store import Store
+from nouscoder.broker.store import Rules, Store
 from nouscoder.config import Config, SingleTurnSection, load_config
 from nouscoder.data.problem_index import ProblemIndex, build_index
-from nouscoder.demo.tokenizer import CharTokenizer
-from nouscoder.domain.batch import RecordedBatch
+from nouscoder.demo.policy import CharTokenizer
+from nouscoder.domain.batch import EncodedBatch, RecordedBatch
 from nouscoder.domain.lease import LeasedTask, RecordedGrading
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.rollout import Rollout, RolloutHeader, Task, assemble_rollout
+from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
+from nouscoder.rpc.pairs import BATCH, HEADER, PASSED_BATCH
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.store.tests import TestStore
@@ -86,16 +86,22 @@ class BrokerRig:
         return assemble_rollout(task, [int32([1, 2]), completion], f"print('{task.rollout_id}')")
 
     @staticmethod
-    def groups(batch: RecordedBatch) -> dict[str, list[str]]:
+    def read(batch: EncodedBatch) -> RecordedBatch:
+        """A batch of the broker as the learner reads it."""
+        return BATCH.decode(PASSED_BATCH.encode(batch))
+
+    @classmethod
+    def groups(cls, batch: EncodedBatch) -> dict[str, list[str]]:
         """The rollout ids of a batch, by group, in order."""
         found: dict[str, list[str]] = {}
-        for recorded in batch.rollouts:
+        for recorded in cls.read(batch).rollouts:
             found.setdefault(recorded.header.group_id, []).append(recorded.header.rollout_id)
         return found
 
-    def sampled(self, item: LeasedTask, version: int = 0) -> tuple[str, RolloutHeader, bytes]:
+    def sampled(self, item: LeasedTask, version: int = 0) -> tuple[str, bytes, bytes]:
         """The rollout that a generation worker submits for a leased task."""
-        return (item.lease.lease_id, *encode_rollout(self.rollout(item.task, version)))
+        header, record = encode_rollout(self.rollout(item.task, version))
+        return item.lease.lease_id, HEADER.encode(header), record
 
     @staticmethod
     def verdict(kind: VerdictKind = VerdictKind.ACCEPTED) -> Verdict:

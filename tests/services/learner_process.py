@@ -23,14 +23,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.batch import Batch
-from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.learner import checkpoint
+from nouscoder.domain.run_status import Ledger
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.fake_broker import FakeBroker
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.run_log import RunLog
-from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.state import checkpoint
+from nouscoder.learner.state.run_log import RunLog
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.worker import LearnerWorker
 

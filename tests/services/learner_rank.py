@@ -30,15 +30,20 @@ from transformers import PreTrainedModel
 from nouscoder.config import Config, LearnerSection, PolicySection, RunSection
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.commands import Command
 from nouscoder.learner.core import LearnerCore
-from nouscoder.learner.follower import Follower
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.ranks import Ranks, whole
-from nouscoder.learner.run_log import BatchSeconds
-from nouscoder.learner.step_metrics import TrainedBatch
-from nouscoder.learner.synthetic import random_batch, random_policy, random_policy_with_experts, with_random_experts
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.metrics.step import TrainedBatch
+from nouscoder.learner.model.synthetic import (
+    random_batch,
+    random_policy,
+    random_policy_with_experts,
+    with_random_experts,
+)
+from nouscoder.learner.parallel.rank_messages import Command
+from nouscoder.learner.parallel.ranks import Ranks, whole
+from nouscoder.learner.service import Follower
+from nouscoder.learner.state.run_log import BatchSeconds
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.worker import LearnerWorker
 

@@ -17,7 +17,7 @@ from typing import Any
 import learner_rank  # type: ignore[import-not-found]
 
 from nouscoder.domain.batch import Batch
-from nouscoder.learner.step_metrics import TrainedBatch
+from nouscoder.learner.metrics.step import TrainedBatch
 from nouscoder.learner.trainer import Trainer
 
 DEADLY_BATCH = 2

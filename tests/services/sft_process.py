@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.config import load_config
-from nouscoder.learner import checkpoint
-from nouscoder.learner.line_file import LineFile
+from nouscoder.learner.state import checkpoint
+from nouscoder.learner.state.run_log import LineFile
 from nouscoder.run.folder import RunFolder
 from nouscoder.sft import training
 from nouscoder.sft.run import fine_tune

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from nouscoder.http_server.api_keys import open_api_keys
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1.verifier_pb2 import GradeRequest, GradeResponse
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget, MemoryBudgetExceeded

@@ -17,14 +17,14 @@ from nouscoder.domain.submission import CheckerTests, JudgeProgram, Profile, Std
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats import tests as form
 from nouscoder.rpc import tests_convert
-from nouscoder.rpc.verdict_convert import submission_from, submission_to, verdict_from, verdict_to
+from nouscoder.rpc.pairs import SUBMISSION, VERDICT
 from nouscoder.store.case_files import CaseFile, write_tests
 from nouscoder.v1 import verdict_pb2
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.schema import parse_submission, request_of
 from nouscoder.verifier.grading import verdict_cache
 from nouscoder.verifier.grading.grader import Grader
-from nouscoder.verifier.grading.judging import judge_for
+from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.local_grader import local_grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
@@ -53,7 +53,7 @@ def test_arguments_are_kept_by_the_store_and_by_the_protocol(tmp_path: Path) -> 
         assert tuple(opened.tests().cases) == TESTS.cases
     assert digest == form.digest_of(TESTS)
     given = Submission(TESTS, "1", stderr=True, files={"helper.py": "x = 1"})
-    assert submission_from(submission_to(given)) == given
+    assert SUBMISSION.of(SUBMISSION.to(given)) == given
     assert parse_submission(json.dumps(request_of(given))) == given
     cases = [verdict_pb2.StdinCase(input="1", output="a b"), verdict_pb2.StdinCase(input="2", output="c")]
     cases[1].args.extend(["-v", "two words"])
@@ -86,10 +86,10 @@ async def test_each_test_gets_its_arguments_and_gives_its_stderr_on_demand() -> 
     verdict = await grader.grade(Submission(TESTS, "noisy", stderr=True))
     assert [(run.stdin, run.args) for run in sandbox.inputs] == [(b"1", ()), (b"2", ("-v", "two words"))]
     assert [outcome.stderr for outcome in verdict.tests] == ["said 1\n", "said 2\n"]
-    assert verdict_from(verdict_to(verdict)) == verdict
+    assert VERDICT.of(VERDICT.to(verdict)) == verdict
     quiet = await grader.grade(Submission(TESTS, "noisy"))
     assert [outcome.stderr for outcome in quiet.tests] == [None, None]
-    assert verdict_from(verdict_to(quiet)) == quiet
+    assert VERDICT.of(VERDICT.to(quiet)) == quiet
     app = make_app(grader, registry, DrainState(), 10_000)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://verifier") as http:
         body = request_of(Submission(TESTS, "noisy", stderr=True))

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from nouscoder.bench.chaos import bench_chaos
-from nouscoder.bench.chaos_books import read_books
-from nouscoder.bench.chaos_faults import cause
+from nouscoder.bench.chaos import ChaosResult, Trained, as_text, bench_chaos, read_books
 from nouscoder.bench.chaos_plan import KINDS_AND_TARGETS, REDIS, Fault, FaultKind, Strike
-from nouscoder.bench.chaos_result import ChaosResult, Trained, as_text
+from nouscoder.bench.chaos_run import cause
 from nouscoder.domain.batch import RecordedBatch, RecordedRollout
-from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.synthetic import random_batch
+from nouscoder.learner.model.synthetic import random_batch
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.run.supervisor import ProcessState
 from nouscoder.store.rollout_record import encode_rollout
 

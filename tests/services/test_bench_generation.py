@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nouscoder.bench.generation import as_record, as_text, bench_generation
+from nouscoder.bench.generation import as_text, bench_generation
+from nouscoder.bench.measuring import as_record
 
 
 @pytest.mark.soak

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from nouscoder.bench.learner import (
     LearnerLoad,
-    as_record,
     as_text,
     bare_alone,
     bare_packed,
@@ -19,8 +18,9 @@ from nouscoder.bench.learner import (
     bench_learner,
     policy_of,
 )
-from nouscoder.learner.packing import input_lengths
-from nouscoder.learner.synthetic import random_batch
+from nouscoder.bench.measuring import as_record
+from nouscoder.learner.model.packing import input_lengths
+from nouscoder.learner.model.synthetic import random_batch
 
 TINY = LearnerLoad(hidden_size=32, num_layers=2, vocabulary=128, prompt_tokens=8, max_tokens=24, row_tokens=128)
 
@@ -55,10 +55,5 @@ def test_the_bench_measures_a_step_a_batch_and_both_controls() -> None:
     assert result.step_share == pytest.approx(result.step_tokens_per_second / fastest)
     assert result.batch_share == pytest.approx(result.batch_tokens_per_second / fastest)
     assert result.batch_tokens_per_second > 0
-    assert [delta.learning_rate for delta in result.deltas] == [5e-7, 1e-6, 5e-6]
-    assert all(0 < delta.delta_bytes < delta.full_bytes for delta in result.deltas)
-    assert all(min(delta.full_s, delta.write_s, delta.apply_s) > 0 for delta in result.deltas)
-    assert result.adapter.adapter_bytes > 0
-    assert min(result.adapter.publish_s, result.adapter.load_s) > 0
     assert as_record(result)["num_parameters"] == policy_of(TINY).num_parameters()
     assert "of the faster bare pass" in as_text(result)

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.learner_context import largest_context
-from nouscoder.bench.learner_step import StepLoad, as_record, bench_step, defaults
-from nouscoder.bench.shaped_batch import shaped_batch
-from nouscoder.bench.shaped_policy import shaped_policy
+from nouscoder.bench.learner_step import StepLoad, bench_step, defaults
+from nouscoder.bench.measuring import BenchError, as_record
+from nouscoder.bench.shaped_policy import SHAPES, shaped_batch, shaped_policy
 from nouscoder.config import load_config
-from nouscoder.learner.flops import training_flops
-from nouscoder.learner.packing import input_lengths
+from nouscoder.learner.model.packing import input_lengths
+from nouscoder.learner.parallel.balance import training_flops
 
 LOAD = StepLoad("tiny", row_tokens=64, rows=2, sequences=4, rounds=1, context=True, limit_s=0.001)
 GIB = 2**30
@@ -39,7 +38,9 @@ def test_the_bench_measures_the_step_and_its_control_and_tells_as_it_goes() -> N
     ]
     result = bench_step(LOAD, load_config(None, [*defaults(LOAD), *overrides]), lines.append)
     assert result.lengths == (16,) * 8
-    assert result.flops == training_flops(shaped_policy("tiny", torch.device("cpu"), torch.float32), result.lengths)
+    assert result.flops == training_flops(
+        shaped_policy(SHAPES["tiny"], torch.device("cpu"), torch.float32), result.lengths
+    )
     assert result.step.mfu == pytest.approx(result.flops / result.step.seconds / 1e9)
     assert result.step.tokens_per_second == pytest.approx(128 / result.step.seconds)
     assert result.share == pytest.approx(result.step.tokens_per_second / result.bare.tokens_per_second)
@@ -66,7 +67,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_operations_are_those_of_weights_and_of_causal_attention() -> None:
-    policy = shaped_policy("tiny", torch.device("cpu"), torch.float32)
+    policy = shaped_policy(SHAPES["tiny"], torch.device("cpu"), torch.float32)
     of_weights = 6 * policy.num_parameters() * (10 + 20)
     # layers, heads, head size; twice (scores, values), forward and twice backward, half of the squares
     of_attention = 2 * 2 * 16 * (2 * 2 * 3) / 2 * (10**2 + 20**2)

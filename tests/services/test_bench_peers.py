@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.http_load import LeanClient
+from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.peers import Peer, PeerBench, PeerKind, PeerLoad, as_lines, peer_of
 from nouscoder.bench.verifier import running_service, submission
 from nouscoder.cli import app

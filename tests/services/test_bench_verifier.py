@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from nouscoder.bench.processes import descendants, usage_of
-from nouscoder.bench.verifier import bench_verifier
-from nouscoder.bench.verifier_result import as_record, as_text
+from nouscoder.bench.measuring import as_record, descendants, usage_of
+from nouscoder.bench.verifier import as_text, bench_verifier
 
 
 async def test_the_bench_measures_a_real_service_and_its_control() -> None:

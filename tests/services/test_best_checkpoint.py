@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from nouscoder.atomic_files import numbered
-from nouscoder.learner.checkpoint import verified_checkpoint
-from nouscoder.run.evaluations import recorded_evaluations
+from nouscoder.learner.state.checkpoint import verified_checkpoint
+from nouscoder.run.evaluation import recorded_evaluations
 
 Train = Callable[[Path, str], int]
 SCRIPT = Path(__file__).with_name("best_checkpoint_process.py")

@@ -8,9 +8,9 @@ from typing import Any
 from tests.services.conftest import BrokerRig
 
 from nouscoder.broker.core import Broker
-from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
+from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState
 from nouscoder.domain.lease import LeasedTask
-from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
 from nouscoder.domain.verdict import VerdictKind
 
 NewBroker = Callable[..., Broker]
@@ -133,7 +133,7 @@ async def test_two_brokers_on_one_redis_ask_each_place_once(new_broker: NewBroke
 async def test_a_wiped_redis_gets_statistics_and_cursor_back_from_the_learners_copy(
     new_broker: NewBroker, broker_rig: BrokerRig
 ) -> None:
-    books = Books(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None)
+    books = TrainedState(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None)
     broker = new_broker()
     await broker.restore_run(books)
     await broker.publish_policy(broker_rig.manifest(0))
@@ -141,7 +141,7 @@ async def test_a_wiped_redis_gets_statistics_and_cursor_back_from_the_learners_c
     copy = await broker.read_curriculum()
     order += [await group(broker, broker_rig) for _ in range(4)]
     newer = await broker.read_curriculum()
-    with_copy = Books(books.identity, 0, 0, 0, TrainedGroups(), broker_rig.manifest(0), copy)
+    with_copy = TrainedState(books.identity, 0, 0, 0, TrainedGroups(), broker_rig.manifest(0), copy)
     await broker.restore_run(with_copy)
     assert await broker.read_curriculum() == newer, "a copy that is older changes nothing"
 

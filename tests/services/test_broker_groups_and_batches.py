@@ -12,8 +12,7 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, InvariantBroken, Refused
 from nouscoder.config import RewardSection
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.rollout_convert import decode_batch, decode_header, encode_batch
-from nouscoder.rpc.verdict_convert import decode_verdict
+from nouscoder.rpc.pairs import PASSED_BATCH
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_rollout
 
@@ -86,7 +85,7 @@ async def test_the_reward_is_decided_when_the_verdict_comes_and_reaches_the_lear
     batch = (await new_broker(config=signs).lease_batch(LEARNER, 0)).batch
     assert batch is not None
     assert [recorded.reward for recorded in batch.rollouts] == [passed / 7 for passed in range(4)]
-    assert decode_batch(encode_batch(batch)) == batch, "nor does the message, which saved batches hold too"
+    assert PASSED_BATCH.decode(PASSED_BATCH.encode(batch)) == batch, "nor does the message"
     assert await broker.commit_batch(0, 1) is False
     again = await broker.submit_verdicts("verifier-h-0-1", items)
     assert again == [item.rollout_id for item in leased], "a rollout that is final takes no verdict"
@@ -101,13 +100,14 @@ async def test_a_batch_holds_the_groups_that_completed_first_with_their_verdicts
     assert leased.lease is not None
     assert leased.batch.batch_id == 0
     assert {group: len(ids) for group, ids in broker_rig.groups(leased.batch).items()} == {"g000000": 4, "g000001": 4}
-    for recorded in leased.batch.rollouts:
+    rollouts = broker_rig.read(leased.batch).rollouts
+    for recorded in rollouts:
         assert recorded.verdict.kind is broker_rig.mixed(recorded.header.rollout_id)
         assert recorded.reward == (1.0 if recorded.verdict.kind is VerdictKind.ACCEPTED else -1.0)
-    ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in leased.batch.rollouts]
+    ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in rollouts]
     read = [piece async for pieces in broker.records.stream(ranges) for piece in pieces]
     assert [place for place, _ in read] == list(range(8))
-    for recorded, (_, record) in zip(leased.batch.rollouts, read, strict=True):
+    for recorded, (_, record) in zip(rollouts, read, strict=True):
         rollout = decode_rollout(record)
         assert rollout.rollout_id == recorded.header.rollout_id
         assert rollout.logprobs.tolist() == [-0.5, -0.25, -0.125]
@@ -126,11 +126,11 @@ async def test_the_same_batch_comes_again_until_it_is_committed(new_broker: NewB
     assert list(await broker.heartbeat(LEARNER, [first.lease.lease_id])) == [first.lease.lease_id]
     assert (await broker.lease_batch("learner-h-9-1", 0)).batch is None, "another learner waits for the lease to expire"
     impatient = broker_rig.impatient_store(broker)
-    taken = await batches.lease_batch(impatient, "learner-h-9-1", batches.Codec(decode_header, decode_verdict))
+    taken = await batches.lease_batch(impatient, "learner-h-9-1", 1.0)
     await impatient.close()
     assert taken.batch == first.batch
-    assert taken.ref is not None
-    assert taken.ref.delivery == 3
+    assert taken.lease is not None
+    assert taken.lease.delivery == 3
     assert (await broker.status()).streams[2].redeliveries == 2
 
 

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Refused
-from nouscoder.domain.batch import RecordedBatch
+from nouscoder.domain.batch import EncodedBatch
 from nouscoder.domain.lease import LeasedTask, RecordedGrading
 from nouscoder.domain.run_status import RunMode
 from nouscoder.domain.staleness import StalenessBound, StalePolicy
@@ -104,7 +104,7 @@ class RunHistory(RuleBasedStateMachine):
         self.impatient = self.rig.impatient_store(self.broker)
         self.tasks: list[tuple[str, LeasedTask]] = []  # leases ever given, also lost ones: zombies send too
         self.gradings: list[tuple[str, RecordedGrading]] = []
-        self.batch: RecordedBatch | None = None
+        self.batch: EncodedBatch | None = None
         self.trained: list[str] = []
         self.version = -1
         self.workers = {name: self.incarnation(name) for name in ("gen-0", "gen-1", "ver-0", "ver-1", "lea-0", "lea-1")}
@@ -259,17 +259,17 @@ class RunHistory(RuleBasedStateMachine):
             assert self.go(self.broker.status()) == before
         return refused
 
-    def check_batch(self, batch: RecordedBatch) -> None:
+    def check_batch(self, batch: EncodedBatch) -> None:
         assert self.batch is None or batch == self.batch, "an uncommitted batch changed"
         assert batch.batch_id == self.num_committed
         assert len(batch.rollouts) <= _B
         assert len(self.rig.groups(batch)) == _B // _G
-        for recorded in batch.rollouts:
+        for recorded in self.rig.read(batch).rollouts:
             staleness = batch.policy_version - recorded.header.oldest_version
             assert 0 <= staleness <= self.bound.max_age, "the bound of staleness"
             self.most_stale = max(self.most_stale, staleness)
 
-    def commit(self, batch: RecordedBatch, again: bool) -> None:
+    def commit(self, batch: EncodedBatch, again: bool) -> None:
         self.batch = None
         if self.finished:
             with pytest.raises(Refused):
@@ -277,7 +277,7 @@ class RunHistory(RuleBasedStateMachine):
             return
         assert self.go(self.broker.commit_batch(batch.batch_id, batch.batch_id + 1)) is False
         self.num_committed += 1
-        self.trained += [graded.header.rollout_id for graded in batch.rollouts]
+        self.trained += [graded.header.rollout_id for graded in self.rig.read(batch).rollouts]
         if again:
             assert self.go(self.broker.commit_batch(batch.batch_id, batch.batch_id + 1)) is True
 

@@ -10,12 +10,10 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, Refused
-from nouscoder.domain.dead_letter import GivenUpFor
 from nouscoder.domain.lease import LeasedTasks, LeaseLoss
-from nouscoder.domain.run_status import RunMode
+from nouscoder.domain.run_status import GivenUpFor, RunMode
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.broker_convert import leased_tasks_to
-from nouscoder.rpc.rollout_convert import task_from, task_to
+from nouscoder.rpc.pairs import LEASED_TASKS, TASK
 
 NewBroker = Callable[..., Broker]
 GEN, OTHER, VER, LEARNER = "generation-h-0-1", "generation-h-1-1", "verifier-h-0-1", "learner-1"
@@ -126,9 +124,9 @@ async def test_a_task_has_the_public_tests_and_never_the_hidden_ones(new_broker:
     broker = await opened(new_broker, broker_rig)
     leased = await broker.lease_tasks(GEN, 16, 0)
     for item in leased.tasks:
-        message = leased_tasks_to(LeasedTasks((item,))).SerializeToString()
+        message = LEASED_TASKS.to(LeasedTasks((item,))).SerializeToString()
         (problem,) = [problem for problem in broker_rig.problems if problem.problem_id == item.task.problem_id]
-        assert task_from(task_to(item.task)).public_tests == problem.shown()
+        assert TASK.of(TASK.to(item.task)).public_tests == problem.shown()
         assert b"shown" in message
         assert problem.tests.cases[0].output.encode() not in message
 

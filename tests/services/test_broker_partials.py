@@ -9,12 +9,11 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, RedisFull
-from nouscoder.broker.pressure import Pressure
-from nouscoder.broker.store import Memory
+from nouscoder.broker.store import Memory, Pressure
 from nouscoder.domain.lease import LeasedTask, LeaseLoss
 from nouscoder.domain.partial import EncodedPiece, PartialRollout, tokens_from
 from nouscoder.domain.tokens import SampledTokens, float32, int32, spans_of
-from nouscoder.store.partial_record import decode_pieces, encode_piece
+from nouscoder.store.rollout_record import decode_pieces, encode_piece
 
 NewBroker = Callable[..., Broker]
 GEN, OTHER = "generation-h-0-1", "generation-h-1-1"

@@ -21,20 +21,18 @@ from prometheus_client.exposition import generate_latest
 
 from nouscoder.broker import errors
 from nouscoder.broker.core import Broker
-from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.service import STATUS_CODES
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.serving import BrokerCollector, serve_broker
 from nouscoder.broker.streams import read_oldest_s
 from nouscoder.domain.lease import Lease, LeaseLoss, WorkReport
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.tests import digest_of
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable, open_channel
-from nouscoder.rpc.lease_keeper import LeaseKeeper
+from nouscoder.rpc.worker import LeaseKeeper
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_rollout
-from nouscoder.store.tests import UnknownTests
-from nouscoder.store.tests_cache import TestsCache
+from nouscoder.store.tests import TestsCache, UnknownTests
 
 
 @dataclass

@@ -10,10 +10,9 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable
-from nouscoder.broker.stall import read_snapshot
+from nouscoder.broker.operations import read_snapshot
 from nouscoder.domain.run_status import RunMode
-from nouscoder.domain.stall import Holder, Snapshot, StallCause
-from nouscoder.domain.stall_judge import judge
+from nouscoder.domain.stall import Holder, Snapshot, StallCause, judge
 from nouscoder.domain.verdict import VerdictKind
 
 NewBroker = Callable[..., Broker]

@@ -25,10 +25,9 @@ from tests.certificates import make_certificate
 from nouscoder.config import MutualTlsSection, TlsSection, load_config
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.http_server.tls import http_context
+from nouscoder.http_server.listener import http_context
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
-from nouscoder.rpc.renewed import Renewed
-from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.tls import Renewed, channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 
 LIMIT_S = 90.0

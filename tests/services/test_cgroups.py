@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox import Exit, Program, SandboxUnavailable, open_sandbox
 from nouscoder.verifier.sandbox.cgroup import ROOT, UNGROUPED, Groups
-from nouscoder.verifier.sandbox.launch import HostLaunch
-from nouscoder.verifier.sandbox.link import Link
+from nouscoder.verifier.sandbox.local import HostLaunch
+from nouscoder.verifier.sandbox.slot import Link
 from nouscoder.verifier.toolchains.languages import installed
 
 
@@ -99,7 +100,7 @@ def ours() -> set[Path]:
 
 
 async def test_processes_over_the_groups_limit_are_a_memory_limit_and_close_leaves_no_group() -> None:
-    sandbox = open_sandbox(SandboxConfig(slots=1, tmp_bytes=1 << 20))
+    sandbox = open_sandbox(SandboxSection(slots=1, tmp_bytes=1 << 20))
     try:
         await sandbox.start()
     except SandboxUnavailable as error:
@@ -150,7 +151,7 @@ EVASIONS = {
 
 async def ends_of(code: str) -> list[Exit]:
     """How two runs of a program end in a sandbox with groups."""
-    sandbox = open_sandbox(SandboxConfig(slots=1))
+    sandbox = open_sandbox(SandboxSection(slots=1))
     try:
         await sandbox.start()
     except SandboxUnavailable as error:

@@ -13,9 +13,9 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.serving import serve_broker
-from nouscoder.cli import operate_text
-from nouscoder.cli.operate_text import OperationFailed
-from nouscoder.cli.status_text import status_text, why_stalled_text
+from nouscoder.cli import operate
+from nouscoder.cli.operate import OperationFailed
+from nouscoder.cli.status import status_text, why_stalled_text
 from nouscoder.config import Config
 from nouscoder.domain.run_status import RunMode
 from nouscoder.domain.verdict import VerdictKind
@@ -42,23 +42,23 @@ async def operated(new_broker: NewBroker, broker_rig: Any) -> AsyncIterator[Oper
 
 
 async def test_a_run_is_paused_and_resumed(operated: Operated) -> None:
-    paused = await operate_text.mode_text(operated.config, RunMode.PAUSED, as_json=True)
+    paused = await operate.mode_text(operated.config, RunMode.PAUSED, as_json=True)
     assert json.loads(paused) == {"mode": "paused", "former": "running"}
     assert "policy 0, paused" in await status_text(operated.config, as_json=False)
     assert "`nouscoder resume`" in await why_stalled_text(operated.config, as_json=False)
     (blocker,) = json.loads(await why_stalled_text(operated.config, as_json=True))
     assert blocker["cause"] == "paused"
-    again = await operate_text.mode_text(operated.config, RunMode.PAUSED, as_json=False)
+    again = await operate.mode_text(operated.config, RunMode.PAUSED, as_json=False)
     assert again == "the run was paused already"
-    assert await operate_text.mode_text(operated.config, RunMode.RUNNING, as_json=False) == "the run is running"
+    assert await operate.mode_text(operated.config, RunMode.RUNNING, as_json=False) == "the run is running"
 
 
 async def test_a_drain_waits_until_nothing_is_at_work(operated: Operated, broker_rig: Any) -> None:
     await broker_rig.sample(operated.broker, 4)
     said: list[str] = []
     with pytest.raises(OperationFailed, match="4 rollouts are still sampled or graded after 0 s"):
-        await operate_text.drain_text(operated.config, 0.0, said.append, as_json=False)
-    draining = asyncio.create_task(operate_text.drain_text(operated.config, 60.0, said.append, as_json=False))
+        await operate.drain_text(operated.config, 0.0, said.append, as_json=False)
+    draining = asyncio.create_task(operate.drain_text(operated.config, 60.0, said.append, as_json=False))
     async with asyncio.timeout(60):
         while "4 rollouts are still sampled or graded" not in said:
             await asyncio.sleep(0.02)
@@ -68,26 +68,26 @@ async def test_a_drain_waits_until_nothing_is_at_work(operated: Operated, broker
 
 async def test_dead_letters_are_listed_shown_requeued_and_dropped(operated: Operated, broker_rig: Any) -> None:
     broker, config = operated.broker, operated.config
-    assert await operate_text.letters_text(config, as_json=False) == "no dead letters"
+    assert await operate.letters_text(config, as_json=False) == "no dead letters"
     await broker_rig.sample(broker, 4)
     for _ in range(2):
         await broker_rig.grade(broker, lambda _: VerdictKind.INTERNAL_ERROR)
-    listed = json.loads(await operate_text.letters_text(config, as_json=True))
+    listed = json.loads(await operate.letters_text(config, as_json=True))
     assert len(listed) == 3  # then the group is too small, and its last rollout is cancelled
-    line = (await operate_text.letters_text(config, as_json=False)).splitlines()[0]
+    line = (await operate.letters_text(config, as_json=False)).splitlines()[0]
     assert listed[0]["letter_id"] in line
     assert "internal_error" in line
-    shown = json.loads(await operate_text.letter_text(config, listed[0]["letter_id"], as_json=True))
+    shown = json.loads(await operate.letter_text(config, listed[0]["letter_id"], as_json=True))
     assert shown["text"] == f"print('{listed[0]['rollout_id']}')"
-    assert shown["text"] in await operate_text.letter_text(config, listed[0]["letter_id"], as_json=False)
+    assert shown["text"] in await operate.letter_text(config, listed[0]["letter_id"], as_json=False)
     with pytest.raises(OperationFailed, match="there is no dead letter 1-1"):
-        await operate_text.letter_text(config, "1-1", as_json=False)
+        await operate.letter_text(config, "1-1", as_json=False)
     with pytest.raises(OperationFailed, match="name dead letters, or give --all"):
-        await operate_text.remove_letters_text(config, [], every=False, requeue=True, as_json=False)
+        await operate.remove_letters_text(config, [], every=False, requeue=True, as_json=False)
     name = listed[0]["letter_id"]
-    dropped = await operate_text.remove_letters_text(config, [name], every=False, requeue=False, as_json=False)
+    dropped = await operate.remove_letters_text(config, [name], every=False, requeue=False, as_json=False)
     assert dropped == "1 dead letters dropped"
-    requeued = await operate_text.remove_letters_text(config, [], every=True, requeue=True, as_json=True)
+    requeued = await operate.remove_letters_text(config, [], every=True, requeue=True, as_json=True)
     assert json.loads(requeued) == {"removed": 2, "requeued_problem_ids": [listed[0]["problem_id"]]}
     (task, *_) = (await broker.lease_tasks("generation-h-0-1", 1, 0)).tasks
     assert task.task.problem_id == listed[0]["problem_id"]
@@ -99,8 +99,8 @@ async def test_a_batch_is_dropped_only_when_nobody_trains_on_it(operated: Operat
     await broker_rig.grade(broker, broker_rig.mixed)
     await broker.lease_batch("learner-1", 0)
     with pytest.raises(PeerRefused, match="a learner is training on batch 0: stop it first"):
-        await operate_text.drop_batch_text(config, 0, as_json=False)
+        await operate.drop_batch_text(config, 0, as_json=False)
     for _ in range(3):
         await broker.operations.report_batch_failure(0, "loss is NaN")
-    answer = json.loads(await operate_text.drop_batch_text(config, 0, as_json=True))
+    answer = json.loads(await operate.drop_batch_text(config, 0, as_json=True))
     assert answer == {"batch_id": 0, "abandoned": 8}

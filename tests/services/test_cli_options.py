@@ -13,7 +13,6 @@ from nouscoder import __version__
 from nouscoder.cli import app
 from nouscoder.config import VerifierSection
 from nouscoder.doctor import host
-from nouscoder.verifier.settings import not_served
 
 
 def test_the_version_is_printed_without_a_command() -> None:
@@ -41,8 +40,8 @@ def test_doctor_of_a_grading_installation_needs_neither_redis_nor_torch(monkeypa
 
 
 def test_a_service_says_what_it_does_not_serve() -> None:
-    said = not_served(VerifierSection(), with_broker=False)
+    said = VerifierSection().not_served(with_broker=False)
     assert said[:2] == ["REST API and playground (--http HOST:PORT)", "jobs (verifier.jobs.folder)"]
     section = VerifierSection.model_validate({"http": "127.0.0.1:0", "jobs": {"folder": "jobs"}})
-    assert "rollouts of a broker (--broker)" not in (more := not_served(section, with_broker=True))
+    assert "rollouts of a broker (--broker)" not in (more := section.not_served(with_broker=True))
     assert not {"REST API and playground (--http HOST:PORT)", "jobs (verifier.jobs.folder)"} & set(more)

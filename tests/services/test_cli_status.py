@@ -15,7 +15,7 @@ from tests.certificates import make_certificate
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
 from nouscoder.broker.serving import serve_broker
-from nouscoder.cli.status_text import status_text, why_stalled_text
+from nouscoder.cli.status import status_text, why_stalled_text
 from nouscoder.config import dump_config
 from nouscoder.rpc.channel import PeerUnreachable
 

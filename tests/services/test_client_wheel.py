@@ -100,6 +100,15 @@ def test_the_client_alone_has_under_10_packages_and_none_of_a_service(fresh: Env
     assert done.stdout.startswith("Unreachable: the grading service does not answer")
 
 
+def test_the_wheel_has_its_licences(fresh: Environment) -> None:
+    (metadata,) = fresh.site_packages.glob("nouscoder-*.dist-info")
+    headers = PathDistribution(metadata).metadata
+    assert headers["License-Expression"] == "Apache-2.0"
+    names = {Path(name).name for name in headers.get_all("License-File") or ()}
+    assert names == {"LICENSE", "NOTICE", "highlight.LICENSE"}
+    assert names <= {path.name for path in metadata.rglob("*")}
+
+
 def test_the_command_line_of_the_client_alone_says_what_to_install(fresh: Environment) -> None:
     command = [str(fresh.python), "-I", "-m", "nouscoder", "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

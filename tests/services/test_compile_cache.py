@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.harness import frames
-from nouscoder.verifier.sandbox import SandboxConfig
 from nouscoder.verifier.sandbox.base import CompileFailed, Program
 from nouscoder.verifier.sandbox.compile_cache import CompileCache, key_of
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.local import LocalSandbox
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.runsc import RunscSandbox
 from nouscoder.verifier.toolchains.languages import Language, installed
 
@@ -44,7 +44,7 @@ CLOCK = language("date +%s.%N > made")
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[LocalSandbox]:
-    local = LocalSandbox(SandboxConfig(slots=2, compile_time_s=120.0))
+    local = LocalSandbox(SandboxSection(slots=2, compile_time_s=120.0))
     await local.start()
     yield local
     await local.close()
@@ -132,7 +132,7 @@ async def test_a_kept_program_runs_as_a_new_one(sandbox: LocalSandbox, name: str
 
 
 async def test_without_a_cache_every_session_compiles() -> None:
-    local = LocalSandbox(SandboxConfig(slots=1, compile_cache_bytes=0))
+    local = LocalSandbox(SandboxSection(slots=1, compile_cache_bytes=0))
     await local.start()
     try:
         program = Program(CLOCK, "a", LIMITS)
@@ -181,7 +181,7 @@ def test_the_newest_entries_stay() -> None:
 
 def test_what_a_sandbox_of_gvisor_compiles_is_not_kept() -> None:
     """A sandbox that was taken over could send a wrong program for an honest source."""
-    compiled = RunscSandbox(SandboxConfig(backend="runsc", runsc="/bin/true", slots=1)).compiled
+    compiled = RunscSandbox(SandboxSection(backend="runsc", runsc="/bin/true", slots=1)).compiled
     compiled.put("key", payload({}))
     assert compiled.get("key") is None
     assert not GvisorSandbox._keeps_compiled

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.busy_cpu import on_a_busy_cpu
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,
     CompileStarved,
     Program,
     Sandbox,
-    SandboxConfig,
     session,
 )
 from nouscoder.verifier.toolchains.languages import installed
@@ -36,7 +36,7 @@ NUM_HOGS = 12
 @contextlib.asynccontextmanager
 async def opened(backend: str, num_hogs: int, compile_time_s: float) -> AsyncIterator[Sandbox]:
     """A sandbox on one CPU that it shares with endless processes, each of a session of its own."""
-    config = SandboxConfig(backend=backend, slots=1, compile_time_s=compile_time_s)
+    config = SandboxSection(backend=backend, slots=1, compile_time_s=compile_time_s)
     async with on_a_busy_cpu(config, num_hogs) as (sandbox, _):
         yield sandbox
 
@@ -66,7 +66,8 @@ async def test_a_compiler_that_others_keep_from_the_cpu_is_no_fault_of_the_candi
             assert await how_it_ended(sandbox, program(language, code)) == "CompileStarved", language
 
 
-@pytest.mark.parametrize("backend", ["local", pytest.param("runsc", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("backend", ["local", "runsc"])
 async def test_a_compiler_that_gets_its_time_late_compiles(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They get a ninth of a CPU, and may take four times their limit. On a busy machine even that may be too little."""
     monkeypatch.setattr(session, "_PYTHON_COMPILE_TIME_S", 2.0)

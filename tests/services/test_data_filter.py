@@ -13,20 +13,62 @@ import pytest
 from tests.openai_mock import MockServer, completion, serving
 from typer.testing import CliRunner
 
-from nouscoder.bench.leaks import RECIPE, WORDS, made_up_text, plant
 from nouscoder.cli.app import app
 from nouscoder.config import load_config
-from nouscoder.data.filters.near_duplicates import NearIndex, jaccard, rows_per_band
-from nouscoder.data.filters.recipe import FILTERS, read_recipe
-from nouscoder.data.filters.run import Selection, select
+from nouscoder.data.filters.near_duplicates import NearIndex, NgramHasher, jaccard, rows_per_band, words_of
+from nouscoder.data.filters.run import FILTERS, Selection, read_recipe, select
 from nouscoder.data.filters.step import CannotFilter, Grading
-from nouscoder.data.filters.words import NgramHasher, words_of
-from nouscoder.data.problem_parquet import column, read_parquet
-from nouscoder.data.reading import load_problems
-from nouscoder.data.references import ReferencedProblem
+from nouscoder.data.problem_parquet import column, load_problems, read_parquet
+from nouscoder.data.problems import ReferencedProblem
 from nouscoder.errors import Unusable
 
 ROOT = Path(__file__).parents[2]
+
+# A search for leaks of an evaluation set.
+RECIPE = """name = "leaks"
+inputs = ["problems.jsonl"]
+[[steps]]
+filter = "decontaminate"
+against = ["eval.jsonl"]
+boilerplate = 100
+[[steps]]
+filter = "near_duplicates"
+against = ["eval.jsonl"]
+"""
+WORDS = [f"{first}{last}" for first in "bdfgklmnprst" for last in ("a", "ebo", "ila", "omu", "unde", "arik", "ost")]
+PHRASE = "The first line of the input has one integer, the number of test cases. Print the answer for each."
+
+
+def made_up_text(seed: object, length: int = 60) -> str:
+    """Words in random order, the same for a seed."""
+    return " ".join(random.Random(str(seed)).choices(WORDS, k=length))
+
+
+def leak(evaluation: Sequence[str], number: int) -> str:
+    """A third is equal but for case and punctuation, a third has nine words in a row, a third has one other word."""
+    draw = random.Random(number)
+    words = evaluation[draw.randrange(len(evaluation))].split()
+    match number % 3:
+        case 0:
+            return ", ".join(words).upper() + "!"
+        case 1:
+            at = draw.randrange(len(words) - 9)
+            excerpt = " ".join(words[at : at + 9])
+            return f"{made_up_text(('before', number))} {excerpt} {made_up_text(('after', number))}"
+        case _:
+            words[draw.randrange(len(words))] = "changed"
+            return " ".join(words)
+
+
+def plant(num_problems: int, num_leaks: int, folder: Path) -> set[str]:
+    """Write problems.jsonl and eval.jsonl. Returns the ids of the problems that leak. PHRASE is no leak."""
+    own = [made_up_text(("eval", at)) for at in range(400)]
+    write_lines(folder / "eval.jsonl", [problem(f"e{at}", f"{text} {PHRASE}") for at, text in enumerate(own)])
+    rows = [problem(f"p{at}", f"{made_up_text(at)} {PHRASE}") for at in range(num_problems - num_leaks)]
+    rows += [problem(f"leak{at}", leak(own, at)) for at in range(num_leaks)]
+    random.Random(1).shuffle(rows)
+    write_lines(folder / "problems.jsonl", rows)
+    return {f"leak{at}" for at in range(num_leaks)}
 
 
 def problem(name: str, prompt: str, num_tests: int = 1, **more: Any) -> dict[str, Any]:
@@ -87,7 +129,6 @@ def test_a_rule_keeps_the_good_problem_and_drops_the_bad_one(
 
 @pytest.mark.parametrize("size", [500, pytest.param(20_000, marks=pytest.mark.soak)])
 def test_exactly_the_planted_leaks_are_found(tmp_path: Path, size: int) -> None:
-    """`nouscoder bench leaks` prints the time of the same search."""
     wanted = plant(size, 50, tmp_path)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     select(read_recipe(tmp_path / "recipe.toml"), tmp_path / "out.parquet")

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from nouscoder.data.filters.recipe import read_recipe
-from nouscoder.data.filters.run import Selection, select
+from nouscoder.data.filters.run import Selection, read_recipe, select
 from nouscoder.data.filters.step import CannotFilter, Grading
 from nouscoder.data.json_records import BadRecord
 from nouscoder.data.problem_parquet import read_parquet

@@ -22,13 +22,11 @@ from nouscoder.cli.app import app
 from nouscoder.config import load_config
 from nouscoder.data.importers import livecodebench, run
 from nouscoder.data.importers.formats import FORMATS, UnknownFormat
-from nouscoder.data.importers.pickled_text import UnsafePickle, text_of_pickle
+from nouscoder.data.importers.livecodebench import UnsafePickle, text_of_pickle
 from nouscoder.data.importers.run import CannotImport, Summary, import_files, rejections_of
 from nouscoder.data.problem_index import open_index
-from nouscoder.data.problem_parquet import read_parquet
-from nouscoder.data.problems import save_problems
-from nouscoder.data.reading import load_problems
-from nouscoder.data.references import Reference, ReferencedProblem
+from nouscoder.data.problem_parquet import load_problems, read_parquet
+from nouscoder.data.problems import Reference, ReferencedProblem, save_problems
 from nouscoder.domain.submission import (
     AssertTests,
     CallCase,

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from nouscoder.config import load_config
-from nouscoder.data.flakiness import Flaw, Round, Seen, findings_of
-from nouscoder.data.inspect import audit_file, inspect_file
-from nouscoder.data.problems import ProblemFileError
-from nouscoder.data.reading import read_referenced
-from nouscoder.data.references import Reference
+from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.inspect import Flaw, Round, Seen, audit_file, findings_of, inspect_file
+from nouscoder.data.problems import ProblemFileError, Reference
 from nouscoder.domain.verdict import VerdictKind
 
 SECTION = load_config(None, ["verifier.sandbox.slots=2"]).verifier

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from nouscoder.broker.core import Broker
 from nouscoder.broker.serving import serve_broker
 from nouscoder.cli.app import app
-from nouscoder.cli.stats_text import NoStatistics, stats_text
-from nouscoder.cli.status_text import broker_of
+from nouscoder.cli.data import NoStatistics, stats_text
+from nouscoder.cli.status import broker_of
 from nouscoder.config import Config
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
-from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
-from nouscoder.domain.problem_statistics import CurriculumState
-from nouscoder.learner.curriculum_copy import FILE, CurriculumCopy, read_copy
+from nouscoder.domain.curriculum import CurriculumState
+from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState
+from nouscoder.learner.state.curriculum_copy import FILE, CurriculumCopy, read_copy
 from nouscoder.rpc.channel import PeerUnreachable
 
 
@@ -75,7 +75,7 @@ async def test_the_copy_is_what_a_wiped_redis_gets_back(served: tuple[Broker, Co
             await broker.store.redis.delete(key)
         identity = RunIdentity("ab" * 16, "/runs/test", 0, 4)
         await client.restore_run(
-            Books(identity, 0, 0, 0, TrainedGroups(), broker_rig.manifest(0), curriculum=await copy.state())
+            TrainedState(identity, 0, 0, 0, TrainedGroups(), broker_rig.manifest(0), curriculum=await copy.state())
         )
         assert set((await broker.read_curriculum()).problems) == set(state.problems)
 

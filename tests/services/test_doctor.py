@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nouscoder.doctor import host, host_probe
+from nouscoder.doctor import host
 from nouscoder.doctor.finding import Finding
 from nouscoder.doctor.host import run_doctor
 from nouscoder.verifier.harness import kernel
@@ -54,7 +54,7 @@ def test_a_refused_namespace_is_named_with_the_reason(monkeypatch: pytest.Monkey
             raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(kernel, "unshare", refuse)
-    probe = host_probe.probe_host()
+    probe = host.probe_host()
     assert probe.refused == {"net": "Operation not permitted"}
     finding = host._namespaces(probe)
     assert not finding.ok

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling
@@ -25,15 +25,15 @@ from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.service import STATUS_CODES, GenerationService
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
-from nouscoder.rpc.status_codes import StatusCodes
-from nouscoder.rpc.verdict_convert import submission_from, verdict_to
+from nouscoder.rpc.pairs import SUBMISSION, VERDICT
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.v1 import generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
@@ -63,7 +63,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         if self.full:
             self.full -= 1
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
-        submission = submission_from(request.submission)
+        submission = SUBMISSION.of(request.submission)
         assert isinstance(submission.tests, StdinTests)
         expected = submission.tests.cases[0].output.strip()
         if self.fail[expected]:
@@ -73,7 +73,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             right = submission.code == f"print({expected})"
             kind = VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
         return verifier_pb2.GradeResponse(
-            verdict=verdict_to(Verdict(kind, 0, 1, 1, 0.0, "scripted", detail="scripted failure"))
+            verdict=VERDICT.to(Verdict(kind, 0, 1, 1, 0.0, "scripted", detail="scripted failure"))
         )
 
     def GradeStream(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import LoraSection, load_config
-from nouscoder.learner.lora import add_adapters
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.weights import add_adapters
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.weights_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from nouscoder.run.folder import RunFolder
 

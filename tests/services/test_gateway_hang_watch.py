@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.verifier.processes.connections import Channel
-from nouscoder.verifier.processes.hang_watch import Patience, Thread, could_answer_s, main_thread, until_hung
+from nouscoder.verifier.processes.parent import Patience, Thread, could_answer_s, main_thread, until_hung
 
 _LIMIT_S = 120.0
 _PATIENCE = Patience(ask_period_s=0.05, silence_limit_s=1.0)

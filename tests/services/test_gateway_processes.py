@@ -20,12 +20,11 @@ from nouscoder.config import ConfigError, VerifierSection, load_config
 from nouscoder.http_server.api_keys import Quota
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.access.quotas import LocalLedger, QuotaExceeded, Quotas
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.processes.connections import Distributor
 from nouscoder.verifier.processes.merged_metrics import MergedMetrics, Scraped, SocketMetrics, serve_on_socket
-from nouscoder.verifier.processes.shared_ledger import SharedLedger
-from nouscoder.verifier.processes.shared_runs import SharedRuns
-from nouscoder.verifier.processes.shares import Place, section_of, slots_of
+from nouscoder.verifier.processes.share import Place, section_of, slots_of
+from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
 
 
 @given(st.integers(1, 64), st.integers(1, 300))
@@ -50,10 +49,10 @@ def test_the_shares_add_up(number: int, num_slots: int) -> None:
         ('verifier.jobs.folder="/tmp/jobs"', "jobs.folder needs verifier.processes = 1"),
         ("verifier.tools.sessions=1", "tools.sessions needs verifier.processes = 1"),
         ('verifier.sandbox.backend="gvisor"', "other than local"),
-        ('verifier.sandbox.spill_over.backend="local"', "needs verifier.processes = 1"),
+        ('verifier.sandbox.spill_over.backend="runsc"', "needs verifier.processes = 1"),
         ("verifier.sandbox.slots=1", "sandbox.slots must be at least"),
         ("verifier.max_queue=1", "max_queue must be at least"),
-        ("verifier.max_bodies_bytes=67108864", "max_bodies_bytes must be at least"),
+        ("verifier.max_bodies_bytes=8388608", "max_bodies_bytes must be at least"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_at_the_start(override: str, why: str) -> None:
@@ -122,7 +121,7 @@ def test_processes_at_the_same_time_admit_as_many_as_the_quota_allows(tmp_path: 
 @pytest.fixture
 def locks(tmp_path: Path) -> list[ExclusiveRunLock]:
     """The locks of two processes."""
-    return [ExclusiveRunLock(neighbours=SharedRuns(tmp_path / "runs", index, 2)) for index in range(2)]
+    return [ExclusiveRunLock(others=SharedRuns(tmp_path / "runs", index, 2)) for index in range(2)]
 
 
 async def test_a_run_knows_of_the_runs_of_other_processes(locks: list[ExclusiveRunLock]) -> None:
@@ -144,7 +143,7 @@ async def test_an_exclusive_run_waits_for_the_runs_of_others_and_keeps_them_out(
 
     async with locks[1].shared():
         task = asyncio.create_task(exclusive())
-        while not locks[1]._neighbours.is_closed:
+        while not locks[1]._others.is_closed:
             await asyncio.sleep(0)
         events.append("shared ends")
     async with locks[1].shared():

@@ -18,14 +18,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
-from nouscoder.bench.processes import descendants, runs_module
 from nouscoder.config import load_config
 from nouscoder.http_server.api_keys import new_api_key
-from nouscoder.verifier.processes.child import Order
-from nouscoder.verifier.processes.hang_watch import Patience
-from nouscoder.verifier.processes.parent import Gateway, Gateways
-from nouscoder.verifier.processes.shares import Place, section_of
+from nouscoder.verifier.processes.parent import Gateway, Gateways, Patience
+from nouscoder.verifier.processes.share import Order, Place, section_of
 
 _LIMIT_S = 120.0
 
@@ -41,7 +39,8 @@ class Service:
     @property
     def gateways(self) -> list[int]:
         """The pids of the gateway processes."""
-        return [pid for pid in descendants(self.process.pid) if runs_module(pid, "nouscoder.verifier.processes.child")]
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [one.pid for one in below if "nouscoder.verifier.processes.share" in one.cmdline()]
 
 
 @asynccontextmanager

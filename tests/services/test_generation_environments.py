@@ -14,17 +14,16 @@ from tests.scripted_turns import ScriptedSampler
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.config import EnvironmentSection, load_config
-from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, CharTokenizer
+from nouscoder.demo.policy import BOS_ID, EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.tokens import Segment
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, TaskRefused
-from nouscoder.generation.environments.episode import Episode
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import Episode, SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.learner.packing import pack
+from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.policy_folder.weights_files import weights_files
 

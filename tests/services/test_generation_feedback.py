@@ -15,8 +15,15 @@ import torch
 from prometheus_client import CollectorRegistry
 from tests.scripted_turns import ScriptedSampler, parts_of
 
-from nouscoder.config import ConfigError, EnvironmentSection, FeedbackSection, load_config
-from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, CharTokenizer
+from nouscoder.config import (
+    ConfigError,
+    EnvironmentSection,
+    FeedbackSection,
+    SandboxSection,
+    VerifierSection,
+    load_config,
+)
+from nouscoder.demo.policy import BOS_ID, EOS_ID, CharTokenizer
 from nouscoder.domain.problem import GradingRules, PublicTests
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
@@ -26,8 +33,8 @@ from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.feedback import Feedback, feedback_on
 from nouscoder.generation.environments.prompts import Prompts
-from nouscoder.generation.environments.tools import Calls, Tools
-from nouscoder.learner.packing import pack
+from nouscoder.generation.environments.tools import SessionCalls, Tools
+from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
 from nouscoder.rpc.verifier_client import VerifierClient
@@ -35,9 +42,9 @@ from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.servicer import Servicer
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import SandboxConfig, open_sandbox
+from nouscoder.verifier.sandbox import open_sandbox
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}[assistant]"
@@ -62,7 +69,7 @@ class ScriptedGrader:
     hangs: bool = False
     graded: list[Submission] = field(default_factory=list)
 
-    def interpreter(self) -> AbstractAsyncContextManager[Calls]:
+    def interpreter(self) -> AbstractAsyncContextManager[SessionCalls]:
         raise NotImplementedError
 
     async def grade(self, submission: Submission) -> Verdict:
@@ -246,10 +253,10 @@ def test_a_tool_must_answer_before_the_lease_is_lost() -> None:
 @pytest.fixture
 async def verifier() -> AsyncIterator[VerifierClient]:
     """The grading service over gRPC, with a real sandbox."""
-    sandbox = open_sandbox(SandboxConfig(slots=1))
+    sandbox = open_sandbox(SandboxSection(slots=1))
     await sandbox.start()
     server = grpc.aio.server()
-    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), GradingPolicy(max_queue=4))
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), VerifierSection(max_queue=4))
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, (), MemoryBudget(1 << 30)), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -15,9 +15,16 @@ from prometheus_client import CollectorRegistry
 from tests.scripted_turns import ScriptedSampler, parts_of
 
 from nouscoder.broker.rewards import Rewards
-from nouscoder.config import ConfigError, InterpreterSection, load_config
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
-from nouscoder.domain.interpreter import CallEnd, InterpreterAnswer
+from nouscoder.config import (
+    ConfigError,
+    InterpreterSection,
+    SandboxSection,
+    ToolSessionsSection,
+    VerifierSection,
+    load_config,
+)
+from nouscoder.demo.policy import EOS_ID, CharTokenizer
+from nouscoder.domain.conversation import CallEnd, InterpreterAnswer
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -25,7 +32,7 @@ from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.interpreter import WithInterpreter, call_in, reply_to_call
 from nouscoder.generation.environments.tools import Tools
-from nouscoder.learner.packing import pack
+from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
 from nouscoder.rpc.verifier_client import VerifierClient
@@ -34,10 +41,10 @@ from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.api.servicer import Servicer
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable, open_sandbox
-from nouscoder.verifier.tools.sessions import ToolPolicy, ToolSessions
+from nouscoder.verifier.sandbox import SandboxUnavailable, open_sandbox
+from nouscoder.verifier.tools.sessions import ToolSessions
 
 TASK = Task("r0", "g0", "p0", "What is 12 times 12?", Sampling(max_new_tokens=400, seed=7))
 CALL = "<python>12 * 12</python>"
@@ -187,16 +194,16 @@ async def test_a_rollout_that_waits_for_its_call_needs_no_place_in_the_engine(to
 
 
 async def test_a_real_interpreter_keeps_its_state_within_a_rollout_only(tokenizer: PolicyTokenizer) -> None:
-    policy = ToolPolicy(1, call_s=120.0)
-    sandbox = open_sandbox(SandboxConfig(slots=1, tool_slots=1))
+    section = ToolSessionsSection(sessions=1, call_s=120.0)
+    sandbox = open_sandbox(SandboxSection(slots=1), tool_slots=1)
     try:
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     server = grpc.aio.server()
     metrics = VerifierMetrics(CollectorRegistry())
-    grader = Grader(sandbox, metrics, GradingPolicy(tool_slots=1))
-    tools = ToolSessions(sandbox, grader, Quotas(), metrics, policy)
+    grader = Grader(sandbox, metrics, VerifierSection(tools=section))
+    tools = ToolSessions(sandbox, grader, Quotas(), metrics, section)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, (), MemoryBudget(1 << 30), tools), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

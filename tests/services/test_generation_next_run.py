@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from nouscoder.config import Config, load_config
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.tokens import Completion
-from nouscoder.generation.context_limit import ContextLimit
 from nouscoder.generation.engines.base import EngineError, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.next_run import NextRun, RunRefused, reason_to_start_again
+from nouscoder.generation.rollouts import ContextLimit
+from nouscoder.generation.service import NextRun, RunRefused, reason_to_start_again
 from nouscoder.rpc.generation_client import GenerationClient
-from nouscoder.run.kept_generation import KeptGeneration
 from nouscoder.run.local import free_addresses
+from nouscoder.run.services import KeptGeneration
 from nouscoder.run.supervisor import ProcessState
 
 LIMIT_S = 240.0  # a process loads a tokenizer's library first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,7 +18,7 @@ import httpx
 import pytest
 
 from nouscoder.config import Config, load_config
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion
@@ -27,14 +28,13 @@ from nouscoder.generation.engines.base import Engine, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine, Script, default_script
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.openai import gate, sampling
-from nouscoder.generation.openai.faults import ApiFault
-from nouscoder.generation.openai.gate import Gate, Message
-from nouscoder.generation.openai.sampling import Samples, Wanted
-from nouscoder.generation.openai.schema import ChatRequest, parsed
-from nouscoder.generation.openai.serve import start_openai
-from nouscoder.generation.policies import Policies
-from nouscoder.http_server.api_keys import ApiKeys, new_api_key
+from nouscoder.generation.openai import sampling
+from nouscoder.generation.openai.api import start_openai
+from nouscoder.generation.openai.sampling import ApiSampler, WantedCompletion
+from nouscoder.generation.openai.schema import ApiFault, ChatRequest, parsed
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.http_server import listener
+from nouscoder.http_server.api_keys import new_api_key
 
 CHARACTERS = CharTokenizer()
 CAPACITY = 200
@@ -467,8 +467,8 @@ async def test_a_client_that_stops_reading_frees_its_slot(tmp_path: Path, monkey
     slow = FakeEngine(max_running=4, max_tokens_total=CAPACITY, script=saying("x" * 60), step_s=0.01)
     async with SteppedEngine(slow, GenerationMetrics()) as engine:
         await Policies(engine).update(published(tmp_path, 0))
-        samples = Samples(engine, CHARACTERS.decode, frozenset({EOS_ID}), slots=1)
-        wanted = Wanted(tuple(CHARACTERS.encode_prompt("say")), Sampling(max_new_tokens=100))
+        samples = ApiSampler(engine, CHARACTERS.decode, frozenset({EOS_ID}), slots=1)
+        wanted = WantedCompletion(tuple(CHARACTERS.encode_prompt("say")), Sampling(max_new_tokens=100))
         pieces = samples.pieces([wanted], LIMIT_S)
         _, first = await anext(pieces)
         (other,) = await asyncio.wait_for(samples.whole([wanted]), LIMIT_S)
@@ -478,32 +478,28 @@ async def test_a_client_that_stops_reading_frees_its_slot(tmp_path: Path, monkey
     assert len(rest) > 1
 
 
-async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "_READER_PATIENCE_S", 0.05)
-    num_answers = 0
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal num_answers
-        num_answers += 1
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def stuck(message: Message) -> None:
-        await asyncio.Event().wait()
-
-    async def nothing() -> Message:
-        return {"type": "http.disconnect"}
-
-    scope = {"type": "http", "path": CHAT, "headers": [(b"host", b"127.0.0.1")]}
-    one_at_a_time = Gate(answer, ApiKeys(None), (), max_requests=1)
-    for _ in range(2):
-        await asyncio.wait_for(one_at_a_time(scope, nothing, stuck), LIMIT_S)
-    assert num_answers == 2, "the first is no longer counted"
-
-    async def slow(scope: Any, receive: Any, send: Any) -> None:
-        raise TimeoutError("its own")
-
-    with pytest.raises(TimeoutError, match="its own"):
-        await Gate(slow, ApiKeys(None), (), max_requests=1)(scope, nothing, stuck)
+async def test_a_client_that_takes_nothing_is_given_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "ANSWER_PATIENCE_S", 0.5)
+    name = "m" * (8 << 20)  # a long name makes a long answer
+    async with serving(
+        folder, tmp_path, "generation.openai.max_requests=1", f"generation.openai.model={name}"
+    ) as service:
+        host, _, port = service.url.removeprefix("http://").rpartition(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(LIMIT_S)
+            client.connect((host, int(port)))
+            client.sendall(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            await until(lambda: service.metric("request_seconds_count", route="/v1/models") == 1)
+            received = 0
+            while part := await asyncio.to_thread(client.recv, 1 << 20):
+                received += len(part)
+            assert received < 2 * len(name), "the rest never came"
+        monkeypatch.setattr(listener, "ANSWER_PATIENCE_S", LIMIT_S)
+        answer = await service.http.get("/v1/models")
+        assert len(answer.content) > 2 * len(name), "the request before is no longer counted"
 
 
 async def test_requests_and_tokens_are_counted(folder: Path, tmp_path: Path) -> None:

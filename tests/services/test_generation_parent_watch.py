@@ -12,7 +12,7 @@ from pathlib import Path
 # Starts a child in the way of vLLM, and tells its process id. The child would sleep for minutes.
 SERVICE = """
 import multiprocessing, os, sys, time
-from nouscoder.generation.engines.parent_watch import end_with_parent
+from nouscoder.generation.engines.vllm_start import end_with_parent
 
 def child(file):
     end_with_parent()

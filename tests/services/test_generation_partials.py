@@ -16,7 +16,7 @@ import pytest
 from nouscoder.broker.core import Broker
 from nouscoder.broker.serving import serve_broker
 from nouscoder.config import FeedbackSection
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.partial import PartialRollout, tokens_from
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import GradingRules, PublicTests
@@ -29,14 +29,13 @@ from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.base import Environment
-from nouscoder.generation.environments.episode import Episode
 from nouscoder.generation.environments.feedback import Feedback
-from nouscoder.generation.environments.single_turn import SingleTurn
-from nouscoder.generation.environments.tools import Calls, Tools
+from nouscoder.generation.environments.prompts import Episode, SingleTurn
+from nouscoder.generation.environments.tools import SessionCalls, Tools
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.resumable import ResumableSampler
+from nouscoder.generation.partials import ResumableSampler
 from nouscoder.generation.rollouts import Rollouts
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.rpc.broker_client import BrokerClient
@@ -74,7 +73,7 @@ class Grader:
 
     words: str = "no"
 
-    def interpreter(self) -> AbstractAsyncContextManager[Calls]:
+    def interpreter(self) -> AbstractAsyncContextManager[SessionCalls]:
         raise NotImplementedError
 
     async def grade(self, submission: Submission) -> Verdict:

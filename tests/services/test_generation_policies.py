@@ -12,9 +12,9 @@ import pytest
 
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.generation.engines.base import Engine, EngineError
-from nouscoder.generation.errors import PolicyGone, PolicyRefused, PolicyUnusable
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.policy_source import FolderSource
+from nouscoder.generation.weights.cache import PolicyGone, PolicyRefused, PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.source import FolderSource
 
 
 class SlowEngine:

@@ -23,19 +23,18 @@ from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import TorchEngine
-from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.policy_cache import CacheUnusable, PolicyCache
-from nouscoder.generation.policy_source import LearnerSource
-from nouscoder.learner.policy_files import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
-from nouscoder.learner.run_files import RunFiles
+from nouscoder.generation.weights.cache import PolicyCache, PolicyCacheUnusable, PolicyGone, PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.source import LearnerSource
+from nouscoder.learner.publication.published import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_folder.delta import write_delta
 from nouscoder.policy_folder.weights_files import ADAPTER_FILE, shards_of
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.learner_client import LearnerClient
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 BIG = 2 * CHUNK_BYTES + 17
@@ -111,7 +110,7 @@ class Rig:
 
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    monkeypatch.setattr("nouscoder.generation.policy_source._AGAIN_S", 0.01)
+    monkeypatch.setattr("nouscoder.generation.weights.source._AGAIN_S", 0.01)
     files = RunFiles(tmp_path / "run", tmp_path / "run/policy")
     files.policy.mkdir(parents=True)
     (files.policy / "config.json").write_text('{"model_type": "qwen3"}')
@@ -399,7 +398,7 @@ def test_a_cache_belongs_to_one_process_and_starts_without_partial_files(tmp_pat
         (folder / f"00000001-aa/model.safetensors.{ending}").write_bytes(b"half")
     cache = PolicyCache(folder)
     assert [path.name for path in folder.rglob("*") if path.is_file()] == [".lock"]
-    with pytest.raises(CacheUnusable, match=r"another process uses generation\.cache"):
+    with pytest.raises(PolicyCacheUnusable, match=r"another process uses generation\.cache"):
         PolicyCache(folder)
     cache.close()
     PolicyCache(folder).close()
@@ -407,5 +406,5 @@ def test_a_cache_belongs_to_one_process_and_starts_without_partial_files(tmp_pat
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CacheUnusable, match=r"generation\.cache .* cannot be written: Not a directory"):
+    with pytest.raises(PolicyCacheUnusable, match=r"generation\.cache .* cannot be written: Not a directory"):
         PolicyCache(tmp_path / "file" / "cache")

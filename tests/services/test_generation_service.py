@@ -18,22 +18,21 @@ from typing import Any
 import grpc
 import pytest
 
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard, Transport
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.service import STATUS_CODES, GenerationService
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.rpc.channel import open_channel
-from nouscoder.rpc.policy_convert import manifest_to
-from nouscoder.rpc.rollout_convert import task_to
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.pairs import MANIFEST, TASK
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
@@ -70,12 +69,12 @@ class Bench:
         return value
 
     async def generate(self, tasks: list[Task]) -> list[Rollout]:
-        request = generation_pb2.GenerateRequest(tasks=[task_to(each) for each in tasks])
+        request = generation_pb2.GenerateRequest(tasks=[TASK.to(each) for each in tasks])
         return [decode_rollout(answer.record) async for answer in self.stub.Generate(request, timeout=60)]
 
     async def update(self, manifest: PolicyManifest) -> Any:
         return await self.stub.UpdatePolicy(
-            generation_pb2.UpdatePolicyRequest(manifest=manifest_to(manifest)), timeout=60
+            generation_pb2.UpdatePolicyRequest(manifest=MANIFEST.to(manifest)), timeout=60
         )
 
     async def status(self) -> Any:
@@ -143,7 +142,7 @@ async def test_generate_names_a_task_that_cannot_be_sampled(bench: Bench, tmp_pa
 async def test_a_cancelled_call_cancels_its_tasks(bench: Bench, tmp_path: Path) -> None:
     await bench.update(published(tmp_path, 0))
     await bench.engine.pause(60)
-    call = bench.stub.Generate(generation_pb2.GenerateRequest(tasks=[task_to(task(n)) for n in range(6)]))
+    call = bench.stub.Generate(generation_pb2.GenerateRequest(tasks=[TASK.to(task(n)) for n in range(6)]))
     reading = asyncio.ensure_future(call.read())
     await until(lambda: bench.engine.num_waiting == 6)
     reading.cancel()

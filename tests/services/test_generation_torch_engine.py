@@ -13,12 +13,11 @@ from safetensors.torch import load_file, save_file
 from tests.contract.reference_logprobs import fresh_logprobs, replayed_logprobs
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32
 from nouscoder.generation.engines.base import EngineError, SampleRequest
-from nouscoder.generation.engines.kv_cache import KeyValueCache, decode_mask
-from nouscoder.generation.engines.sampling import choose_tokens, draws_of
+from nouscoder.generation.engines.slots import KeyValueCache, choose_tokens, decode_mask, draws_of
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.policy_folder.weights_files import weights_files
 

@@ -20,23 +20,23 @@ from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import StdinTests, Submission
 from nouscoder.domain.tokens import Completion
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.generation import policy_follower
 from nouscoder.generation import rollouts as rollouts_module
 from nouscoder.generation import worker as worker_module
 from nouscoder.generation.engines.base import Engine, EngineStopped
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.base import Environment, Sampler, ToolUnavailable
-from nouscoder.generation.environments.single_turn import SingleTurn
-from nouscoder.generation.environments.tools import Calls, Tools
-from nouscoder.generation.errors import PolicyGone, PolicyUnusable
+from nouscoder.generation.environments.prompts import SingleTurn
+from nouscoder.generation.environments.tools import SessionCalls, Tools
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.policy_source import FolderSource
 from nouscoder.generation.rollouts import Rollouts
+from nouscoder.generation.weights import policies
+from nouscoder.generation.weights.cache import PolicyGone, PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.source import FolderSource
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
-from nouscoder.rpc.lease_keeper import LeaseKeeper
+from nouscoder.rpc.worker import LeaseKeeper
 
 MAX_RUNNING, PREFETCH = 4, 2
 
@@ -309,7 +309,7 @@ async def test_a_removed_policy_is_skipped_for_a_newer_one(
             broker.manifests.put_nowait(published(tmp_path, version))
         await until(lambda: len(broker.submitted) == 2)
         assert bench.engine.policy_version == 6
-        monkeypatch.setattr("nouscoder.generation.policy_follower._NEWER_LIMIT_S", 0.05)
+        monkeypatch.setattr("nouscoder.generation.weights.policies._NEWER_LIMIT_S", 0.05)
         gone.add(7)
         broker.manifests.put_nowait(published(tmp_path, 7))
         with pytest.raises(PolicyGone, match="no newer policy came within 0 s after a removed one"):
@@ -482,7 +482,7 @@ async def test_a_later_unusable_policy_leaves_the_previous_one_in_use(working: W
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_follower, "_LOADING", replace(policy_follower._LOADING, wait_s=0.01))
+    monkeypatch.setattr(policies, "_LOADING", replace(policies._LOADING, wait_s=0.01))
 
 
 # Tools
@@ -508,7 +508,7 @@ class WaitingGrader:
     def __init__(self) -> None:
         self.answer = asyncio.Event()
 
-    def interpreter(self) -> AbstractAsyncContextManager[Calls]:
+    def interpreter(self) -> AbstractAsyncContextManager[SessionCalls]:
         raise NotImplementedError
 
     async def grade(self, submission: Submission) -> Verdict:

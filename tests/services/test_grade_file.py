@@ -22,10 +22,8 @@ from nouscoder.data.json_records import UnreadableFile
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
-from nouscoder.grade_files.grade_file import NothingToGrade, Request
+from nouscoder.grade_files.grade_file import NothingToGrade, OutputFault, Request, Summary
 from nouscoder.grade_files.grade_file import grade_file as grade
-from nouscoder.grade_files.output import OutputFault
-from nouscoder.grade_files.summary import Summary
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.harness.image import writable_parts
-from nouscoder.verifier.sandbox import Program, RunResult, SandboxConfig, SandboxUnavailable
+from nouscoder.verifier.harness.init_library import writable_parts
+from nouscoder.verifier.sandbox import Program, RunResult, SandboxUnavailable
 from nouscoder.verifier.sandbox.runsc import RunscSandbox
 from nouscoder.verifier.toolchains.languages import registry
 
@@ -141,7 +142,7 @@ def test_frees_do_not_unmap_memory_that_is_part_of_the_image() -> None:
 @pytest.fixture
 async def sandbox() -> AsyncIterator[RunscSandbox]:
     try:
-        made = RunscSandbox(SandboxConfig(backend="runsc", slots=1))
+        made = RunscSandbox(SandboxSection(backend="runsc", slots=1))
         await made.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))

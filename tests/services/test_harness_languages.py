@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,
@@ -15,7 +16,6 @@ from nouscoder.verifier.sandbox import (
     Program,
     RunResult,
     Sandbox,
-    SandboxConfig,
     SandboxUnavailable,
     open_sandbox,
 )
@@ -56,7 +56,7 @@ ECHO = {  # prints its input doubled, then its arguments
 }
 
 
-async def opened(config: SandboxConfig) -> AsyncIterator[Sandbox]:
+async def opened(config: SandboxSection) -> AsyncIterator[Sandbox]:
     made = open_sandbox(config)
     try:
         await made.start()
@@ -68,14 +68,14 @@ async def opened(config: SandboxConfig) -> AsyncIterator[Sandbox]:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
-    async for made in opened(SandboxConfig(slots=1, compile_time_s=120)):
+    async for made in opened(SandboxSection(slots=1, compile_time_s=120)):
         yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def impatient() -> AsyncIterator[Sandbox]:
     """A sandbox with a compile limit of 3 s."""
-    async for made in opened(SandboxConfig(slots=1, compile_time_s=3)):
+    async for made in opened(SandboxSection(slots=1, compile_time_s=3)):
         yield made
 
 
@@ -353,7 +353,7 @@ async def test_compiled_programs_run_beside_the_systems_own_interpreter() -> Non
     """Debian's has a fixed address, and variables of libc are in its data."""
     if not Path("/usr/bin/python3").exists() or "bash" not in installed():
         pytest.skip("this host has no /usr/bin/python3, or no bash")
-    sandbox = open_sandbox(SandboxConfig(slots=1, python="/usr/bin/python3"))
+    sandbox = open_sandbox(SandboxSection(slots=1, python="/usr/bin/python3"))
     try:
         await sandbox.start()
     except SandboxUnavailable as error:

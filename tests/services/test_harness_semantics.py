@@ -12,17 +12,17 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     Exit,
     Program,
     RunResult,
     Sandbox,
-    SandboxConfig,
     SandboxUnavailable,
     open_sandbox,
 )
-from nouscoder.verifier.sandbox.link import kill
+from nouscoder.verifier.sandbox.slot import kill
 from nouscoder.verifier.toolchains.languages import registry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,7 +32,7 @@ LIMITS = Limits(wall_time_s=60, cpu_time_s=30, memory_bytes=512 << 20, output_by
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
-    made = open_sandbox(SandboxConfig(slots=1))
+    made = open_sandbox(SandboxSection(slots=1))
     try:
         await made.start()
     except SandboxUnavailable as error:

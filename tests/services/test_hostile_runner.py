@@ -13,27 +13,27 @@ from dataclasses import replace
 
 import pytest
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.harness import frames
-from nouscoder.verifier.harness.frames import Kind
-from nouscoder.verifier.runner import greeting
-from nouscoder.verifier.runner.secure import own_certificate
-from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
+from nouscoder.verifier.harness.frames import FrameKind
+from nouscoder.verifier.runner import handshake
+from nouscoder.verifier.runner.handshake import own_certificate
+from nouscoder.verifier.sandbox import Exit, Program, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.base import OutOfMemory
-from nouscoder.verifier.sandbox.canary import new_canary
 from nouscoder.verifier.sandbox.compile_cache import CompileCache
-from nouscoder.verifier.sandbox.link import Ending
-from nouscoder.verifier.sandbox.runner_link import RunnerRefused, connect
+from nouscoder.verifier.sandbox.runners.gvisor import new_canary
+from nouscoder.verifier.sandbox.runners.link import RunnerRefused, connect
 from nouscoder.verifier.sandbox.session import SlotSession
-from nouscoder.verifier.sandbox.slot import Slot
+from nouscoder.verifier.sandbox.slot import LinkEnding, Slot
 from nouscoder.verifier.toolchains import languages
 
 LIMITS = Limits(wall_time_s=60, output_bytes=1000)
 PROGRAM = Program(languages.registry()["python"], "print(1)", LIMITS)
 GOOD = frames.Result(0, 0, 0, 0.1, 0.1, 1000, b"1\n", b"", None)
-KEY = greeting.read_key("0123456789abcdef-a key of a pool")
+KEY = handshake.read_key("0123456789abcdef-a key of a pool")
 INVALID: tuple[object, ...] = (None, [], "x")
-COMPILED = frames.encode(Kind.COMPILED)
+COMPILED = frames.encode(FrameKind.COMPILED)
 
 
 class HostileLink:
@@ -45,12 +45,12 @@ class HostileLink:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tools: Mapping[str, str]) -> None:
         self.reader, self.writer, self.tools = reader, writer, tools
         self.is_open = True
-        self.has_peer = False
+        self.has_dialogue_socket = False
 
     def last_log_line(self) -> str:
         return ""
 
-    async def close(self, ending: Ending) -> None:
+    async def close(self, ending: LinkEnding) -> None:
         self.is_open = False
         self.writer.transport.abort()
 
@@ -59,7 +59,7 @@ class HostileLaunch:
     """Opens links to `says`, which is called with the other end of the connection."""
 
     def __init__(self, said: bytes, hello: bytes = b"{}", tools: Mapping[str, str] | None = None) -> None:
-        self._said = frames.encode(Kind.HELLO, hello) + frames.encode(Kind.READY) + said
+        self._said = frames.encode(FrameKind.HELLO, hello) + frames.encode(FrameKind.READY) + said
         self._tools = tools or {}
         self.received = b""
         self.is_out_of_memory = False
@@ -88,9 +88,9 @@ class HostileLaunch:
 
 async def session_with(launch: HostileLaunch, program: Program = PROGRAM) -> tuple[Slot, SlotSession]:
     """A session whose program has compiled, if the other end says so."""
-    slot = Slot(0, SandboxConfig(start_limit_s=60), launch)
+    slot = Slot(0, SandboxSection(start_limit_s=60), launch)
     await slot.ensure_usable()
-    session = SlotSession(slot, program, SandboxConfig(), CompileCache(0))
+    session = SlotSession(slot, program, SandboxSection(), CompileCache(0))
     session.begin()
     await session.compile()
     return slot, session
@@ -98,13 +98,13 @@ async def session_with(launch: HostileLaunch, program: Program = PROGRAM) -> tup
 
 def result(**changed: object) -> bytes:
     """A RESULT frame with these numbers."""
-    return frames.encode(Kind.RESULT, frames.pack_result(GOOD._replace(**changed)))  # type: ignore[arg-type]
+    return frames.encode(FrameKind.RESULT, frames.pack_result(GOOD._replace(**changed)))  # type: ignore[arg-type]
 
 
 BAD_RESULTS = {
-    "a claimed length of 512 MiB": frames.HEADER.pack(Kind.RESULT, 1 << 29),
-    "more than all its output": frames.encode(Kind.RESULT, bytes(frames.session_bound(LIMITS.output_bytes) + 1)),
-    "a short result": frames.encode(Kind.RESULT, b"\0"),
+    "a claimed length of 512 MiB": frames.HEADER.pack(FrameKind.RESULT, 1 << 29),
+    "more than all its output": frames.encode(FrameKind.RESULT, bytes(frames.session_bound(LIMITS.output_bytes) + 1)),
+    "a short result": frames.encode(FrameKind.RESULT, b"\0"),
     "an unknown end": result(ended=99),
     "no number as the wall time": result(wall_time_s=math.nan),
     "an endless CPU time": result(cpu_time_s=math.inf),
@@ -112,12 +112,12 @@ BAD_RESULTS = {
     "an impossible exit code": result(exit_code=-5),
     "an impossible signal": result(signal=1000),
     "an unknown kind": frames.HEADER.pack(99, 0),
-    "another kind": frames.encode(Kind.READY),
+    "another kind": frames.encode(FrameKind.READY),
 }
 
 
 async def test_bad_files_after_compiling_are_a_sandbox_error() -> None:
-    bad = frames.encode(Kind.COMPILED, b"\0\0\0\0\0\0\0\1\0\0\0\2..\0\0\0\0")
+    bad = frames.encode(FrameKind.COMPILED, b"\0\0\0\0\0\0\0\1\0\0\0\2..\0\0\0\0")
     with pytest.raises(SandboxError, match="invalid files"):
         await session_with(HostileLaunch(bad))
 
@@ -150,7 +150,7 @@ async def test_the_same_while_the_program_compiles() -> None:
 
 
 async def test_a_frame_as_large_as_files_is_refused_unread_unless_the_program_fetches_some() -> None:
-    large = frames.encode(Kind.RESULT, bytes(2 * LIMITS.output_bytes + (1 << 19)))
+    large = frames.encode(FrameKind.RESULT, bytes(2 * LIMITS.output_bytes + (1 << 19)))
     compiled_elsewhere = replace(PROGRAM, language=languages.registry()["c"])
     programs = [
         (PROGRAM, "sent a frame of"),
@@ -176,16 +176,16 @@ async def test_a_bad_first_frame_is_a_sandbox_error(hello: bytes) -> None:
         await session_with(HostileLaunch(b"", hello))
 
 
-END = frames.encode(Kind.OUTPUT_END)
+END = frames.encode(FrameKind.OUTPUT_END)
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        frames.encode(Kind.OUTPUT) * 10,
-        frames.encode(Kind.OUTPUT, b"x" * 70_000) * (1 + frames.session_bound(LIMITS.output_bytes) // 70_000),
+        frames.encode(FrameKind.OUTPUT) * 10,
+        frames.encode(FrameKind.OUTPUT, b"x" * 70_000) * (1 + frames.session_bound(LIMITS.output_bytes) // 70_000),
         END * 2,
-        END + frames.encode(Kind.OUTPUT, b"x"),
+        END + frames.encode(FrameKind.OUTPUT, b"x"),
     ],
     ids=["empty", "flood", "two ends", "output after the end"],
 )
@@ -193,11 +193,11 @@ END = frames.encode(Kind.OUTPUT_END)
 async def test_the_output_in_a_conversation_is_bounded(
     said: bytes, by_pipes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Slot, "has_peer", by_pipes)
+    monkeypatch.setattr(Slot, "has_dialogue_socket", by_pipes)
     slot, session = await session_with(HostileLaunch(COMPILED + said))
     partner_slot, partner = await session_with(HostileLaunch(COMPILED + result()))
     with pytest.raises(SandboxError):
-        await session.converse(partner)
+        await session.dialogue_with(partner)
     assert not slot.end_session()
     await partner_slot.stop()
 
@@ -228,32 +228,32 @@ def _not_an_object(_: dict[str, object]) -> bytes:
 
 
 def _bad_tools(_: dict[str, object]) -> bytes:
-    return json.dumps({"status": greeting.OK, "tools": [["x"]], "python": {}}).encode()
+    return json.dumps({"status": handshake.OK, "tools": [["x"]], "python": {}}).encode()
 
 
 @pytest.mark.parametrize(("answer", "refused"), [(_deep, True), (_not_an_object, True), (_bad_tools, False)])
-async def test_a_malformed_greeting_is_refused(answer: Callable[[dict[str, object]], bytes], refused: bool) -> None:
+async def test_a_malformed_handshake_is_refused(answer: Callable[[dict[str, object]], bytes], refused: bool) -> None:
     context, certificate = own_certificate()
 
     async def runner(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonce = bytes(greeting.NONCE_BYTES)
-        writer.write(greeting.MAGIC + nonce)
-        theirs = await reader.readexactly(greeting.NONCE_BYTES)
+        nonce = bytes(handshake.NONCE_BYTES)
+        writer.write(handshake.MAGIC + nonce)
+        theirs = await reader.readexactly(handshake.NONCE_BYTES)
         text = answer({})
-        proof = greeting.proof(KEY, "runner", greeting.Nonces(nonce, theirs, certificate), text)
-        writer.write(proof + greeting.LENGTH.pack(len(text)) + text)
+        proof = handshake.proof(KEY, "runner", handshake.Nonces(nonce, theirs, certificate), text)
+        writer.write(proof + handshake.LENGTH.pack(len(text)) + text)
         await reader.read()
         writer.close()
 
     async with await asyncio.start_server(runner, "127.0.0.1", 0, ssl=context) as server:
-        connecting = connect(server.sockets[0].getsockname(), KEY, greeting.SLOT, {}, name="it", limit_s=60)
+        connecting = connect(server.sockets[0].getsockname(), KEY, handshake.SLOT, {}, name="it", limit_s=60)
         if refused:
             with pytest.raises(RunnerRefused):
                 await connecting
         else:
             link = await connecting
             assert link.tools == {}
-            await link.close(Ending.DOUBT)
+            await link.close(LinkEnding.DOUBT)
 
 
 async def _answers() -> AsyncIterator[tuple[bytes, bytes]]:

@@ -13,10 +13,10 @@ from pyarrow import parquet
 
 from nouscoder.data.importers import run
 from nouscoder.data.importers.formats import FORMATS
-from nouscoder.data.importers.hub_rows import HubDataUnusable, HubRows, hub_rows
+from nouscoder.data.importers.rows import HubDataUnusable, HubRows, hub_rows
 from nouscoder.data.importers.run import CannotImport, import_files, rejections_of, source_named
 from nouscoder.data.problem_parquet import read_parquet
-from nouscoder.data.references import ReferencedProblem
+from nouscoder.data.problems import ReferencedProblem
 
 CASES = [{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]
 

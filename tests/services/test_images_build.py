@@ -20,7 +20,7 @@ def tree(tmp_path: Path) -> Path:
     project = tmp_path / "project"
     for name in ("deploy/images", "requirements", "configs", "services/nouscoder/verifier"):
         shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", ".dockerignore"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE", ".dockerignore"):
         shutil.copy(PROJECT / name, project / name)
     return project
 
@@ -161,7 +161,7 @@ esac"""
     assert column() == ["unchanged", "unchanged"]
     (tree / "services/nouscoder/verifier/http.py").write_text("")
     assert column() == ["built", "unchanged"]
-    (tree / "services/nouscoder/verifier/harness/calls.py").write_text("")
+    (tree / "services/nouscoder/verifier/harness/candidate.py").write_text("")
     assert column() == ["built", "built"]
     os.remove(tree.parent / "built")
     assert column()[0] == "built"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.config import JobsSection
 from nouscoder.verifier.access.caller import Caller
-from nouscoder.verifier.jobs.folder import JobFolder
-from nouscoder.verifier.jobs.records import JobConflict, JobOptions, UnknownJob
-from nouscoder.verifier.jobs.store import JobBounds, JobStore
+from nouscoder.verifier.jobs.folder import JobConflict, JobFolder, JobOptions, UnknownJob
+from nouscoder.verifier.jobs.store import JobStore
 
 CALLER = Caller("ann", "request")
 
@@ -32,7 +32,7 @@ def folders_in(folder: Path) -> list[str]:
 
 
 async def test_a_key_is_free_again_when_its_job_has_been_removed_and_not_before(folder: Path) -> None:
-    store = JobStore(folder, JobBounds())
+    store = JobStore(folder, JobsSection())
     job = await added(store, "a")
     async with job.lock:  # as when a thread works on its files
         removal = asyncio.create_task(store.remove(job))
@@ -46,7 +46,7 @@ async def test_a_key_is_free_again_when_its_job_has_been_removed_and_not_before(
 
 
 async def test_a_removal_goes_on_when_its_request_is_cancelled(folder: Path) -> None:
-    store = JobStore(folder, JobBounds())
+    store = JobStore(folder, JobsSection())
     job = await added(store, "a")
     async with job.lock:
         removal = asyncio.create_task(store.remove(job))
@@ -58,7 +58,7 @@ async def test_a_removal_goes_on_when_its_request_is_cancelled(folder: Path) -> 
     await store.removals()
     assert folders_in(folder) == []
     store.close()
-    after = JobStore(folder, JobBounds())
+    after = JobStore(folder, JobsSection())
     after.load()
     with pytest.raises(UnknownJob):
         after.job("ann", "a")
@@ -66,7 +66,7 @@ async def test_a_removal_goes_on_when_its_request_is_cancelled(folder: Path) -> 
 
 
 async def test_what_a_cancelled_upload_leaves_is_in_nobodys_way(folder: Path) -> None:
-    store = JobStore(folder, JobBounds())
+    store = JobStore(folder, JobsSection())
     with contextlib.suppress(RuntimeError), store.upload(CALLER, "a") as upload:
         left = upload.path
         raise RuntimeError
@@ -74,7 +74,7 @@ async def test_what_a_cancelled_upload_leaves_is_in_nobodys_way(folder: Path) ->
     (left / "job.json").write_text("{}")
     await added(store, "a")
     store.close()
-    after = JobStore(folder, JobBounds())
+    after = JobStore(folder, JobsSection())
     after.load()
     assert folders_in(folder) == ["a"]
     assert after.job("ann", "a").next_request() == (0, b"{}\n")
@@ -84,7 +84,7 @@ async def test_what_a_cancelled_upload_leaves_is_in_nobodys_way(folder: Path) ->
 async def test_a_job_that_cannot_be_read_keeps_its_folder(folder: Path) -> None:
     (folder / "a").mkdir(parents=True)
     (folder / "a" / "job.json").write_text("broken")
-    store = JobStore(folder, JobBounds())
+    store = JobStore(folder, JobsSection())
     store.load()
     with pytest.raises(JobConflict, match="cannot be read"):
         await added(store, "a")
@@ -96,7 +96,7 @@ async def test_a_job_that_cannot_be_read_keeps_its_folder(folder: Path) -> None:
 async def test_a_job_that_is_removed_before_its_request_is_answered_is_counted_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = JobStore(folder, JobBounds())
+    store = JobStore(folder, JobsSection())
     loop = asyncio.get_running_loop()
 
     def flush(_: Path) -> None:  # in a thread, between the job's begin and the answer

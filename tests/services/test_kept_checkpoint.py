@@ -17,19 +17,19 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.atomic_files import StorageError, numbered
 from nouscoder.config import Config, LearnerSection, RunSection
-from nouscoder.learner import checkpoints
-from nouscoder.learner.checkpoint import PendingCheckpoint, verified_checkpoint
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.fake_broker import FakeBroker
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.policy_files import PolicyFiles
-from nouscoder.learner.policy_sender import PolicySender
-from nouscoder.learner.run_files import RunFiles
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.publication.published import PolicyFiles
+from nouscoder.learner.publication.publisher import PolicySender
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
-from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.state import checkpoints
+from nouscoder.learner.state.checkpoint import PendingCheckpoint, verified_checkpoint
+from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.server import Served, start_grpc
-from nouscoder.run.kept_checkpoint import NotKept, kept_checkpoint
+from nouscoder.run.evaluation import NotKept, kept_checkpoint
 from nouscoder.v1 import learner_pb2_grpc
 
 LIMIT_S = 120.0

@@ -1,4 +1,4 @@
-"""Tests large_blocks.py in a process of its own, whose memory it is."""
+"""Tests `return_large_blocks` of memory_budget.py in a process of its own, whose memory it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 _PROGRAM = """
 import sys
 from pathlib import Path
-from nouscoder.verifier.processes.large_blocks import return_large_blocks
+from nouscoder.verifier.access.memory_budget import return_large_blocks
 
 def held() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

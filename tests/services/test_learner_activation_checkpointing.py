@@ -11,10 +11,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nouscoder.config import ActivationCheckpointing
-from nouscoder.learner.activation_checkpointing import checkpoint_activations
-from nouscoder.learner.logprobs import score_tokens
-from nouscoder.learner.packing import pack
-from nouscoder.learner.synthetic import random_batch, random_policy
+from nouscoder.learner.model.computation import checkpoint_activations
+from nouscoder.learner.model.logprobs import score_tokens
+from nouscoder.learner.model.packing import pack
+from nouscoder.learner.model.synthetic import random_batch, random_policy
 
 ROLLOUTS = [graded.rollout for graded in random_batch(0, seed=2).rollouts]
 

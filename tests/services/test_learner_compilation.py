@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nouscoder.config import Config, LearnerSection
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.synthetic import random_batch, random_policy
+from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.trainer import Trainer
 
 

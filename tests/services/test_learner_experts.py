@@ -20,35 +20,33 @@ from nouscoder.config import AdvantageSection, Config, ConfigError, LearnerSecti
 from nouscoder.config.learner import ActivationCheckpointing
 from nouscoder.domain.advantage import Overlong
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.partial import PartialRollout, tokens_from
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
-from nouscoder.domain.tokens import Completion, int32
+from nouscoder.domain.tokens import Completion, ExpertChoices, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.resumable import ResumableSampler
-from nouscoder.learner.activation_checkpointing import checkpoint_activations
-from nouscoder.learner.flops import active_parameters
-from nouscoder.learner.logprobs import score_tokens
-from nouscoder.learner.packing import MicroBatch, pack_row
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.router_replay import replay_experts
-from nouscoder.learner.synthetic import (
+from nouscoder.generation.partials import ResumableSampler
+from nouscoder.learner.model.computation import checkpoint_activations
+from nouscoder.learner.model.experts import replay_experts
+from nouscoder.learner.model.logprobs import score_tokens
+from nouscoder.learner.model.packing import MicroBatch, pack_row
+from nouscoder.learner.model.synthetic import (
     random_batch,
     random_policy,
     random_policy_with_experts,
     with_random_experts,
     write_policy_folder,
 )
+from nouscoder.learner.model.weights import load_model, stored_dtypes
+from nouscoder.learner.parallel.balance import active_parameters
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
-from nouscoder.learner.weights import load_model, stored_dtypes
-from nouscoder.policy_folder.experts import merge_experts, routers_of, split_experts
+from nouscoder.policy_folder.policy_tensors import merge_experts, routers_of, split_experts
 from nouscoder.policy_folder.weights_files import weights_files
-from nouscoder.store.partial_record import decode_pieces, encode_piece
-from nouscoder.store.rollout_record import decode_rollout, encode_rollout
+from nouscoder.store.rollout_record import decode_pieces, decode_rollout, encode_piece, encode_rollout
 
 CPU = torch.device("cpu")
 PROMPTS = ((5, 9, 30), (7,), (5, 9, 30, 11, 40, 8))

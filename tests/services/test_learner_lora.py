@@ -12,13 +12,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import PreTrainedModel
 
 from nouscoder.config import Config, LearnerSection, LoraSection
-from nouscoder.learner.checkpoint import CheckpointStore, Progress
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.logprobs import score_tokens
-from nouscoder.learner.lora import LoraLinear, add_adapters
-from nouscoder.learner.packing import pack
-from nouscoder.learner.publish import StagedPolicy
-from nouscoder.learner.synthetic import random_batch, random_policy
+from nouscoder.learner.model.logprobs import score_tokens
+from nouscoder.learner.model.packing import pack
+from nouscoder.learner.model.synthetic import random_batch, random_policy
+from nouscoder.learner.model.weights import LoraLinear, add_adapters
+from nouscoder.learner.publication.published import StagedPolicy
+from nouscoder.learner.state.checkpoint import CheckpointStore, Progress
 from nouscoder.learner.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from nouscoder.learner.adamw_8bit import AdamW8bit
-from nouscoder.learner.block_quantisation import BLOCK, dequantise, levels, num_blocks, quantise
-from nouscoder.learner.optimizers import put_states
+from nouscoder.learner.optimizer import BLOCK, AdamW8bit, dequantise, levels, num_blocks, put_states, quantise
 
 BETAS, RATE, DECAY = (0.9, 0.99), 2e-2, 0.05
 

@@ -10,11 +10,10 @@ from tests.contract.reference_varlen import varlen_attn_on_cpu
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.learner.logprobs import score_tokens
-from nouscoder.learner.packed_attention import PACKED_ATTENTION, RowLayout
-from nouscoder.learner.packing import pack
-from nouscoder.learner.synthetic import random_batch, random_policy
-from nouscoder.learner.varlen_attention import SDPA_VARLEN, TORCH_VARLEN
+from nouscoder.learner.model.attention import SDPA_VARLEN, TORCH_VARLEN
+from nouscoder.learner.model.logprobs import score_tokens
+from nouscoder.learner.model.packing import PACKED_ATTENTION, RowLayout, pack
+from nouscoder.learner.model.synthetic import random_batch, random_policy
 
 CPU = torch.device("cpu")
 ROLLOUTS = [graded.rollout for graded in random_batch(0, seed=2, prompt_tokens=7, max_tokens=60).rollouts]
@@ -54,7 +53,7 @@ def test_packed_attention_equals_the_masked_attention_of_transformers() -> None:
 
 @pytest.mark.parametrize("kernel", [SDPA_VARLEN, TORCH_VARLEN])
 def test_varlen_kernels_have_the_gradients_of_padded_blocks(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nouscoder.learner.varlen_attention.varlen_attn", varlen_attn_on_cpu)
+    monkeypatch.setattr("nouscoder.learner.model.attention.varlen_attn", varlen_attn_on_cpu)
     model = random_policy(0)
     blocks = gradient(model, 10_000)
     model.set_attn_implementation(kernel)

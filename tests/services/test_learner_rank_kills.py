@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 
 SCRIPT = Path(__file__).with_name("learner_rank_point.py")
 NUM_BATCHES = 4  # of learner_rank.py

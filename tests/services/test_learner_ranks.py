@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 
-from nouscoder.learner.balance import Cost, rounds
-from nouscoder.learner.commands import Command, Leader, Listener, Work
-from nouscoder.learner.meeting import NobodyCame, meet
-from nouscoder.learner.ranks import RankLost, Ranks
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.parallel.balance import Cost, rounds
+from nouscoder.learner.parallel.rank_messages import Command, Leader, Listener, Work
+from nouscoder.learner.parallel.ranks import NobodyCame, RankLost, Ranks, meet
 
 SCRIPT = Path(__file__).with_name("learner_rank.py")
 

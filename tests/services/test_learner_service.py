@@ -18,12 +18,12 @@ from nouscoder.config.generation import VllmSection
 from nouscoder.domain.policy import WeightTransfer
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.fake_broker import FakeBroker
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.policy_files import PolicyFiles
-from nouscoder.learner.policy_sender import PolicySender
-from nouscoder.learner.run_files import RunFiles
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.publication.published import PolicyFiles
+from nouscoder.learner.publication.publisher import PolicySender
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
-from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.policy_transfer.transfer import receive_shards
 from nouscoder.rpc.channel import PeerNotFound, open_channel

@@ -17,15 +17,13 @@ from nouscoder.config import AdvantageSection, Config, LearnerSection, ScheduleS
 from nouscoder.domain.advantage import Estimator, Overlong
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.tokens import FinishReason
-from nouscoder.learner.batch_statistics import ScoredRollout, score
-from nouscoder.learner.checkpoint import CheckpointStore, Progress, restore
-from nouscoder.learner.entropy_control import active_coefficient, next_coefficient
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.metrics import LearnerMetrics
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.metrics.step import ScoredRollout, score
+from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.objectives.registry import PUBLISHED
-from nouscoder.learner.schedule import learning_rate_factor
-from nouscoder.learner.synthetic import random_batch, random_policy
-from nouscoder.learner.trainer import Trainer
+from nouscoder.learner.state.checkpoint import CheckpointStore, Progress, restore
+from nouscoder.learner.trainer import Trainer, active_coefficient, learning_rate_factor, next_coefficient
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +171,7 @@ def test_the_length_reward_makes_the_shorter_of_two_right_rollouts_better() -> N
 
 
 def test_the_coefficient_follows_the_entropy_within_its_limits() -> None:
-    """INVARIANT of learner/entropy_control.py, by hand."""
+    """INVARIANT of learner/trainer.py, by hand."""
     section = LearnerSection.model_validate({"entropy": {"target": 0.2, "delta": 5e-4, "maximum": 1e-3}}).entropy
     coefficient, seen = 0.0, []
     for entropy in (0.1, 0.15, 0.19, 0.2, 0.3, 0.1, 0.5, 0.5, 0.5):

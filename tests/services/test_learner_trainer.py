@@ -16,11 +16,11 @@ from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.tokens import FinishReason, Segment, float32, int32, spans_of
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.learner.batch_statistics import minibatches, score, statistics_of
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.logprobs import score_tokens
-from nouscoder.learner.packing import pack, plan
-from nouscoder.learner.synthetic import random_batch, random_policy
+from nouscoder.learner.metrics.step import minibatches, score, statistics_of
+from nouscoder.learner.model.logprobs import score_tokens
+from nouscoder.learner.model.packing import pack, plan
+from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.trainer import Trainer, TrainingError, TrainingInterrupted
 
 CPU = torch.device("cpu")

@@ -15,25 +15,23 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
-from nouscoder.atomic_files import StorageError, numbered
+from nouscoder.atomic_files import FolderInUse, StorageError, numbered
 from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.lease import LeasedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
-from nouscoder.folder_lock import FolderInUse
-from nouscoder.learner.checkpoint import Checkpoint, PendingCheckpoint
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.fake_broker import FakeBroker, recorded
 from nouscoder.learner.loading import replay
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.publish import StagedPolicy
-from nouscoder.learner.run_files import RunFiles
-from nouscoder.learner.run_log import BatchSeconds
-from nouscoder.learner.state import LearnerState
-from nouscoder.learner.step_metrics import TrainedBatch
-from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.worker import LearnerWorker
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.metrics.step import TrainedBatch
+from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.publication.published import StagedPolicy
+from nouscoder.learner.state.checkpoint import Checkpoint, PendingCheckpoint
+from nouscoder.learner.state.run_files import RunFiles
+from nouscoder.learner.state.run_log import BatchSeconds
+from nouscoder.learner.worker import LearnerState, LearnerWorker
 
 EVALUATION_BEFORE = "evaluation_before.json"
 NUM_BATCHES, STEPS_PER_BATCH = 3, 2

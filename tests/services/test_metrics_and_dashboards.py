@@ -19,17 +19,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.certificates import make_certificate
 
-from nouscoder.broker.metrics import BrokerCollector
-from nouscoder.domain.interpreter import CallEnd
-from nouscoder.domain.ledger import IN_FLIGHT, Ledger, RolloutState
-from nouscoder.domain.run_status import RunStatus, StreamStatus
+from nouscoder.broker.serving import BrokerCollector
+from nouscoder.domain.conversation import CallEnd
+from nouscoder.domain.run_status import IN_FLIGHT, Ledger, RolloutState, RunStatus, StreamStatus
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
-from nouscoder.learner.metrics import LearnerMetrics, WaitReason
+from nouscoder.learner.metrics.prometheus import LearnerMetrics, WaitReason
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.base import BackendUse
-from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
+from nouscoder.verifier.sandbox.runners.pool import Replaced, RunnerState
 
 # design.md section 8, without the prefix. Scripts of users read these names, so they do not change.
 _PROMISED = """

@@ -10,16 +10,17 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Refused
-from nouscoder.cli.status_text import status_lines
+from nouscoder.cli.status import status_lines
 from nouscoder.data.problem_index import ProblemIndex, build_index
-from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.rpc.pairs import HEADER
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.tests import TestStore
 
 GEN = "generation-h-0-1"
-BEGUN = Books(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None)
+BEGUN = TrainedState(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None)
 
 
 def index_of(folder: Path, *problem_ids: str) -> ProblemIndex:
@@ -49,7 +50,7 @@ async def test_groups_whose_problem_is_gone_are_given_up_and_counted_and_leases_
     assert gone not in {item.task.problem_id for item in again}
     gradings = (await after.lease_grading("verifier-h-0-1", 100, 0)).gradings
     assert gradings
-    assert gone not in {item.header.problem_id for item in gradings}
+    assert gone not in {HEADER.decode(item.header).problem_id for item in gradings}
     status = await after.status()
     assert status.ledger.balanced
     assert status.missing_problems == {gone: status.ledger.abandoned}

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -21,27 +22,21 @@ from prometheus_client import CollectorRegistry
 from tests.modal_server import Fault, Faults, ModalServer, modal_server
 from tests.redis_process import free_port
 
+from nouscoder.config import ModalSection, SandboxSection, SpillOverSection, VerifierSection
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader
-from nouscoder.verifier.grading.second_runner import with_second_runner
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import (
-    PoolConfig,
-    SandboxConfig,
     SandboxUnavailable,
-    SpillOverConfig,
     SpillOverSandbox,
-    modal_cloud,
-    modal_runners,
     open_backends,
 )
-from nouscoder.verifier.sandbox.base import Elastic
-from nouscoder.verifier.sandbox.modal_config import ContainerFor, ModalConfig
-from nouscoder.verifier.sandbox.runner_choice import SecondRun
+from nouscoder.verifier.sandbox.modal import cloud, containers
 
-MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
-CONFIG = SandboxConfig(backend="modal", slots=2, pool=PoolConfig(spares=0, start_s=120), modal=MODAL)
+Changed = TypeVar("Changed", SandboxSection, ModalSection)
+MODAL = ModalSection(image="example.org/nouscoder-sandbox:1", runtime="vm")
+CONFIG = SandboxSection(backend="modal", slots=2, pool_spares=0, pool_start_s=120, modal=MODAL)
 SEEN_MINUTE_S = 50.0  # requests of one minute reach the server within less, when the first is late on a busy machine
 LIMITS = Limits(wall_time_s=60, cpu_time_s=30, memory_bytes=256 << 20)
 PROGRAMS: Mapping[VerdictKind, str] = {
@@ -52,6 +47,11 @@ PROGRAMS: Mapping[VerdictKind, str] = {
     VerdictKind.OUTPUT_LIMIT_EXCEEDED: "while True: print('x' * 4096)\n",
     VerdictKind.TIME_LIMIT_EXCEEDED: "while True: pass\n",
 }
+
+
+def changed(section: Changed, **values: object) -> Changed:
+    """The section with other values, which are not checked: a container may live for less than Modal allows."""
+    return section.model_copy(update=values)
 
 
 def submission(kind: VerdictKind, number: int = 0) -> Submission:
@@ -76,11 +76,11 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, config: SandboxConfig = CONFIG, faults: Faults = lambda _: None
+    folder: Path, monkeypatch: pytest.MonkeyPatch, config: SandboxSection = CONFIG, faults: Faults = lambda _: None
 ) -> AsyncIterator[Running]:
     """Start server, sandbox and grader. At the end no container may be left."""
     async with modal_server(folder, monkeypatch, faults) as server:
-        sandbox = open_backends(config)
+        sandbox = open_backends(VerifierSection(sandbox=config, libraries=()))
         try:
             await sandbox.start()
             registry = CollectorRegistry()
@@ -96,11 +96,11 @@ async def running(
 
 def recover_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten what waits for Modal after a fault."""
-    monkeypatch.setattr(modal_runners, "_SWEEP_S", 0.5)
-    monkeypatch.setattr(modal_runners, "_LONGEST_PAUSE_S", 1.0)
+    monkeypatch.setattr(containers, "_SWEEP_S", 0.5)
+    monkeypatch.setattr(containers, "_LONGEST_PAUSE_S", 1.0)
 
 
-def check_caps(server: ModalServer, caps: ModalConfig) -> None:
+def check_caps(server: ModalServer, caps: ModalSection) -> None:
     """Check by the server's own account that no cap was ever exceeded."""
     assert server.dollars <= server.most_committed_dollars <= caps.dollars
     assert server.most_containers <= caps.max_containers
@@ -120,8 +120,8 @@ async def graded_under_faults(
     `dollars` pays for the lifetimes of three containers at once, so it keeps the fourth slot empty all the time.
     """
     recover_quickly(monkeypatch)
-    caps = replace(MODAL, max_containers=6, creations_per_minute=40, dollars_per_minute=0.02, dollars=0.5)
-    config = replace(CONFIG, slots=4, max_sessions=6, modal=caps)
+    caps = changed(MODAL, max_containers=6, creations_per_minute=40, dollars_per_minute=0.02, dollars=0.5)
+    config = changed(CONFIG, slots=4, max_sessions=6, modal=caps)
     chance = random.Random(seed)
     common = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.RUNTIME_ERROR, VerdictKind.COMPILE_ERROR)
     kinds = [chance.choice(common) for _ in range(num_gradings)]
@@ -174,9 +174,9 @@ async def test_under_faults_creations_wait_for_the_next_minute_and_no_verdict_is
 ) -> None:
     """Eight submissions, each with a container of its own, need more than the four creations of a minute."""
     recover_quickly(monkeypatch)
-    caps = replace(MODAL, container_for=ContainerFor.SUBMISSION, creations_per_minute=4)
+    caps = changed(MODAL, container_for="submission", creations_per_minute=4)
     kinds = [VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER] * 4
-    async with running(tmp_path, monkeypatch, replace(CONFIG, slots=4, modal=caps), every_other) as made:
+    async with running(tmp_path, monkeypatch, changed(CONFIG, slots=4, modal=caps), every_other) as made:
         grading = asyncio.gather(*(made.grade(kind, number) for number, kind in enumerate(kinds)))
         await until(lambda: made.sandbox.uses["modal"].limited_by == "creations_per_minute")
         assert not grading.done()
@@ -186,7 +186,7 @@ async def test_under_faults_creations_wait_for_the_next_minute_and_no_verdict_is
     assert [verdict.kind for verdict in verdicts] == kinds
 
 
-def is_spent(made: Running, caps: ModalConfig) -> bool:
+def is_spent(made: Running, caps: ModalSection) -> bool:
     """Whether no container is left and the money does not pay for another one."""
     use = made.sandbox.uses["modal"]
     left = caps.dollars - use.dollars
@@ -198,7 +198,7 @@ def is_spent(made: Running, caps: ModalConfig) -> bool:
 async def test_under_faults_the_money_is_spent_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The money pays for six containers of 20 s. Four clients grade until all of it is spent."""
     recover_quickly(monkeypatch)
-    caps = replace(MODAL, lifetime_s=20, creations_per_minute=600, dollars=MODAL.dollars_a_second * 120)
+    caps = changed(MODAL, lifetime_s=20, creations_per_minute=600, dollars=MODAL.dollars_a_second * 120)
     verdicts: Counter[VerdictKind] = Counter()
 
     async def client(made: Running, kind: VerdictKind) -> None:
@@ -207,7 +207,7 @@ async def test_under_faults_the_money_is_spent_and_no_more(tmp_path: Path, monke
             assert got in (kind, VerdictKind.INTERNAL_ERROR)
             verdicts[got] += 1
 
-    config = replace(CONFIG, slots=4, start_limit_s=5, modal=caps)
+    config = changed(CONFIG, slots=4, start_limit_s=5, modal=caps)
     async with running(tmp_path, monkeypatch, config, every_other) as made:
         kinds = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER)
         clients = [asyncio.create_task(client(made, kind)) for kind in kinds * 2]
@@ -223,13 +223,11 @@ async def test_under_faults_the_money_is_spent_and_no_more(tmp_path: Path, monke
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("container_for", "num_containers"), [(ContainerFor.POOL, 1), (ContainerFor.SUBMISSION, 3), (ContainerFor.TEST, 6)]
-)
+@pytest.mark.parametrize(("container_for", "num_containers"), [("pool", 1), ("submission", 3), ("test", 6)])
 async def test_a_container_serves_what_it_is_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container_for: ContainerFor, num_containers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container_for: str, num_containers: int
 ) -> None:
-    config = replace(CONFIG, slots=1, modal=replace(MODAL, container_for=container_for))
+    config = changed(CONFIG, slots=1, modal=changed(MODAL, container_for=container_for))
     async with running(tmp_path, monkeypatch, config) as made:
         for number in range(3):
             assert (await made.grade(VerdictKind.ACCEPTED, number)).kind is VerdictKind.ACCEPTED
@@ -240,7 +238,7 @@ async def test_a_container_serves_what_it_is_for(
 async def test_a_container_for_a_problem_is_replaced_when_the_problem_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(CONFIG, slots=1, modal=replace(MODAL, container_for=ContainerFor.PROBLEM))
+    config = changed(CONFIG, slots=1, modal=changed(MODAL, container_for="problem"))
     async with running(tmp_path, monkeypatch, config) as made:
         counts = []
         for number, problem_id in enumerate(["a", "a", "b", "b", ""]):
@@ -250,24 +248,11 @@ async def test_a_container_for_a_problem_is_replaced_when_the_problem_changes(
     assert counts == [1, 1, 2, 2, 3]
 
 
-async def test_a_second_container_repeats_a_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends: list[SecondRun] = []
-    async with running(tmp_path, monkeypatch) as made:
-        (backend,) = (one.sandbox for one in made.sandbox.backends)
-        assert isinstance(backend, Elastic)
-        grader = with_second_runner(made.grader, [backend], 1.0, ends.append)
-        async with asyncio.timeout(200):
-            while backend.usable_slots < 2:
-                await asyncio.sleep(0.05)
-        verdict = await grader.grade(submission(VerdictKind.ACCEPTED))
-        assert (verdict.kind, ends) == (VerdictKind.ACCEPTED, [SecondRun.AGREED])
-
-
 async def test_a_reached_cap_keeps_submissions_in_the_queue_and_gives_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One container a minute: it is lost, and nothing can take its place."""
-    config = replace(CONFIG, slots=1, start_limit_s=5, modal=replace(MODAL, creations_per_minute=1))
+    config = changed(CONFIG, slots=1, start_limit_s=5, modal=changed(MODAL, creations_per_minute=1))
     async with running(tmp_path, monkeypatch, config) as made:
         assert (await made.grade(VerdictKind.ACCEPTED)).kind is VerdictKind.ACCEPTED
         (container,) = made.server.containers.values()
@@ -278,8 +263,8 @@ async def test_a_reached_cap_keeps_submissions_in_the_queue_and_gives_no_verdict
 @pytest.mark.heavy
 async def test_without_money_submissions_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The money pays for one container and a half, of 20 s each; what is left is not worth a container."""
-    modal = replace(MODAL, lifetime_s=20, dollars=MODAL.dollars_a_second * 30)
-    async with running(tmp_path, monkeypatch, replace(CONFIG, slots=1, start_limit_s=5, modal=modal)) as made:
+    modal = changed(MODAL, lifetime_s=20, dollars=MODAL.dollars_a_second * 30)
+    async with running(tmp_path, monkeypatch, changed(CONFIG, slots=1, start_limit_s=5, modal=modal)) as made:
         while made.sandbox.usable_slots:
             async with asyncio.timeout(60):
                 verdict = await made.grade(VerdictKind.ACCEPTED)
@@ -305,8 +290,8 @@ async def assert_waiting(made: Running, cap: str) -> None:
 
 
 async def test_what_waits_for_this_host_spills_over_to_modal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spill_over = SpillOverConfig(backend="modal", slots=1, after_s=0.0)
-    config = replace(CONFIG, backend="local", slots=1, spill_over=spill_over)
+    spill_over = SpillOverSection(backend="modal", slots=1, after_s=0.0)
+    config = changed(CONFIG, backend="local", slots=1, spill_over=spill_over)
     kinds = [VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.COMPILE_ERROR] * 4
     async with running(tmp_path, monkeypatch, config) as made:
         verdicts = await asyncio.gather(*(made.grade(kind, number) for number, kind in enumerate(kinds)))
@@ -326,8 +311,8 @@ async def test_what_waits_for_this_host_spills_over_to_modal(tmp_path: Path, mon
 async def test_a_container_whose_creation_was_not_confirmed_is_found_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modal_runners, "_SWEEP_S", 0.2)
-    config = replace(CONFIG, slots=1)
+    monkeypatch.setattr(containers, "_SWEEP_S", 0.2)
+    config = changed(CONFIG, slots=1)
     unknown: Faults = lambda number: Fault.UNKNOWN if number == 0 else None  # noqa: E731
     async with running(tmp_path, monkeypatch, config, unknown) as made:
         assert (await made.grade(VerdictKind.ACCEPTED)).kind is VerdictKind.ACCEPTED
@@ -339,7 +324,7 @@ async def test_a_container_whose_creation_was_not_confirmed_is_found_and_ended(
 async def test_a_container_takes_no_submission_at_the_end_of_its_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(CONFIG, slots=1, modal=replace(MODAL, lifetime_s=4.0))
+    config = changed(CONFIG, slots=1, modal=changed(MODAL, lifetime_s=4.0))
     async with running(tmp_path, monkeypatch, config) as made:
         for number in range(200):
             assert (await made.grade(VerdictKind.ACCEPTED, number)).kind is VerdictKind.ACCEPTED
@@ -351,7 +336,7 @@ async def test_a_container_takes_no_submission_at_the_end_of_its_life(
 
 async def test_the_request_bounds_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What limits cost and network is in the request itself, so that it holds when the gateway is dead."""
-    async with running(tmp_path, monkeypatch, replace(CONFIG, slots=1)) as made:
+    async with running(tmp_path, monkeypatch, changed(CONFIG, slots=1)) as made:
         (request,) = made.server.requests
         definition = request.definition
         resources = definition.resources
@@ -368,7 +353,7 @@ async def test_the_request_bounds_the_container(tmp_path: Path, monkeypatch: pyt
 async def test_the_image_is_that_of_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dockerfile = Path(__file__).parents[2] / "deploy" / "images" / "sandbox" / "Dockerfile"
     monkeypatch.chdir(dockerfile.parents[3])
-    config = replace(CONFIG, slots=1, modal=replace(MODAL, image="", dockerfile=str(dockerfile)))
+    config = changed(CONFIG, slots=1, modal=changed(MODAL, image="", dockerfile=str(dockerfile)))
     async with running(tmp_path, monkeypatch, config) as made:
         first, last = made.server.images[0], made.server.images[-1]
         assert list(last.dockerfile_commands)[-2:] == ["USER 0", "ENTRYPOINT []"]
@@ -386,11 +371,11 @@ async def test_the_image_is_that_of_the_sandbox(tmp_path: Path, monkeypatch: pyt
 async def test_a_start_without_access_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], said: str
 ) -> None:
-    monkeypatch.setattr(modal_cloud, "_LOGIN_LIMIT_S", 2.0)
+    monkeypatch.setattr(cloud, "_LOGIN_LIMIT_S", 2.0)
     async with modal_server(tmp_path, monkeypatch):
         for name, value in changed.items():
             monkeypatch.setitem(os.environ, name, value)
-        sandbox = open_backends(CONFIG)
+        sandbox = open_backends(VerifierSection(sandbox=CONFIG, libraries=()))
         with pytest.raises(SandboxUnavailable, match=said):
             await sandbox.start()
         await sandbox.close()
@@ -398,7 +383,7 @@ async def test_a_start_without_access_says_what_is_missing(
 
 async def test_a_missing_image_is_named() -> None:
     with pytest.raises(SandboxUnavailable, match=r"verifier\.sandbox\.modal\.image"):
-        await open_backends(replace(CONFIG, modal=ModalConfig())).start()
+        await open_backends(VerifierSection(sandbox=changed(CONFIG, modal=ModalSection()), libraries=())).start()
 
 
 @pytest.mark.heavy
@@ -444,7 +429,7 @@ async def until_ready(client: httpx.AsyncClient, url: str) -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "modal", None)
     with pytest.raises(SandboxUnavailable, match=r"nouscoder\[modal\]"):
-        open_backends(CONFIG)
+        open_backends(VerifierSection(sandbox=CONFIG, libraries=()))
 
 
 async def until(holds: Callable[[], bool], limit_s: float = 120) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM as Models
 from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from nouscoder.config import Config, load_config
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines import open_engine
@@ -23,7 +23,7 @@ from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.synthetic import random_batch
+from nouscoder.learner.model.synthetic import random_batch
 from nouscoder.policy_folder.inspection import faults_of
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.policy_folder.weights_files import weights_files

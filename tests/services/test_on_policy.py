@@ -28,23 +28,23 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies
 from nouscoder.generation.rollouts import Rollouts
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.weights import load_model
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
-from nouscoder.learner.weights import load_model
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.store.tests import TestStore
 
-NUM_BATCHES, GROUP_SIZE, BATCH_SIZE = 20, 4, 8
+NUM_BATCHES, GROUP_SIZE, BATCH_SIZE = 12, 4, 8
 LIMIT_S = 240.0
 PROBLEMS = tuple(
     Problem(f"p{i}", f"print {i} twice", StdinTests((StdinCase("1\n", f"{i}\n"),)), text_is_code=True) for i in range(6)

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.verifier.grading.fair_queue import QueueFull
-from nouscoder.verifier.grading.one_thread import OneThread
+from nouscoder.verifier.grading.long_work import OneThread
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 
 

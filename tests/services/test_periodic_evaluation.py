@@ -17,16 +17,14 @@ from nouscoder.config import Config, load_config
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.synthetic import random_policy
+from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
+from nouscoder.learner.model.synthetic import random_policy
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.retry import Retry
 from nouscoder.rpc.generation_client import PolicyReplaced
-from nouscoder.run import periodic_evaluation
-from nouscoder.run.evaluations import kept_checkpoint_folder, recorded_evaluations
+from nouscoder.run import evaluation
+from nouscoder.run.evaluation import NotKept, PeriodicEvaluation, kept_checkpoint_folder, recorded_evaluations
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.kept_checkpoint import NotKept
-from nouscoder.run.periodic_evaluation import PeriodicEvaluation
-from nouscoder.run.services import EVALUATION_ERRORS
 from nouscoder.run.view import PlainView
 
 
@@ -112,9 +110,9 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     folder = RunFolder.create(config)
     folder.write_json("evaluation_before.json", {"policy_version": 0, "pass_at_1": 0.1})
     made = Run(config, folder)
-    monkeypatch.setattr(periodic_evaluation, "kept_checkpoint", made.kept_checkpoint)
-    monkeypatch.setattr(periodic_evaluation, "announced_policy", made.announced_policy)
-    monkeypatch.setattr(periodic_evaluation, "measure", made.measure)
+    monkeypatch.setattr(evaluation, "kept_checkpoint", made.kept_checkpoint)
+    monkeypatch.setattr(evaluation, "announced_policy", made.announced_policy)
+    monkeypatch.setattr(evaluation, "measure", made.measure)
     monkeypatch.setattr(PeriodicEvaluation, "_finish_run", lambda self, reason: made.finish_run(self, reason))
     yield made
     folder.close()
@@ -179,7 +177,7 @@ async def test_a_policy_that_was_replaced_is_not_measured_but_a_later_one_is(
             raise PolicyReplaced("version 3 is in use")
         return await run.measure(config, manifest)
 
-    monkeypatch.setattr(periodic_evaluation, "measure", replaced)
+    monkeypatch.setattr(evaluation, "measure", replaced)
     run.publish(2)
     async with run.evaluation() as periodic:
         await periodic.step(run.status)
@@ -196,7 +194,7 @@ async def test_an_evaluation_that_is_not_possible_ends_the_run_with_its_reason(
     async def failing(config: Config, manifest: PolicyManifest) -> dict[str, Any]:
         raise NousCoderError("the verifier is gone")
 
-    monkeypatch.setattr(periodic_evaluation, "measure", failing)
+    monkeypatch.setattr(evaluation, "measure", failing)
     run.publish(2)
     with pytest.raises(NousCoderError, match="the verifier is gone"):
         async with run.evaluation() as periodic:
@@ -243,7 +241,7 @@ async def test_a_policy_whose_checkpoint_was_not_kept_is_not_the_best(
         if version == 2:
             raise NotKept("the disk of the learner was full")
 
-    monkeypatch.setattr(periodic_evaluation, "kept_checkpoint", kept_from_3)
+    monkeypatch.setattr(evaluation, "kept_checkpoint", kept_from_3)
     run.publish(2)
     async with run.evaluation() as periodic:
         await periodic.step(run.status)

@@ -12,13 +12,13 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from nouscoder.config import Config, load_config
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.run import plan
-from nouscoder.run.evaluations import drop_worse, keep_weights, recorded_evaluations, weights_folder
+from nouscoder.run.evaluation import drop_worse, keep_weights, recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunFolder, RunFolderError
-from nouscoder.run.kept_generation import KeptGeneration
+from nouscoder.run.services import KeptGeneration
 from nouscoder.run.view import PlainView, View
 
 PROBLEM = {"problem_id": "p", "prompt": "x", "tests": {"type": "stdin", "cases": [{"input": "1", "output": "1"}]}}

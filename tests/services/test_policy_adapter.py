@@ -20,19 +20,18 @@ from nouscoder.atomic_files import sha256_of
 from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
 from nouscoder.generation.engines.stepped import SteppedEngine
-from nouscoder.generation.engines.torch import TorchEngine
-from nouscoder.generation.engines.weights import ModelWeights
-from nouscoder.generation.errors import PolicyUnusable
+from nouscoder.generation.engines.torch import ModelWeights, TorchEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.policy_source import FolderSource
-from nouscoder.learner import compare_run
+from nouscoder.generation.weights.cache import PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.source import FolderSource
+from nouscoder.learner import compare
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.fake_broker import FakeBroker
-from nouscoder.learner.lora import add_adapters
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.model.weights import add_adapters
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.policy_tensors import PolicyTensors
@@ -43,8 +42,8 @@ from nouscoder.policy_folder.weights_files import (
     policy_files,
     weights_files,
 )
-from nouscoder.rpc.policy_convert import decode_manifest, encode_manifest
-from nouscoder.run.evaluations import keep_weights, weights_folder
+from nouscoder.rpc.pairs import MANIFEST
+from nouscoder.run.evaluation import keep_weights, weights_folder
 
 NUM_BATCHES, NUM_UPDATES = 3, 200
 LORA = {"rank": 4, "alpha": 6.0, "target_modules": ("q_proj", "v_proj", "down_proj")}
@@ -134,7 +133,7 @@ async def test_a_learner_that_resumes_publishes_the_same_adapter(
 def test_the_objectives_are_compared_at_a_published_adapter(
     runs: dict[str, tuple[Config, list[PolicyManifest]]],
 ) -> None:
-    merged, adapted_ = (compare_run._policy(config, config.run.folder, 2) for config, _ in runs.values())
+    merged, adapted_ = (compare._policy(config, config.run.folder, 2) for config, _ in runs.values())
     for name, weight in merged.state_dict().items():
         torch.testing.assert_close(adapted_.state_dict()[name], weight, rtol=2**-7, atol=0)
 
@@ -322,7 +321,7 @@ def test_an_adapter_and_its_base_are_part_of_the_manifest_and_of_its_digest() ->
     base = PolicyManifest(0, 0, "/first", (Shard("model.safetensors", "a" * 64, 8),))
     other = replace(base, shards=(Shard("model.safetensors", "b" * 64, 8),))
     adapter = PolicyManifest(5, 20, "/there", (Shard(ADAPTER_FILE, "c" * 64, 3),), base=base)
-    assert decode_manifest(encode_manifest(adapter)) == adapter
+    assert MANIFEST.decode(MANIFEST.encode(adapter)) == adapter
     assert len({adapter.digest, replace(adapter, base=other).digest, replace(adapter, base=None).digest}) == 3
     delta = PolicyDelta(4, "d" * 64, (Shard("model.delta", "e" * 64, 1),))
     for wrong in ({"shards": (*base.shards, *adapter.shards)}, {"delta": delta}, {"base": adapter}):

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder import delta as module
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta, change, write_delta
-from nouscoder.rpc.policy_convert import decode_manifest, encode_manifest
+from nouscoder.rpc.pairs import MANIFEST
 
 NUM_VERSIONS = 50
 
@@ -141,8 +141,8 @@ def test_a_delta_is_part_of_the_manifest_and_not_of_its_digest() -> None:
     shard, file = Shard("model.safetensors", "a" * 64, 8), Shard("model.delta", "b" * 64, 3)
     whole = PolicyManifest(5, 20, "/there", (shard,))
     manifest = PolicyManifest(5, 20, "/there", (shard,), delta=PolicyDelta(4, "c" * 64, (file,)))
-    assert decode_manifest(encode_manifest(manifest)) == manifest
-    assert decode_manifest(encode_manifest(whole)) == whole
+    assert MANIFEST.decode(MANIFEST.encode(manifest)) == manifest
+    assert MANIFEST.decode(MANIFEST.encode(whole)) == whole
     assert manifest.digest == whole.digest
     with pytest.raises(ValueError, match="the delta of policy version 5 has not one file for each shard"):
         PolicyManifest(5, 20, "/there", (shard,), delta=PolicyDelta(4, "c" * 64, (file, file)))

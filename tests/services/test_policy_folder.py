@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from nouscoder.domain.message import Message, Role
+from nouscoder.domain.conversation import Message, Role
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>", "<|end|>")

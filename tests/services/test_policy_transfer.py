@@ -25,22 +25,20 @@ from torch import Tensor
 from nouscoder.config import Config, load_config
 from nouscoder.domain.policy import Meeting, PolicyManifest, WeightTransfer
 from nouscoder.generation.engines.base import Engine, EngineError
-from nouscoder.generation.engines.vllm_receiver import PolicyReceiver, order_of
-from nouscoder.generation.errors import PolicyUnusable
-from nouscoder.generation.learner_memory import LearnerMemory
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
-from nouscoder.generation.policies import Policies
-from nouscoder.learner.policy_files import PolicyFiles
-from nouscoder.learner.policy_sender import NotInMemory, PolicySender, TooManyTransfers
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.run_files import RunFiles
+from nouscoder.generation.weights.cache import PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.receiver import PolicyReceiver, order_of
+from nouscoder.generation.weights.source import LearnerMemory
+from nouscoder.learner.publication.published import PolicyFiles, PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import NotInMemory, PolicySender, TooManyTransfers
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_transfer import group, transfer
 from nouscoder.policy_transfer.group import TransferError, call_meeting
-from nouscoder.policy_transfer.shard_bytes import ShardImage, tensors_of
-from nouscoder.policy_transfer.transfer import receive_shards, send_shards
+from nouscoder.policy_transfer.transfer import ShardImage, receive_shards, send_shards, tensors_of
 from nouscoder.rpc.learner_client import LearnerClient
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1 import learner_pb2_grpc
 
 LIMIT_S = 120.0

@@ -19,18 +19,17 @@ from tests.modal_server import make_home
 from tests.services.test_pool_key_rotation import Agents
 from tests.services.test_runner_pool import Canaries, Pods
 
-from nouscoder.config import ConfigError, load_config
+from nouscoder.config import ConfigError, SandboxSection, load_config
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable, SpillOverSandbox, gvisor
-from nouscoder.verifier.sandbox import pool as pool_module
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.link import Ending
-from nouscoder.verifier.sandbox.pool import RunnerPool, RunnerState
-from nouscoder.verifier.sandbox.pool_size import PoolSize, Wanted
-from nouscoder.verifier.sandbox.slot import Slot
+from nouscoder.verifier.sandbox import SandboxUnavailable, SpillOverSandbox
+from nouscoder.verifier.sandbox.runners import gvisor
+from nouscoder.verifier.sandbox.runners import pool as pool_module
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox, PoolSize, WantedRunners
+from nouscoder.verifier.sandbox.runners.pool import RunnerPool, RunnerState
+from nouscoder.verifier.sandbox.slot import LinkEnding, Slot
 
 SUBMISSION = Submission(StdinTests((StdinCase("", "truth"),)), "print('truth')", limits=Limits(60.0, 60.0))
 IDLE_S = 1.0
@@ -54,7 +53,7 @@ def test_the_size_is_the_highest_demand_of_the_last_seconds_within_its_bounds(
     ends = [since_s for since_s, _ in levels[1:]] + [now_s + 1]
     seen = [demand for (_, demand), end_s in zip(levels, ends, strict=True) if end_s > now_s - 30.0]
     slots = min(10, max(least, *seen))
-    assert size.wanted(now_s) == Wanted(slots, spares if slots else 0)
+    assert size.wanted(now_s) == WantedRunners(slots, spares if slots else 0)
 
 
 @given(st.lists(st.integers(0, 20), max_size=10), st.integers(0, 3))
@@ -63,10 +62,10 @@ def test_a_pool_without_work_becomes_its_least_size_and_nothing_else_keeps_it(de
     for at_s, demand in enumerate(demands):
         size.observe(demand, float(at_s))
     size.observe(0, 100.0)
-    assert size.wanted(130.0) == Wanted(tools, 0)
+    assert size.wanted(130.0) == WantedRunners(tools, 0)
     constant = PoolSize(4, 4, 2, 30.0)
     constant.observe(0, 0.0)
-    assert constant.wanted(0.0) == constant.wanted(1000.0) == Wanted(4, 2)
+    assert constant.wanted(0.0) == constant.wanted(1000.0) == WantedRunners(4, 2)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -91,7 +90,7 @@ async def test_runners_beyond_the_size_are_ended_unless_a_slot_has_them_or_other
     await asyncio.sleep(0.05)
     assert {runner.name for runner in held} <= set(pods.there)
     assert len(pods.there) == (2 if is_sized else 4)
-    await pool.give_back(held[0], Ending.DOUBT)
+    await pool.give_back(held[0], LinkEnding.DOUBT)
     assert (held[0].name in pods.there) == (not is_sized)
     pool.resize(3, 1)
     await until(lambda: pool.states[RunnerState.READY] == 3)
@@ -110,21 +109,23 @@ async def opened(
     monkeypatch.setattr(gvisor, "open_source", lambda config, keys: agents)
     for name in ("secret", "key"):
         (folder / name).write_text("a key of the pool, long enough")
-    pool = PoolConfig(
-        key_file=str(folder / "key"),
-        spares=spares,
-        least=least,
-        idle_s=IDLE_S,
-        start_s=120,
-        accept_unproven_kernel=True,
+    config = SandboxSection(
+        backend="gvisor",
+        slots=slots,
+        pool_key_file=str(folder / "key"),
+        pool_spares=spares,
+        pool_min=-1 if least is None else least,
+        pool_idle_s=IDLE_S,
+        pool_start_s=120,
+        pool_accept_unproven_kernel=True,
     )
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=slots, pool=pool))
+    sandbox = GvisorSandbox(config)
     whole = SpillOverSandbox([sandbox], 1.0)
     try:
         await whole.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    grader = Grader(whole, VerifierMetrics(CollectorRegistry()), GradingPolicy())
+    grader = Grader(whole, VerifierMetrics(CollectorRegistry()))
     grader.follow(whole)
     yield grader, sandbox, agents
     await whole.close()
@@ -211,8 +212,14 @@ async def test_a_start_waits_while_no_slot_opens_and_then_says_why(
 ) -> None:
     make_home(tmp_path)
     (tmp_path / "key").write_text("a key of the pool, long enough")
-    pool = PoolConfig(key_file=str(tmp_path / "key"), start_s=0.3, accept_unproven_kernel=True)
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=1, pool=pool), Pods())
+    config = SandboxSection(
+        backend="gvisor",
+        slots=1,
+        pool_key_file=str(tmp_path / "key"),
+        pool_start_s=0.3,
+        pool_accept_unproven_kernel=True,
+    )
+    sandbox = GvisorSandbox(config, Pods())
 
     def open_none(slot: Slot) -> None:
         """The slot ends its opening at once, as one that was parked does."""
@@ -227,8 +234,14 @@ async def test_slots_without_a_runner_are_logged_in_one_line(
 ) -> None:
     make_home(tmp_path)
     (tmp_path / "key").write_text("a key of the pool, long enough")
-    pool = PoolConfig(key_file=str(tmp_path / "key"), start_s=60, accept_unproven_kernel=True)
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=50, pool=pool), Pods())
+    config = SandboxSection(
+        backend="gvisor",
+        slots=50,
+        pool_key_file=str(tmp_path / "key"),
+        pool_start_s=60,
+        pool_accept_unproven_kernel=True,
+    )
+    sandbox = GvisorSandbox(config, Pods())
     tries, enough = 0, asyncio.Event()
 
     async def no_runner(slot: Slot) -> None:

@@ -16,13 +16,16 @@ from pathlib import Path
 import pytest
 from tests.modal_server import make_home
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.runner import __file__ as runner_init
-from nouscoder.verifier.sandbox import PoolConfig, Program, SandboxConfig, SandboxUnavailable, gvisor, pool_keys
-from nouscoder.verifier.sandbox import pool as pool_module
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.pool import Found, Replaced, RunnerState
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys
+from nouscoder.verifier.sandbox import Program, SandboxUnavailable
+from nouscoder.verifier.sandbox.runners import gvisor
+from nouscoder.verifier.sandbox.runners import link as runner_link
+from nouscoder.verifier.sandbox.runners import pool as pool_module
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.link import PoolKeys
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner, Replaced, RunnerState
 from nouscoder.verifier.toolchains import languages
 
 OLD, NEW = "an old key of the pool, long", "a new key of the pool, longer"
@@ -41,9 +44,9 @@ class Agents:
     async def start(self, on_change: Callable[[], None]) -> None:
         """Report no changes, because the pool checks often enough."""
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundRunner]:
         ports = {name: port for name, (_, port, _) in self.processes.items()}
-        return [Found(name, ("127.0.0.1", port) if port else None) for name, port in ports.items()]
+        return [FoundRunner(name, ("127.0.0.1", port) if port else None) for name, port in ports.items()]
 
     async def create(self) -> str | None:
         key = (self.folder / "secret").read_text()
@@ -67,22 +70,22 @@ class Agents:
         self.processes[name] = (process, port, key)
         return name
 
-    async def remove(self, runner: Found) -> None:
+    async def remove(self, runner: FoundRunner) -> None:
         process, _, _ = self.processes.pop(runner.name)
         process.kill()
         await asyncio.to_thread(process.wait)
         assert process.stderr is not None
         process.stderr.close()
 
-    async def quarantine(self, runner: Found) -> None:
+    async def quarantine(self, runner: FoundRunner) -> None:
         await self.remove(runner)
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         return False
 
     async def close(self) -> None:
         for name in list(self.processes):
-            await self.remove(Found(name, None))
+            await self.remove(FoundRunner(name, None))
 
     def keys(self) -> set[str]:
         return {key for _, _, key in self.processes.values()}
@@ -92,14 +95,21 @@ class Agents:
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[GvisorSandbox, Agents]]:
     make_home(tmp_path)
     monkeypatch.setattr(gvisor, "_KEY_CHECK_S", 0.1)
-    monkeypatch.setattr(pool_keys, "_SETTLE_S", 0.5)
+    monkeypatch.setattr(runner_link, "_SETTLE_S", 0.5)
     monkeypatch.setattr(pool_module, "_CHECK_INTERVAL_S", 0.05)
     agents = Agents(tmp_path)
     monkeypatch.setattr(gvisor, "open_source", lambda config, keys: agents)
     for name in ("secret", "key"):
         (tmp_path / name).write_text(OLD)
-    pool = PoolConfig(key_file=str(tmp_path / "key"), spares=1, start_s=120, accept_unproven_kernel=True)
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=2, pool=pool))
+    config = SandboxSection(
+        backend="gvisor",
+        slots=2,
+        pool_key_file=str(tmp_path / "key"),
+        pool_spares=1,
+        pool_start_s=120,
+        pool_accept_unproven_kernel=True,
+    )
+    sandbox = GvisorSandbox(config)
     try:
         await sandbox.start()
     except SandboxUnavailable as error:

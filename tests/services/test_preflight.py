@@ -15,7 +15,7 @@ from nouscoder.cli.app import app
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem, is_held_out
 from nouscoder.domain.submission import StdinCase, StdinTests
-from nouscoder.policy_folder import hub
+from nouscoder.policy_folder import inspection
 from nouscoder.run import preflight
 from nouscoder.run.supervisor import Supervisor
 
@@ -215,7 +215,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(home: Home, monkeypatch: p
         raise OSError("no route to the hub\nmore lines")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    assert hub.is_hub_id("Org/Model-1.5B")
+    assert inspection.is_hub_id("Org/Model-1.5B")
     home.keys["policy.path"] = '"Org/Model-1.5B"'
     (said,) = sentences(home)
     assert said.startswith("policy.path: Org/Model-1.5B is no folder here, and a hub did not give it: no route")

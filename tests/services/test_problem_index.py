@@ -13,8 +13,8 @@ import pytest
 from nouscoder.config import Config, load_config
 from nouscoder.data import problem_index
 from nouscoder.data.problem_index import NotInIndex, ProblemIndex, build_index, open_index
+from nouscoder.data.problem_parquet import read_problems
 from nouscoder.data.problems import ProblemFileError, save_problems
-from nouscoder.data.reading import read_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinCase, StdinTests
 from nouscoder.formats.tests import digest_of

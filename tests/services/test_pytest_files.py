@@ -11,9 +11,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import AssertTests, Submission
 from nouscoder.domain.verdict import Verdict
-from nouscoder.rpc.verdict_convert import verdict_from
+from nouscoder.rpc.pairs import VERDICT
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.schema import parse_submission, parse_tests
@@ -21,7 +22,7 @@ from nouscoder.verifier.api.servicer import Servicer
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox import SandboxUnavailable, open_sandbox
 from nouscoder.verifier.toolchains.libraries import library_folders
 
 FILE = '''
@@ -110,7 +111,7 @@ class Service:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service() -> AsyncIterator[Service]:
-    sandbox = open_sandbox(SandboxConfig(slots=2, site_packages=library_folders(["pytest"])))
+    sandbox = open_sandbox(SandboxSection(slots=2, site_packages=library_folders(["pytest"])))
     await sandbox.start()
     yield Service(Grader(sandbox, VerifierMetrics(CollectorRegistry())))
     await sandbox.close()
@@ -265,7 +266,7 @@ async def test_a_typed_file_of_tests_over_grpc_is_one_for_pytest(service: Servic
         asserts = verdict_pb2.AssertTests(cases=cases, setup=setup, module=module)
         submission = verdict_pb2.Submission(code=code, tests=verdict_pb2.Tests(asserts=asserts), language="python")
         answer = await stub.Grade(verifier_pb2.GradeRequest(submission=submission), timeout=120)
-        return verdict_from(answer.verdict)
+        return VERDICT.of(answer.verdict)
 
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -287,7 +288,7 @@ async def test_a_typed_file_of_tests_over_grpc_is_one_for_pytest(service: Servic
 @pytest.mark.soak
 async def test_each_test_function_has_a_verdict_in_gvisor() -> None:
     try:
-        sandbox = open_sandbox(SandboxConfig(backend="runsc", slots=1, site_packages=library_folders(["pytest"])))
+        sandbox = open_sandbox(SandboxSection(backend="runsc", slots=1, site_packages=library_folders(["pytest"])))
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
@@ -304,7 +305,7 @@ async def test_each_test_function_has_a_verdict_in_gvisor() -> None:
 
 
 async def test_a_service_whose_candidates_have_no_pytest_refuses_the_request() -> None:
-    sandbox = open_sandbox(SandboxConfig(slots=1))
+    sandbox = open_sandbox(SandboxSection(slots=1))
     await sandbox.start()
     try:
         grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))

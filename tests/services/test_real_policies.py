@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.config import EnvironmentSection, load_config
 from nouscoder.data.problems import save_problems
-from nouscoder.domain.message import Message, Role
+from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests
@@ -22,9 +22,7 @@ from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, sp
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments import open_environment
-from nouscoder.generation.environments.episode import Episode
-from nouscoder.generation.environments.prompts import Prompts
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import Episode, Prompts, SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.policy_folder.weights_files import weights_files

@@ -12,8 +12,8 @@ import torch
 
 from nouscoder.config import Config, DistillationSettings, LearnerSection, load_config
 from nouscoder.learner.loading import prepare_thread
+from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.objectives.registry import OBJECTIVES
-from nouscoder.learner.synthetic import random_batch, random_policy
 from nouscoder.learner.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]

@@ -14,10 +14,9 @@ from redis._parsers.base import BaseParser
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerError, BrokerUnavailable, RedisAddressUnusable, RedisFull
-from nouscoder.broker.pressure import Pressure
 from nouscoder.broker.redis_client import open_client
-from nouscoder.broker.store import Memory
-from nouscoder.store.redis_errors import PASSING, kind_of
+from nouscoder.broker.store import Memory, Pressure
+from nouscoder.store.redis_records import PASSING, kind_of
 
 # What Redis 6.2 and 7.0 say, copied from their answers.
 SENTENCES = {

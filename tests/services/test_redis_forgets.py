@@ -20,20 +20,20 @@ from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Behind, BrokerUnavailable, Refused
 from nouscoder.broker.serving import serve_broker
-from nouscoder.cli.status_text import status_text, why_stalled_text
+from nouscoder.cli.status import status_text, why_stalled_text
 from nouscoder.config import Config
-from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState
 from nouscoder.domain.lease import LeaseLoss
-from nouscoder.domain.ledger import Ledger
-from nouscoder.domain.run_status import RunStatus
+from nouscoder.domain.run_status import Ledger, RunStatus
 from nouscoder.errors import Unusable
 from nouscoder.learner.core import LearnerCore
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerUnreachable
+from nouscoder.rpc.pairs import HEADER
 from nouscoder.store.record_store import ByteRange
 
 IDENTITY = RunIdentity("ab" * 16, "/runs/test", 0, 4)
@@ -46,7 +46,7 @@ class BookKeeper:
     def __init__(self, broker: Broker, rig: Any) -> None:
         self.broker = broker
         self._rig = rig
-        self.books = Books(IDENTITY, 0, 0, 0, TrainedGroups(), None)
+        self.books = TrainedState(IDENTITY, 0, 0, 0, TrainedGroups(), None)
         self.num_restored = 0
         self.num_lost = 0
 
@@ -70,10 +70,11 @@ class BookKeeper:
 
     async def train_on(self, batch: Any) -> None:
         done = self.books
-        groups = done.groups.plus(batch.group_numbers)
+        numbers = self._rig.read(batch).group_numbers
+        groups = done.groups.plus(numbers)
         num_rollouts = done.rollouts + len(batch.rollouts)
-        self.books = Books(IDENTITY, done.batches + 1, done.step + 1, num_rollouts, groups, done.policy)
-        await self._or_restore(self.broker.commit_batch(batch.batch_id, self.books.step, sorted(batch.group_numbers)))
+        self.books = TrainedState(IDENTITY, done.batches + 1, done.step + 1, num_rollouts, groups, done.policy)
+        await self._or_restore(self.broker.commit_batch(batch.batch_id, self.books.step, sorted(numbers)))
         await self._publish()
 
     async def _publish(self) -> None:
@@ -238,7 +239,7 @@ async def test_a_late_record_of_the_epoch_before_never_takes_away_the_accepted_o
     """A restored entry is leased again as delivery 1. The late hand-in of the first one has another record."""
     broker = learner.broker
     held = (await broker.lease_tasks(GEN, 8, 0)).tasks
-    learner.books = Books(IDENTITY, 1, 1, 4, TrainedGroups().plus([9]), learner.books.policy)
+    learner.books = TrainedState(IDENTITY, 1, 1, 4, TrainedGroups().plus([9]), learner.books.policy)
     await learner.restore()
     again = (await broker.lease_tasks(GEN, 8, 0)).tasks
     assert [item.task.rollout_id for item in again] == [item.task.rollout_id for item in held]
@@ -275,7 +276,7 @@ async def assert_records_outlive_the_janitor(broker: Broker) -> None:
     await broker.records.delete_garbage()
     gradings = (await broker.lease_grading("verifier-h-0-1", 100, 0)).gradings
     assert gradings
-    ranges = [ByteRange(item.record, 0, item.header.record_bytes) for item in gradings]
+    ranges = [ByteRange(item.record, 0, HEADER.decode(item.header).record_bytes) for item in gradings]
     sizes = dict.fromkeys(range(len(ranges)), 0)
     async for pieces in broker.records.stream(ranges):
         for place, data in pieces:
@@ -321,8 +322,8 @@ async def test_a_commit_and_a_publication_that_were_not_heard_are_made_up_for_wi
     batch = (await learner.broker.lease_batch("learner-1", 0)).batch
     assert batch is not None
     held = (await learner.broker.lease_tasks(GEN, 8, 0)).tasks
-    groups = TrainedGroups().plus(batch.group_numbers)
-    learner.books = Books(IDENTITY, 1, 1, 8, groups, broker_rig.manifest(1, sha256="c" * 64))
+    groups = TrainedGroups().plus(broker_rig.read(batch).group_numbers)
+    learner.books = TrainedState(IDENTITY, 1, 1, 8, groups, broker_rig.manifest(1, sha256="c" * 64))
     await learner.restore()
     check(learner, await learner.broker.status())
     assert learner.num_restored == 0

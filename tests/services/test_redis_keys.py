@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.services.conftest import BrokerRig
 
 from nouscoder.broker.core import Broker
-from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState
 from nouscoder.domain.partial import EncodedPiece
 from nouscoder.domain.verdict import VerdictKind
 
@@ -38,7 +38,7 @@ async def test_the_keys_of_a_run_are_those_of_the_document(
     broker_rig: BrokerRig, new_broker: Callable[..., Broker]
 ) -> None:
     broker = new_broker("broker.max_regrades=1")
-    await broker.restore_run(Books(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None))
+    await broker.restore_run(TrainedState(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None))
     await broker.publish_policy(broker_rig.manifest(0))
     seen: dict[str, str] = {}
 

@@ -16,7 +16,7 @@ from tests.services.test_redis_forgets import BookKeeper, RealRun, check, work
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable
 from nouscoder.broker.redis_server import find_redis_binary
-from nouscoder.cli.status_text import status_text, why_stalled_text
+from nouscoder.cli.status import status_text, why_stalled_text
 
 AWAY = "Redis at .* (does not answer|cannot serve now)"
 

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.config import Config, DapoSettings, LearnerSection
-from nouscoder.learner import token_records
-from nouscoder.learner.step_metrics import TrainedBatch
-from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.token_records import TokenRecords, kept
+from nouscoder.learner.metrics import step as step_metrics
+from nouscoder.learner.metrics.step import TokenRecords, TrainedBatch, kept
+from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
-from nouscoder.report.rollouts_page import read_rollouts, rollouts_page, write_rollouts_page
+from nouscoder.report.samples import read_rollouts, rollouts_page, write_rollouts_page
 
 
 def trained(samples: int, microbatch_tokens: int = 100) -> TrainedBatch:
@@ -63,7 +62,7 @@ def test_traces_of_all_rollouts_add_up_to_the_diagnostics_of_the_steps() -> None
 
 
 def test_a_batch_has_traces_of_the_rollouts_of_its_samples(tokenizer: PolicyTokenizer) -> None:
-    from nouscoder.learner.run_log import sample_lines
+    from nouscoder.learner.state.run_log import sample_lines
 
     batch = trained(samples=5)
     assert {line["rollout_id"] for line in sample_lines(batch, tokenizer, 5, 0)} == set(batch.traces)
@@ -97,7 +96,7 @@ def test_the_file_of_a_batch_has_each_token_with_its_values(tmp_path: Path, toke
 def test_a_long_rollout_keeps_its_first_and_last_tokens(
     tmp_path: Path, tokenizer: PolicyTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_records, "_MAX_TOKENS", 6)
+    monkeypatch.setattr(step_metrics, "_MAX_TOKENS", 6)
     batch = trained(samples=1000)
     TokenRecords(tmp_path).write(batch, 4, tokenizer)
     texts = {scored.graded.rollout.rollout_id: scored.graded.rollout.text for scored in batch.scored}

@@ -19,8 +19,8 @@ from nouscoder.rpc.channel import (
     ServiceClient,
     peer_error,
 )
-from nouscoder.rpc.faults import InvalidMessage
-from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.convert import InvalidMessage
+from nouscoder.rpc.server import StatusCodes
 
 NAME = "test.Service"
 

@@ -17,7 +17,8 @@ import sandbox_fusion
 from prometheus_client import CollectorRegistry
 from sandbox_fusion.models import RunCodeRequest as FusionRequest
 
-from nouscoder.formats.json_size import BYTES_PER_WEIGHT, rough_weight
+from nouscoder.config import VerifierSection
+from nouscoder.formats.json_values import BYTES_PER_WEIGHT, json_weight
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.access.memory_budget import MemoryBudget
@@ -25,7 +26,7 @@ from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.api import run_code
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeRequest
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import CompileStarved, Program
@@ -81,7 +82,7 @@ async def running(api_keys: ApiKeys | None = None, budget_bytes: int = 1_000_000
     sandbox, registry, drain_state = GateSandbox(), CollectorRegistry(), DrainState()
     budget = MemoryBudget(budget_bytes)
     await sandbox.start()
-    grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(max_queue=2))
+    grader = Grader(sandbox, VerifierMetrics(registry), VerifierSection(max_queue=2))
     refusals = Refusals()
     runner = CodeRunner(grader, Quotas(), cast(AuditLog, refusals))
     app = make_app(grader, registry, drain_state, 100_000, api_keys, runner, budget=budget)
@@ -112,7 +113,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_40_right_programs_at_once_score_40_with_a_queue_of_two() -> None:
     async with running() as service:
         bodies = [httpx.Request("POST", "http://x/", json=body(number)).content for number in range(NUM_PROGRAMS)]
-        all_bytes = sum(len(one) + BYTES_PER_WEIGHT * rough_weight(one) for one in bodies)
+        all_bytes = sum(len(one) + BYTES_PER_WEIGHT * json_weight(one) for one in bodies)
         sent = [asyncio.ensure_future(service.http.post("/run_code", json=body(n))) for n in range(NUM_PROGRAMS)]
         await settled(lambda: service.grader.unfinished == 4 and service.budget.held_bytes == all_bytes)
         service.sandbox.let_go.set()

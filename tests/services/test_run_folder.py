@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.atomic_files import FolderInUse
 from nouscoder.config import Config, load_config
-from nouscoder.folder_lock import FolderInUse
 from nouscoder.run.folder import RunFolder, RunFolderError, unused_name
 from nouscoder.run.local import SERVICES, rewrite_addresses
 

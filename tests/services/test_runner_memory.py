@@ -13,15 +13,17 @@ from prometheus_client import CollectorRegistry
 from tests.modal_server import make_home
 from tests.services.test_pool_key_rotation import Agents
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable, gvisor
-from nouscoder.verifier.sandbox import pool as pool_module
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
-from nouscoder.verifier.sandbox.pool import Found
-from nouscoder.verifier.sandbox.runner_launch import runner_of
+from nouscoder.verifier.sandbox import SandboxUnavailable
+from nouscoder.verifier.sandbox.runners import gvisor
+from nouscoder.verifier.sandbox.runners import pool as pool_module
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.launch import runner_of
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner
 from nouscoder.verifier.sandbox.slot import SlotState
 
 KEY = "0123456789abcdef-a key of a pool"
@@ -40,9 +42,9 @@ class MortalAgents(Agents):
 
     async def kill(self, name: str) -> None:
         self.killed.append(name)
-        await self.remove(Found(name, None))
+        await self.remove(FoundRunner(name, None))
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         return self._tells and runner.name in self.killed
 
 
@@ -58,8 +60,15 @@ async def test_the_program_is_blamed_if_the_source_knows_the_reason(
         (tmp_path / file).write_text(KEY)
     agents = MortalAgents(tmp_path, tells=tells)
     monkeypatch.setattr(gvisor, "open_source", lambda config, keys: agents)
-    pool = PoolConfig(key_file=str(tmp_path / "key"), spares=1, start_s=120, accept_unproven_kernel=True)
-    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=1, pool=pool))
+    config = SandboxSection(
+        backend="gvisor",
+        slots=1,
+        pool_key_file=str(tmp_path / "key"),
+        pool_spares=1,
+        pool_start_s=120,
+        pool_accept_unproven_kernel=True,
+    )
+    sandbox = GvisorSandbox(config)
     try:
         await sandbox.start()
     except SandboxUnavailable as error:

@@ -18,12 +18,17 @@ import pytest
 pytest.importorskip("kubernetes", reason="install the `cluster` extra")
 from kubernetes import client
 
-from nouscoder.verifier.sandbox import gateway_lease
-from nouscoder.verifier.sandbox import pods as pods_module
-from nouscoder.verifier.sandbox.gateway_lease import LEASE_S, GatewayLease
-from nouscoder.verifier.sandbox.pods import ManagedPods
-from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
-from nouscoder.verifier.sandbox.runner_pod import RunnerPod, read_pod, read_pods
+from nouscoder.verifier.sandbox.runners import kubernetes_pods
+from nouscoder.verifier.sandbox.runners import kubernetes_pods as pods_module
+from nouscoder.verifier.sandbox.runners.kubernetes_pods import (
+    LEASE_S,
+    GatewayLease,
+    ManagedPods,
+    RunnerPod,
+    read_pod,
+    read_pods,
+)
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner, RunnersUnreachable
 
 PATH = "/api/v1/namespaces/default/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
@@ -176,7 +181,7 @@ class Watched:
         self.changed = asyncio.Event()
         self.ignores_faults = False
 
-    async def until(self, condition: Callable[[list[Found]], bool]) -> list[Found]:
+    async def until(self, condition: Callable[[list[FoundRunner]], bool]) -> list[FoundRunner]:
         """Wait until the list fulfils `condition`. Returns the list."""
         async with asyncio.timeout(60):
             while True:
@@ -212,7 +217,7 @@ async def watched(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_changes_are_read_from_one_watch_and_not_from_lists(watched: Watched, api: Api) -> None:
     found = await watched.until(lambda found: len(found) == 2)
-    assert found == [Found("a", ("10.0.0.1", 7070)), Found("b", None)]
+    assert found == [FoundRunner("a", ("10.0.0.1", 7070)), FoundRunner("b", None)]
     api.send("MODIFIED", pod("b", "10.0.0.2"))
     api.send("ADDED", pod("c"))
     api.send("DELETED", pod("a", "10.0.0.1"))
@@ -229,20 +234,20 @@ async def test_a_pod_that_was_killed_for_lack_of_memory_is_known_after_its_remov
 ) -> None:
     """Its connection may end before the news comes. A pod that ended for another reason did not lack memory."""
     await watched.until(lambda found: len(found) == 2)
-    asked = [asyncio.create_task(watched.source.lacked_memory(Found(name, None))) for name in ("a", "b")]
+    asked = [asyncio.create_task(watched.source.lacked_memory(FoundRunner(name, None))) for name in ("a", "b")]
     await asyncio.sleep(0)
     assert not any(one.done() for one in asked)
     api.send(kind, ended("a", "OOMKilled"))
     api.send(kind, ended("b", "Error"))
     await watched.until(lambda found: not found)
     assert await asyncio.gather(*asked) == [True, False]
-    assert await watched.source.lacked_memory(Found("a", None))
+    assert await watched.source.lacked_memory(FoundRunner("a", None))
 
 
 async def test_a_pod_that_goes_on_did_not_lack_memory(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     await watched.until(lambda found: len(found) == 2)
     monkeypatch.setattr(pods_module, "_NEWS_LIMIT_S", 0.01)
-    assert not await watched.source.lacked_memory(Found("a", None))
+    assert not await watched.source.lacked_memory(FoundRunner("a", None))
 
 
 async def test_a_removed_pod_is_not_listed_again_though_the_api_still_reports_it(watched: Watched, api: Api) -> None:
@@ -261,7 +266,7 @@ async def test_a_removed_pod_is_not_listed_again_though_the_api_still_reports_it
 async def test_a_created_pod_is_listed_before_the_watch_reports_it(watched: Watched) -> None:
     await watched.until(lambda found: len(found) == 2)
     name = await watched.source.create()
-    assert Found(str(name), None) in await watched.source.list()
+    assert FoundRunner(str(name), None) in await watched.source.list()
 
 
 async def test_a_created_pod_has_the_lease_of_its_gateway_as_controller(watched: Watched, api: Api) -> None:
@@ -291,7 +296,7 @@ def lease_of(api: Api, name: str) -> GatewayLease:
 
 def test_only_the_lease_of_a_gateway_that_is_gone_is_removed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(gateway_lease, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(kubernetes_pods, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     ours, living, gone = (lease_of(api, name) for name in ("ours", "living", "gone"))
     for lease in (ours, living, gone):
         lease.renew()
@@ -338,7 +343,7 @@ async def test_a_refusing_api_is_reported_and_read_again_when_it_answers(watched
     api.status, api.pods = 200, {"e": pod("e", "10.0.0.5")}
     watched.ignores_faults = True
     found = await watched.until(lambda found: [one.name for one in found] == ["e"])
-    assert found == [Found("e", ("10.0.0.5", 7070))]
+    assert found == [FoundRunner("e", ("10.0.0.5", 7070))]
 
 
 async def test_the_reason_of_a_refused_pod_is_reported(watched: Watched, api: Api) -> None:

@@ -8,24 +8,24 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from nouscoder.verifier.sandbox import SandboxError
-from nouscoder.verifier.sandbox import pool as pool_module
-from nouscoder.verifier.sandbox.link import Ending
-from nouscoder.verifier.sandbox.pool import (
-    Found,
+from nouscoder.verifier.sandbox.runners import pool as pool_module
+from nouscoder.verifier.sandbox.runners.link import KernelUnproven
+from nouscoder.verifier.sandbox.runners.pool import (
+    FoundRunner,
     Replaced,
     Runner,
     RunnerPool,
     RunnerState,
     RunnersUnreachable,
 )
-from nouscoder.verifier.sandbox.runner_link import KernelUnproven
+from nouscoder.verifier.sandbox.slot import LinkEnding
 
 
 class Pods:
     """A source in memory. Its runners are ready at once, unless `slow`."""
 
     def __init__(self) -> None:
-        self.there: dict[str, Found] = {}
+        self.there: dict[str, FoundRunner] = {}
         self.quarantined: list[str] = []
         self.num_made = 0
         self.is_slow = False
@@ -34,7 +34,7 @@ class Pods:
     async def start(self, on_change: Callable[[], None]) -> None:
         """Report no changes, because the pool checks often enough."""
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundRunner]:
         if self.is_away:
             raise RunnersUnreachable("the API is away")
         return list(self.there.values())
@@ -42,17 +42,17 @@ class Pods:
     async def create(self) -> str | None:
         self.num_made += 1
         name = f"pod-{self.num_made}"
-        self.there[name] = Found(name, None if self.is_slow else ("10.0.0.1", self.num_made))
+        self.there[name] = FoundRunner(name, None if self.is_slow else ("10.0.0.1", self.num_made))
         return name
 
-    async def remove(self, runner: Found) -> None:
+    async def remove(self, runner: FoundRunner) -> None:
         self.there.pop(runner.name, None)
 
-    async def quarantine(self, runner: Found) -> None:
+    async def quarantine(self, runner: FoundRunner) -> None:
         self.there.pop(runner.name, None)
         self.quarantined.append(runner.name)
 
-    async def lacked_memory(self, runner: Found) -> bool:
+    async def lacked_memory(self, runner: FoundRunner) -> bool:
         return False
 
     async def close(self) -> None:
@@ -106,7 +106,7 @@ async def test_a_runner_is_lent_to_one_at_a_time_and_only_after_a_canary(pool: R
     with pytest.raises(SandboxError, match="no runner was free"):
         await pool.lend(0.05)
     before = canaries.asked.count(one.name)
-    await pool.give_back(one, Ending.DOUBT)
+    await pool.give_back(one, LinkEnding.DOUBT)
     assert (await pool.lend(1)) is one
     assert canaries.asked.count(one.name) == before + 1
 
@@ -122,7 +122,7 @@ async def test_requests_for_runners_are_served_in_order(pool: RunnerPool) -> Non
     tasks = [asyncio.create_task(ask(number)) for number in range(2)]
     await asyncio.sleep(0)
     for runner in held:
-        await pool.give_back(runner, Ending.DOUBT)
+        await pool.give_back(runner, LinkEnding.DOUBT)
     await asyncio.gather(*tasks)
     assert order == [0, 1]
 
@@ -132,7 +132,7 @@ async def test_a_cancelled_waiter_gets_no_runner(pool: RunnerPool) -> None:
     waiting = asyncio.create_task(pool.lend(5))
     await asyncio.sleep(0)
     waiting.cancel()
-    await pool.give_back(held[0], Ending.DOUBT)
+    await pool.give_back(held[0], LinkEnding.DOUBT)
     assert (await pool.lend(1)) is held[0]
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -165,7 +165,7 @@ async def test_an_idle_runner_is_proved_again_and_stays_in_the_pool(
 
 async def test_a_worn_runner_is_replaced(pool: RunnerPool, pods: Pods) -> None:
     worn = await pool.lend(1)
-    await pool.give_back(worn, Ending.WORN)
+    await pool.give_back(worn, LinkEnding.WORN)
     assert worn.name not in pods.there
     assert {(await pool.lend(1)).name, (await pool.lend(1)).name}.isdisjoint({worn.name})
     assert pool.replaced == {Replaced.WORN: 1}
@@ -194,7 +194,7 @@ async def test_a_lost_runner_is_replaced_and_ignored_when_it_is_given_back(pool:
     lost, kept = await pool.lend(1), await pool.lend(1)
     await pods.remove(lost.found)
     fresh = await pool.lend(1)
-    await pool.give_back(lost, Ending.DOUBT)
+    await pool.give_back(lost, LinkEnding.DOUBT)
     assert {runner.name for runner in (kept, fresh)} == set(pods.there)
     assert pool.replaced == {Replaced.LOST: 1}
 
@@ -202,12 +202,12 @@ async def test_a_lost_runner_is_replaced_and_ignored_when_it_is_given_back(pool:
 async def test_an_unreachable_api_is_retried_and_named_in_errors(pool: RunnerPool, pods: Pods) -> None:
     held = [await pool.lend(1), await pool.lend(1)]
     pods.is_away = True
-    await pool.give_back(held[0], Ending.DOUBT)
+    await pool.give_back(held[0], LinkEnding.DOUBT)
     assert (await pool.lend(1)) is held[0], "existing runners are still used"
     with pytest.raises(SandboxError, match="the API is away"):
         await pool.lend(0.1)
     pods.is_away = False
-    await pool.give_back(held[1], Ending.WORN)
+    await pool.give_back(held[1], LinkEnding.WORN)
     assert (await pool.lend(1)).name == "pod-3"
 
 
@@ -217,7 +217,7 @@ async def test_a_runner_that_does_not_start_is_replaced(
     monkeypatch.setattr(pool_module, "_STUCK_AFTER_S", 0.1)
     held = [await pool.lend(1), await pool.lend(1)]
     pods.is_slow = True
-    await pool.give_back(held[0], Ending.WORN)
+    await pool.give_back(held[0], LinkEnding.WORN)
     with pytest.raises(SandboxError, match="did not start within"):
         await pool.lend(0.5)
     pods.is_slow = False
@@ -225,46 +225,17 @@ async def test_a_runner_that_does_not_start_is_replaced(
     assert pool.replaced[Replaced.STUCK] >= 1
 
 
-async def test_an_accused_runner_is_quarantined_and_ignored_when_it_is_given_back(pool: RunnerPool, pods: Pods) -> None:
-    accused, other = await pool.lend(1), await pool.lend(1)
-    await pool.accuse(accused.name)
-    await pool.accuse(accused.name)
-    await pool.accuse("nobody")
-    await pool.give_back(accused, Ending.DOUBT)
-    assert (await pool.lend(1)).name not in {accused.name, other.name}
-    assert pods.quarantined == [accused.name]
-    assert pool.replaced == {Replaced.SECOND_RUNNER: 1}
-
-
-async def test_a_runner_accused_during_its_canary_is_not_lent(pool: RunnerPool, pods: Pods) -> None:
-    accused, other = await pool.lend(1), await pool.lend(1)
-    await pool.give_back(accused, Ending.DOUBT)
-    await pool.accuse(accused.name)
-    assert (await pool.lend(1)).name not in {accused.name, other.name}
-
-
-async def test_a_second_runner_is_not_waited_for(pool: RunnerPool) -> None:
-    """Only one that is ready is lent: others wait for the next."""
-    one = await pool.lend(1)
-    other = await pool.lend(1, frozenset({one.name}))
-    assert other.name != one.name
-    with pytest.raises(SandboxError, match="no other runner"):
-        await pool.lend(60, frozenset({one.name}))
-    await pool.give_back(one, Ending.DOUBT)
-    assert (await pool.lend(1)) is one
-
-
 async def test_the_time_from_creation_to_the_first_answer_is_counted(pods: Pods, pool: RunnerPool) -> None:
     held = [await pool.lend(1), await pool.lend(1)]
     fast, before_s = pool.num_starts, pool.start_s
     assert (fast, before_s >= 0) == (2, True)
     pods.is_slow = True
-    await pool.give_back(held[0], Ending.WORN)
+    await pool.give_back(held[0], LinkEnding.WORN)
     while pool.states[RunnerState.STARTING] != 1:
         await asyncio.sleep(0)
     (slow,) = [name for name, pod in pods.there.items() if pod.address is None]
     assert pool.num_starts == fast
-    pods.there[slow] = Found(slow, ("10.0.0.1", 9))
+    pods.there[slow] = FoundRunner(slow, ("10.0.0.1", 9))
     await pool.lend(60)
     assert pool.num_starts == fast + 1
     assert pool.start_s > before_s

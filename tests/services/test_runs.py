@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from nouscoder.atomic_files import FolderInUse, lock_file
 from nouscoder.broker.core import Broker
-from nouscoder.broker.sweeper import keep_sweeping
+from nouscoder.broker.serving import keep_sweeping
 from nouscoder.cli.app import app
 from nouscoder.config import Config
-from nouscoder.domain.books import Books, TrainedGroups
-from nouscoder.folder_lock import FolderInUse, lock_file
-from nouscoder.learner.identity import open_identity
+from nouscoder.domain.learner_state import TrainedGroups, TrainedState
+from nouscoder.learner.state.run_files import open_identity
 from nouscoder.run.runs import RunsError, list_runs, remove_run
 
 
@@ -26,10 +26,10 @@ def config(broker_rig: Any, tmp_path: Path) -> Config:
     return made
 
 
-async def begin(config: Config, rig: Any) -> Books:
+async def begin(config: Config, rig: Any) -> TrainedState:
     """A run with a folder, an identity and two groups in flight."""
     config.run.folder.mkdir()
-    books = Books(open_identity(config), 0, 0, 0, TrainedGroups(), None)
+    books = TrainedState(open_identity(config), 0, 0, 0, TrainedGroups(), None)
     broker = Broker(config, rig.url, rig.index)
     await broker.restore_run(books)
     await broker.publish_policy(rig.manifest(0))

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable
-from nouscoder.verifier.sandbox.runsc import RunscSandbox
-from nouscoder.verifier.sandbox.runsc_folders import new_folder, sweep
+from nouscoder.config import SandboxSection
+from nouscoder.verifier.sandbox import SandboxUnavailable
+from nouscoder.verifier.sandbox.runsc import RunscSandbox, new_folder, sweep
 
 RUN_FOR_EVER = """
 import asyncio
-from nouscoder.verifier.sandbox import SandboxConfig
 from nouscoder.verifier.sandbox.runsc import RunscSandbox
 async def main():
-    await RunscSandbox(SandboxConfig(backend="runsc", slots=1)).start()
+    await RunscSandbox(SandboxSection(backend="runsc", slots=1)).start()
     print("up", flush=True)
     await asyncio.sleep(300)
 asyncio.run(main())
@@ -65,7 +64,7 @@ async def test_the_next_start_removes_the_sandboxes_of_a_killed_service(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     try:
-        sandbox = RunscSandbox(SandboxConfig(backend="runsc", slots=1))
+        sandbox = RunscSandbox(SandboxSection(backend="runsc", slots=1))
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox import Exit, Program, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.runsc import HOW_TO_GET, RunscSandbox, find_runsc
 from nouscoder.verifier.toolchains.languages import registry
 
@@ -26,7 +27,7 @@ async def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncItera
     """One slot with two submissions per gVisor sandbox. Its bundles are the only files in `tmp_path`."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     try:
-        made = RunscSandbox(SandboxConfig(backend="runsc", slots=1, max_sessions=2))
+        made = RunscSandbox(SandboxSection(backend="runsc", slots=1, max_sessions=2))
         await made.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
@@ -132,7 +133,7 @@ async def test_the_isolation_layers_are_named(sandbox: RunscSandbox) -> None:
 
 def test_without_runsc_it_says_how_to_get_it() -> None:
     with pytest.raises(SandboxUnavailable, match="build-runsc") as caught:
-        RunscSandbox(SandboxConfig(backend="runsc", slots=1, runsc="/nowhere/runsc"))
+        RunscSandbox(SandboxSection(backend="runsc", slots=1, runsc="/nowhere/runsc"))
     assert HOW_TO_GET in str(caught.value)
 
 

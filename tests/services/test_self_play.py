@@ -17,28 +17,34 @@ from rich.console import Console
 
 from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.data.problem_index import open_index
+from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
-from nouscoder.data.reading import load_problems
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.demo.policy import CharTokenizer
+from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32
 from nouscoder.domain.verdict import Verdict
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
-from nouscoder.learner.weights import load_model
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.weights import load_model
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.view import PlainView, View
 from nouscoder.self_play import run as rounds
+from nouscoder.self_play.judgement import proposal_text
 from nouscoder.self_play.known import Known, NoExample
-from nouscoder.self_play.parts import PROPOSE, TRAIN, part_config, part_folder
-from nouscoder.self_play.pool_files import advance_pool, pool_of, pool_record, write_problems
-from nouscoder.self_play.proposals import proposal_text
-from nouscoder.self_play.proposer import graded_proposals, train_proposer
-from nouscoder.self_play.proposing import room_for_answers
-from nouscoder.self_play.rollout_log import RolloutLog
-from nouscoder.self_play.round import ACCEPTED, JUDGED, Round, Work
+from nouscoder.self_play.pool_files import (
+    PROPOSE,
+    TRAIN,
+    advance_pool,
+    part_config,
+    part_folder,
+    pool_of,
+    pool_record,
+    write_problems,
+)
+from nouscoder.self_play.proposing import graded_proposals, room_for_answers, train_proposer
+from nouscoder.self_play.round import ACCEPTED, JUDGED, RolloutLog, Round, Work
 from nouscoder.verifier.local_grader import local_grader
 
 FILE = """

@@ -12,18 +12,17 @@ from tests.services.qwen3_tokenizer import qwen3_folder
 from tests.services.test_learner_storage import save_batch
 
 from nouscoder.config import InterpreterSection, SftSection, SingleTurnSection
-from nouscoder.config.environment import EnvironmentSection
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
-from nouscoder.domain.message import Message, Role
+from nouscoder.config.generation import EnvironmentSection
+from nouscoder.demo.policy import EOS_ID, CharTokenizer
+from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.generation.environments.prompts import Prompts
-from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.synthetic import random_batch
+from nouscoder.learner.model.synthetic import random_batch
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
-from nouscoder.sft.encoding import Encoder
 from nouscoder.sft.examples import BadExample, example_of
-from nouscoder.sft.reading import ExamplesUnusable, read_examples
+from nouscoder.sft.reading import Encoder, ExamplesUnusable, read_examples
 
 CHARACTERS = CharTokenizer()
 TEXT = SingleTurnSection()

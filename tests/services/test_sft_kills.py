@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 
 pytestmark = pytest.mark.timeout(1800)  # on a busy machine
 

@@ -15,14 +15,14 @@ from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
 
 from nouscoder.config import Config, DecayKind, LearnerSection, OptimizerKind, PolicySection, RunSection, SftSection
-from nouscoder.config.sft import SftScheduleSection
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.config.learner import SftScheduleSection
+from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import Unusable
-from nouscoder.learner.checkpoint import CheckpointError
-from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.state.checkpoint import CheckpointError
 from nouscoder.learner.trainer import TrainingError
-from nouscoder.sft.rollouts import Part, again, rollout_of
+from nouscoder.sft.reading import Part, again, rollout_of
 from nouscoder.sft.training import ListedBatches, SupervisedTraining, training_config
 
 NUM_STEPS, BATCH_SIZE, RATE = 4, 5, 1e-3

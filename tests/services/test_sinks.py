@@ -21,11 +21,10 @@ import pytest
 from nouscoder.config import Config, ConfigError, RunSection, dump_config
 from nouscoder.config.run import SinkName
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.metrics_tail import MetricsTail
-from nouscoder.run.sinks import kinds, processes
-from nouscoder.run.sinks.base import scalars_of
-from nouscoder.run.sinks.follower import MAX_FAILURES, STATUS, Follower, SinkFailed
+from nouscoder.run.sinks import processes, targets
+from nouscoder.run.sinks.follower import MAX_FAILURES, STATUS, Follower, MetricsTail, SinkFailed
 from nouscoder.run.sinks.processes import Sinks, open_sinks
+from nouscoder.run.sinks.targets import scalars_of
 
 
 def line(step: int) -> str:
@@ -144,10 +143,10 @@ def config_of(root: Path, *names: str) -> Config:
 
 
 def test_a_missing_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(kinds.PACKAGES, SinkName.WANDB, "no_such_package")
+    monkeypatch.setitem(targets.PACKAGES, SinkName.WANDB, "no_such_package")
     config = config_of(tmp_path, "wandb")
     sentence = "run.sinks: wandb is not installed: pip install nouscoder[wandb]"
-    assert kinds.missing_packages(config) == [sentence]
+    assert targets.missing_packages(config) == [sentence]
     folder = RunFolder.create(config)
     with pytest.raises(ConfigError) as raised, open_sinks(folder, config, print):
         pass

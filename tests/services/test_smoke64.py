@@ -13,14 +13,20 @@ from rich.console import Console
 from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.data.pass_rates import PassCount
 from nouscoder.data.problems import save_problems
+from nouscoder.domain.guards import BatchRewards, Direction, reward_trend
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.reward_trend import BatchRewards, Direction, reward_trend
 from nouscoder.domain.submission import StdinCase, StdinTests
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.run import smoke
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.smoke import SmokeTest, default_batches, smoke_config, training_config
-from nouscoder.run.smoke_problems import TooFewProblems, solved_sometimes
+from nouscoder.run.smoke import (
+    SmokeTest,
+    TooFewProblems,
+    default_batches,
+    smoke_config,
+    solved_sometimes,
+    training_config,
+)
 from nouscoder.run.view import PlainView, View
 
 NUM_PROBLEMS = 8

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nouscoder.config import SandboxSection, SpillOverSection, VerifierSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     Program,
-    SandboxConfig,
     SandboxError,
     SandboxUnavailable,
-    SpillOverConfig,
     open_backends,
     open_sandbox,
 )
@@ -210,11 +209,13 @@ async def test_a_backend_that_does_not_start_stops_the_service_with_its_own_sent
 
 
 def test_the_configuration_names_both_backends_and_refuses_the_same_twice() -> None:
-    spill_over = SpillOverConfig(backend="fake", slots=3, after_s=1.0)
-    sandbox = open_backends(SandboxConfig(backend="local", slots=2, spill_over=spill_over))
-    assert (sandbox.name, sandbox.num_slots) == ("local+fake", 5)
+    spill_over = SpillOverSection(backend="local", slots=3, after_s=1.0)
+    sandbox = open_backends(
+        VerifierSection(sandbox=SandboxSection(backend="fake", slots=2, spill_over=spill_over), libraries=())
+    )
+    assert (sandbox.name, sandbox.num_slots) == ("fake+local", 5)
     with pytest.raises(ValueError, match=r"spill_over\.backend"):
-        SandboxConfig(backend="fake", spill_over=spill_over)
+        SandboxSection(backend="local", spill_over=spill_over)
 
 
 async def test_a_language_that_a_remote_host_offers_too_runs_with_the_tools_of_this_host(
@@ -222,7 +223,7 @@ async def test_a_language_that_a_remote_host_offers_too_runs_with_the_tools_of_t
 ) -> None:
     """The TypeScript compiler is found by its path alone, so a name in its place was the candidate's compile error."""
     remote = object()
-    sandbox = open_sandbox(SandboxConfig(slots=1))
+    sandbox = open_sandbox(SandboxSection(slots=1))
     try:
         await sandbox.start()
     except SandboxUnavailable as error:

@@ -11,12 +11,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.busy_cpu import on_a_busy_cpu
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
 from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import Sandbox, SandboxConfig
+from nouscoder.verifier.sandbox import Sandbox
 
 NUM_HOGS = 32
 WORKS = "total = 0\nfor i in range(4_000_000):\n    total += i\nprint(total)"  # 0.2 s of CPU time
@@ -81,7 +82,7 @@ async def graded_beside_another_run(
     ],
 )
 async def test_a_program_that_others_keep_from_the_cpu_is_repeated_alone(backend: str, limit: str) -> None:
-    async with on_a_busy_cpu(SandboxConfig(backend=backend, slots=1), NUM_HOGS) as (sandbox, end_hogs):
+    async with on_a_busy_cpu(SandboxSection(backend=backend, slots=1), NUM_HOGS) as (sandbox, end_hogs):
         verdict, num_repeated = await graded_beside_another_run(sandbox, end_hogs, WORKS, LIMITS[limit])
     assert (verdict.kind.value, num_repeated) == ("accepted", int(backend == "runsc" or limit == "wall"))
 
@@ -98,7 +99,7 @@ async def test_a_program_that_others_keep_from_the_cpu_is_repeated_alone(backend
 async def test_an_endless_loop_exceeds_its_limit(backend: str, is_beside_another: bool) -> None:
     """Beside hogs of another run it may be repeated once. With no other run in progress it never is."""
     limits = Limits(wall_time_s=1, cpu_time_s=1)
-    async with on_a_busy_cpu(SandboxConfig(backend=backend, slots=1), NUM_HOGS) as (sandbox, end_hogs):
+    async with on_a_busy_cpu(SandboxSection(backend=backend, slots=1), NUM_HOGS) as (sandbox, end_hogs):
         if is_beside_another:
             verdict, num_repeated = await graded_beside_another_run(sandbox, end_hogs, "while True: pass", limits)
             assert num_repeated == 1
@@ -137,5 +138,5 @@ async def looks_starved(sandbox: Sandbox, end_hogs: Callable[[], None], code: st
 @pytest.mark.parametrize("name", LEAVES_WORK)
 async def test_what_a_program_leaves_behind_does_not_make_it_look_starved(name: str) -> None:
     """Its processes are dead when the share of the CPU is measured. Other load of the machine may change it."""
-    async with on_a_busy_cpu(SandboxConfig(backend="runsc", slots=1), num_hogs=0) as (sandbox, end_hogs):
+    async with on_a_busy_cpu(SandboxSection(backend="runsc", slots=1), num_hogs=0) as (sandbox, end_hogs):
         assert not await looks_starved(sandbox, end_hogs, LEAVES_WORK[name])

@@ -29,10 +29,8 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.formats.tests import canonical_json, digest_of
 from nouscoder.store.blobs import FolderBlobs
-from nouscoder.store.case_files import CaseFile, CaseFileBroken, write_tests
-from nouscoder.store.stored_cases import StoredCases
-from nouscoder.store.tests import TestStore, UnknownTests
-from nouscoder.store.tests_cache import TestsCache, TestsTooLarge
+from nouscoder.store.case_files import CaseFile, CaseFileBroken, StoredCases, write_tests
+from nouscoder.store.tests import TestsCache, TestsTooLarge, TestStore, UnknownTests
 
 JUDGE = JudgeProgram("int main(){}", "c")
 LARGE = StdinTests(tuple(StdinCase(f"{number}\n" * 9000, f"{number}") for number in range(30)))
@@ -244,7 +242,7 @@ async def test_a_killed_process_leaves_complete_files_and_a_damaged_file_is_fetc
 
 def test_two_processes_do_not_share_a_folder(cache: TestsCache, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from nouscoder.store.tests_cache import TestsCache\n"
+        "import sys; from pathlib import Path; from nouscoder.store.tests import TestsCache\n"
         "print(TestsCache(Path(sys.argv[1]), 1)._folder.name)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "cache")]

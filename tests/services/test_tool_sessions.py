@@ -21,15 +21,14 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from nouscoder.config import load_config
-from nouscoder.domain.interpreter import CallEnd
+from nouscoder.config import SandboxSection, ToolSessionsSection, VerifierSection, load_config
+from nouscoder.domain.conversation import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys, Quota
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
-from nouscoder.rpc.interpreter_client import InterpreterCalls
-from nouscoder.rpc.status_codes import StatusCodes
-from nouscoder.rpc.verifier_client import VerifierClient
+from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.verifier_client import InterpreterCalls, VerifierClient
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
@@ -37,16 +36,21 @@ from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, Quotas
 from nouscoder.verifier.api import servicer
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import Exit, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox import Exit, Sandbox, SandboxUnavailable, open_backends, open_sandbox
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
-from nouscoder.verifier.settings import grading_policy, sandbox_config, tool_policy
-from nouscoder.verifier.tools import interpreter as interpreter_module
-from nouscoder.verifier.tools.interpreter import Interpreter, InterpreterLimits, clipped
-from nouscoder.verifier.tools.sessions import MAX_CODE_BYTES, ToolPolicy, ToolSessions
+from nouscoder.verifier.tools import sessions as interpreter_module
+from nouscoder.verifier.tools.sessions import (
+    MAX_CODE_BYTES,
+    InterpreterLimits,
+    SandboxInterpreter,
+    ToolSessions,
+    clipped,
+    limits_of,
+)
 
 module_loop = pytest.mark.asyncio(loop_scope="module")
 WIDE = InterpreterLimits(call_s=120.0, life_s=600.0, memory_bytes=512 << 20)
@@ -68,7 +72,7 @@ asyncio.run(main())
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
     """Two slots: one for grading, one for a tool session."""
-    made = open_sandbox(SandboxConfig(slots=1, tool_slots=1))
+    made = open_sandbox(SandboxSection(slots=1), tool_slots=1)
     try:
         await made.start()
     except SandboxUnavailable as error:
@@ -78,8 +82,8 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def interpreter(sandbox: Sandbox) -> AsyncIterator[Interpreter]:
-    made = Interpreter(sandbox, WIDE)
+async def interpreter(sandbox: Sandbox) -> AsyncIterator[SandboxInterpreter]:
+    made = SandboxInterpreter(sandbox, WIDE)
     yield made
     await made.close()
 
@@ -94,7 +98,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 @module_loop
-async def test_state_lasts_from_call_to_call(interpreter: Interpreter) -> None:
+async def test_state_lasts_from_call_to_call(interpreter: SandboxInterpreter) -> None:
     for code, output in (
         ("import math\nx = [1]\ndef twice(n): return 2 * n", ""),
         ("x.append(twice(3)); x", "[1, 6]\n"),
@@ -108,7 +112,9 @@ async def test_state_lasts_from_call_to_call(interpreter: Interpreter) -> None:
 
 
 @module_loop
-async def test_an_exception_ends_the_cell_and_its_traceback_shows_only_the_cells(interpreter: Interpreter) -> None:
+async def test_an_exception_ends_the_cell_and_its_traceback_shows_only_the_cells(
+    interpreter: SandboxInterpreter,
+) -> None:
     await interpreter.run("def fails():\n    return 1 / 0\nkept = 5")
     answer = await interpreter.run("print('before')\nfails()\nprint('after')")
     assert answer.end is CallEnd.DONE
@@ -123,13 +129,15 @@ async def test_an_exception_ends_the_cell_and_its_traceback_shows_only_the_cells
 
 
 @module_loop
-async def test_input_is_empty_and_errors_are_in_the_order_of_printing(interpreter: Interpreter) -> None:
+async def test_input_is_empty_and_errors_are_in_the_order_of_printing(interpreter: SandboxInterpreter) -> None:
     code = "import sys, os\nprint('a', flush=True); print('b', file=sys.stderr); os.system('echo c'); sys.stdin.read()"
     assert (await interpreter.run(code)).output == "a\nb\nc\n''\n"
 
 
 @module_loop
-async def test_an_ended_interpreter_says_so_and_the_next_call_begins_with_a_fresh_one(interpreter: Interpreter) -> None:
+async def test_an_ended_interpreter_says_so_and_the_next_call_begins_with_a_fresh_one(
+    interpreter: SandboxInterpreter,
+) -> None:
     await interpreter.run("kept = 1")
     answer = await interpreter.run("import os; print('x', flush=True); os._exit(7)")
     assert (answer.end, answer.output) == (CallEnd.EXITED, "x\n")
@@ -147,18 +155,18 @@ async def test_an_ended_interpreter_says_so_and_the_next_call_begins_with_a_fres
 @module_loop
 async def test_a_call_over_a_limit_ends_and_the_slot_serves_others(sandbox: Sandbox, code: str, end: CallEnd) -> None:
     call_s = 1.0 if end is CallEnd.TIME_LIMIT else 120.0
-    limited = Interpreter(sandbox, replace(WIDE, call_s=call_s))
+    limited = SandboxInterpreter(sandbox, replace(WIDE, call_s=call_s))
     answer = await limited.run(code)
     await limited.close()
     assert answer.end is end
     assert end is not CallEnd.DONE or "MemoryError" in answer.output, "the cell gets the exception and may go on"
-    other = Interpreter(sandbox, WIDE)
+    other = SandboxInterpreter(sandbox, WIDE)
     assert (await other.run("6 * 7")).output == "42\n"
     await other.close()
 
 
 @module_loop
-async def test_a_cell_that_writes_the_mark_ends_only_its_own_call(interpreter: Interpreter) -> None:
+async def test_a_cell_that_writes_the_mark_ends_only_its_own_call(interpreter: SandboxInterpreter) -> None:
     forged = (
         "import gc, os, sys\n"
         "frame = sys._getframe()\n"
@@ -193,11 +201,11 @@ class Rig:
     registry: CollectorRegistry
 
 
-def rig(sandbox: Sandbox, audit: AuditLog | None = None, **policy: float) -> Rig:
+def rig(sandbox: Sandbox, audit: AuditLog | None = None, **section: float) -> Rig:
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
-    bounds = ToolPolicy(**{"num_sessions": 1, "call_s": 120.0, **policy})  # type: ignore[arg-type]
-    grader = Grader(sandbox, metrics, GradingPolicy(tool_slots=bounds.num_sessions))
+    bounds = ToolSessionsSection(**{"sessions": 1, "call_s": 120.0, **section})
+    grader = Grader(sandbox, metrics, VerifierSection(tools=bounds))
     return Rig(ToolSessions(sandbox, grader, Quotas(), metrics, bounds, audit), grader, registry)
 
 
@@ -325,9 +333,10 @@ async def test_each_call_is_audited_and_counted(fake: FakeSandbox, tmp_path: Pat
 
 def test_the_configuration_gives_tool_sessions_slots_of_their_own() -> None:
     section = load_config(None, ["verifier.tools.sessions=3", "verifier.sandbox.slots=2"]).verifier
-    assert (sandbox_config(section).tool_slots, grading_policy(section).tool_slots) == (3, 3)
-    assert tool_policy(section.tools) == ToolPolicy(3)
-    assert ToolPolicy(3).limits.life_s > 16 * 60
+    sandbox = open_backends(section)
+    assert sandbox.num_slots == 5
+    assert Grader(sandbox, VerifierMetrics(CollectorRegistry()), section).num_slots == 2
+    assert limits_of(section.tools).life_s > 16 * 60
 
 
 # Over gRPC

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.sandbox import CompileFailed, Exit, Program, SandboxConfig, open_sandbox
+from nouscoder.verifier.sandbox import CompileFailed, Exit, Program, open_sandbox
 from nouscoder.verifier.toolchains.languages import (
     Language,
+    cache_folder_of,
     find_installed,
     forget_installed,
     installed,
@@ -20,7 +22,7 @@ from nouscoder.verifier.toolchains.languages import (
     registry,
     withdraw,
 )
-from nouscoder.verifier.toolchains.toolchain_cache import IMAGE_FOLDER, ToolchainCacheFailed, folder_of, prepare
+from nouscoder.verifier.toolchains.toolchain_cache import IMAGE_FOLDER, ToolchainCacheFailed, prepare
 
 LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20)
 
@@ -58,10 +60,10 @@ def test_a_cache_folder_is_complete_or_missing(cache: Path, tmp_path: Path) -> N
 
 def test_another_tool_or_command_gives_another_folder(cache: Path, tmp_path: Path) -> None:
     made = language(tmp_path / "tool", "true")
-    before = folder_of(made)
-    assert folder_of(dataclasses.replace(made, prepare=("true",))) != before
+    before = cache_folder_of(made)
+    assert cache_folder_of(dataclasses.replace(made, prepare=("true",))) != before
     (tmp_path / "tool").write_text("#!/bin/sh\n# newer\n")
-    assert folder_of(made) != before
+    assert cache_folder_of(made) != before
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ async def test_go_programs_are_compiled_with_the_cache(backend: str) -> None:
     if go is None or go.cache is None:
         pytest.skip("go is not installed, or `nouscoder prepare` has not been run")
     try:
-        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
+        sandbox = open_sandbox(SandboxSection(backend=backend, slots=1))
         await sandbox.start()
     except Exception as error:
         pytest.skip(str(error))

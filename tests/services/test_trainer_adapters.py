@@ -16,8 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.client import AsyncClient, AuthenticationFailed, Client, GradingFailed, Patience, Unreachable
-from nouscoder.client.adapters import atropos, nemo_gym, trl, verifiers, verl
-from nouscoder.client.adapters.rewards import text_of
+from nouscoder.client.adapters import atropos, nemo_gym, text_of, trl, verifiers, verl
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app

@@ -16,9 +16,9 @@ from tests.services.test_broker_restart import free_address, start_broker_proces
 from nouscoder.config import Config
 from nouscoder.data.problems import save_problems
 from nouscoder.learner.core import LearnerCore
-from nouscoder.learner.metrics import LearnerMetrics
-from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
 

@@ -31,8 +31,8 @@ from nouscoder.http_server.api_keys import (
     parse_api_keys,
 )
 from nouscoder.http_server.listener import start_http
-from nouscoder.rpc.status_codes import StatusCodes
-from nouscoder.rpc.verdict_convert import submission_to
+from nouscoder.rpc.pairs import SUBMISSION
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import Caller, CallerFilter, current_caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
@@ -102,7 +102,7 @@ async def test_grading_needs_a_valid_key_and_health_does_not() -> None:
 
 
 async def test_every_grpc_method_needs_a_valid_key() -> None:
-    message = submission_to(Submission(StdinTests((StdinCase("a", "a"),)), "1"))
+    message = SUBMISSION.to(Submission(StdinTests((StdinCase("a", "a"),)), "1"))
 
     async def batch() -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
         yield verifier_pb2.GradeBatchRequest(request_id="1", submission=message)
@@ -147,7 +147,7 @@ async def test_an_exceeded_quota_is_refused_with_retry_after_and_affects_no_othe
         assert 1 <= int(got[2].headers["retry-after"]) <= 30
         assert "may submit 2 a minute" in got[2].json()["detail"]
         assert (await service.http.post("/v1/grade", json=BODY, headers=bearer("b"))).status_code == 200
-        message = verifier_pb2.GradeRequest(submission=submission_to(Submission(StdinTests((StdinCase("", ""),)), "1")))
+        message = verifier_pb2.GradeRequest(submission=SUBMISSION.to(Submission(StdinTests((StdinCase("", ""),)), "1")))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await service.stub.Grade(message, metadata=(("authorization", "Bearer a"),))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -14,13 +14,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader, QueueFull
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox
 from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, SandboxError
-from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.toolchains.libraries import library_folders
 
@@ -38,7 +38,7 @@ JUDGE_SET = [
 
 @pytest.fixture
 async def grader() -> AsyncIterator[Grader]:
-    sandbox = open_sandbox(SandboxConfig(slots=1, site_packages=library_folders(["sortedcontainers"])))
+    sandbox = open_sandbox(SandboxSection(slots=1, site_packages=library_folders(["sortedcontainers"])))
     await sandbox.start()
     yield Grader(sandbox, VerifierMetrics(CollectorRegistry()))
     await sandbox.close()

@@ -1,6 +1,6 @@
 """What a request may cost the gateway: memory of bodies and answers, gRPC messages, foreign sites.
 
-Tests the invariants of memory_budget.py, count_memory.py, grpc_gate.py, grpc_answers.py and gatekeeper.py.
+Tests the invariants of memory_budget.py, grpc_gate.py, servicer.py and gatekeeper.py.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.http_server import delivery
-from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server import listener
+from nouscoder.http_server.api_keys import ApiKeys, foreign_part
 from nouscoder.http_server.listener import start_http
-from nouscoder.http_server.same_site import foreign_part
+from nouscoder.rpc.pairs import SUBMISSION
 from nouscoder.rpc.server import start_grpc
-from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier import service as service_module
 from nouscoder.verifier.access import memory_budget
@@ -46,8 +45,7 @@ from nouscoder.verifier.api.run_code import (
     RunStatus,
 )
 from nouscoder.verifier.api.servicer import FULL_NAME, Servicer
-from nouscoder.verifier.grading.grader import Grader, OnOutcome
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grader, Grading, OnOutcome
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox
 from nouscoder.verifier.service import grpc_served
@@ -119,7 +117,7 @@ async def test_bodies_in_progress_are_bounded_together_and_give_their_bytes_back
 
 async def test_a_batch_reads_a_request_only_when_the_budget_has_room_for_it() -> None:
     source = StdinTests((StdinCase("a", "a"),))
-    message = submission_to(Submission(source, code="#" * 9_000))
+    message = SUBMISSION.to(Submission(source, code="#" * 9_000))
     async with running() as service, grpc.aio.insecure_channel(service.grpc) as channel:
         most_held = 0
         add = Reservation.add
@@ -273,7 +271,7 @@ async def test_answers_that_nobody_reads_take_no_more_than_the_budget() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code"])
 async def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(delivery, "ANSWER_PATIENCE_S", 0.5)
+    monkeypatch.setattr(listener, "ANSWER_PATIENCE_S", 0.5)
     held_bytes: list[int] = []
     take = MemoryBudget.take_for_answer
 
@@ -293,7 +291,7 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: py
         await held(service, 0)
         assert max(held_bytes) >= num_bytes
         assert len(await asyncio.to_thread(read_to_the_end, client)) < num_bytes
-        monkeypatch.setattr(delivery, "ANSWER_PATIENCE_S", 60.0)  # of a client that reads, on a busy machine
+        monkeypatch.setattr(listener, "ANSWER_PATIENCE_S", 60.0)  # of a client that reads, on a busy machine
         answer = await service.http.post(path, content=sent)
         assert len(answer.content) > num_bytes
         await held(service, 0)
@@ -338,7 +336,7 @@ async def test_an_answer_waits_for_room_and_is_then_refused(monkeypatch: pytest.
 
 async def grade_call(service: Running) -> grpc.StatusCode:
     """How a gRPC call ends."""
-    source = submission_to(Submission(StdinTests((StdinCase("a", "a"),)), code="1"))
+    source = SUBMISSION.to(Submission(StdinTests((StdinCase("a", "a"),)), code="1"))
     async with grpc.aio.insecure_channel(service.grpc) as channel:
         call = verifier_pb2_grpc.VerifierServiceStub(channel).Grade(verifier_pb2.GradeRequest(submission=source))
         return await call.code()
@@ -347,7 +345,7 @@ async def grade_call(service: Running) -> grpc.StatusCode:
 @pytest.mark.parametrize("method", ["Grade", "GradeStream", "GradeBatch"])
 async def test_a_grpc_answer_that_nobody_reads_is_counted_and_leaves_room_to_others(method: str) -> None:
     """A client of streams reads a message only when it is asked for."""
-    source = submission_to(Submission(StdinTests((StdinCase("a", "a"),)), code="1"))
+    source = SUBMISSION.to(Submission(StdinTests((StdinCase("a", "a"),)), code="1"))
     request: Message = verifier_pb2.GradeRequest(submission=source)
     if method == "GradeBatch":
         request = verifier_pb2.GradeBatchRequest(request_id="1", submission=source)

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy, QueueFull
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import (
@@ -71,7 +72,7 @@ class ScriptedSandbox:
         finally:
             self.open -= 1
 
-    def pair(
+    def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """Not used by these tests."""
@@ -88,7 +89,7 @@ class ScriptedSandbox:
         self.inputs.append(stdin)
         return await self.behaviour(stdin)
 
-    async def converse(
+    async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         """Not used by these tests."""
@@ -100,10 +101,10 @@ class ScriptedSandbox:
         """Do nothing ahead."""
 
 
-def grader_of(sandbox: ScriptedSandbox, **policy: float) -> Grader:
+def grader_of(sandbox: ScriptedSandbox, policy: GradingPolicy | None = None, **section: float) -> Grader:
     """A grader with its own metrics."""
     registry = CollectorRegistry()
-    grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(**policy))  # type: ignore[arg-type]
+    grader = Grader(sandbox, VerifierMetrics(registry), VerifierSection(**section), policy=policy)  # type: ignore[arg-type]
     grader_registry[id(grader)] = registry
     return grader
 
@@ -353,7 +354,7 @@ async def test_a_silent_sandbox_is_abandoned() -> None:
         return GOOD
 
     limits = Limits(wall_time_s=0.01)
-    grader = grader_of(ScriptedSandbox(behaviour), run_grace_s=0.01)
+    grader = grader_of(ScriptedSandbox(behaviour), GradingPolicy(run_grace_s=0.01))
     assert (await grader.grade(stdin_submission(("a", "a"), limits=limits))).is_ours
 
 
@@ -455,7 +456,7 @@ async def test_extra_workers_use_idle_slots_and_are_counted() -> None:
         return replace(GOOD, stdout=stdin)
 
     sandbox = ScriptedSandbox(behaviour, num_slots=3)
-    grader = grader_of(sandbox, min_worker_left_s=0.0)
+    grader = grader_of(sandbox, GradingPolicy(min_worker_left_s=0.0))
     pairs = [("first", "first"), *[(str(n), str(n)) for n in range(9)]]
     task = asyncio.ensure_future(grader.grade(stdin_submission(*pairs)))
     await settled(lambda: sandbox.open == 3)
@@ -487,7 +488,7 @@ async def test_a_borderline_run_also_excludes_the_other_tests_of_its_own_submiss
     pairs = [("longest!", "longest!"), ("border", "border"), *[(f"{n:04d}", f"{n:04d}") for n in range(12)]]
     sandbox = ScriptedSandbox(behaviour, num_slots=2)
     submission = stdin_submission(*pairs, limits=Limits(wall_time_s=10, cpu_time_s=20))
-    verdict = await grader_of(sandbox, min_worker_left_s=0.0).grade(submission)
+    verdict = await grader_of(sandbox, GradingPolicy(min_worker_left_s=0.0)).grade(submission)
     assert (verdict.kind, verdict.graded, sandbox.most_open) == (VerdictKind.ACCEPTED, 14, 2)
     assert len(alone) == 2
     assert alone[1] == {b"border"}

@@ -8,9 +8,9 @@ import pytest
 
 from nouscoder.config import ConfigError, load_config
 from nouscoder.domain.submission import Limits
+from nouscoder.verifier.sandbox import with_libraries
 from nouscoder.verifier.sandbox.base import Program
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.settings import sandbox_config
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.toolchains.libraries import library_folders
 
@@ -33,7 +33,7 @@ def test_a_copy_has_compiled_python_and_shared_objects_but_no_tests(tmp_path: Pa
 
 async def test_candidates_can_import_the_default_libraries_in_the_local_sandbox() -> None:
     config = load_config(None, ["verifier.sandbox.slots=1"])
-    sandbox = LocalSandbox(sandbox_config(config.verifier))
+    sandbox = LocalSandbox(with_libraries(config.verifier))
     await sandbox.start()
     try:
         code = (
@@ -57,4 +57,4 @@ def test_a_missing_library_is_omitted_with_a_warning(tmp_path: Path, caplog: pyt
 def test_a_missing_folder_is_a_configuration_error(tmp_path: Path) -> None:
     config = load_config(None, [f"verifier.sandbox.site_packages=['{tmp_path}/absent']"])
     with pytest.raises(ConfigError, match="site_packages"):
-        sandbox_config(config.verifier)
+        with_libraries(config.verifier)

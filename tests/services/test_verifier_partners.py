@@ -27,12 +27,12 @@ from nouscoder.domain.submission import (
     Tests,
 )
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.verdict_convert import verdict_from, verdict_to
+from nouscoder.rpc.pairs import VERDICT
 from nouscoder.verifier.api.schema import answer_record
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.judges import mathematics, python_syntax
-from nouscoder.verifier.judges.partners import Ruling
+from nouscoder.verifier.judges import asserting, mathematics
+from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import Exit, RunResult, SandboxError
 from nouscoder.verifier.sandbox.fake import Behaviour, FakeSandbox, ended
@@ -114,8 +114,8 @@ async def test_the_score_is_the_mean_of_the_points_of_all_tests() -> None:
     record = answer_record(verdict)
     assert record["score"] == 0.625
     assert sum(test["score"] for test in record["tests"]) == 2.5
-    assert verdict_from(verdict_to(verdict)) == verdict
-    assert verdict_to(verdict).score == 0.625
+    assert VERDICT.of(VERDICT.to(verdict)) == verdict
+    assert VERDICT.to(verdict).score == 0.625
 
 
 async def test_the_checker_does_not_run_after_a_failed_candidate() -> None:
@@ -173,7 +173,7 @@ async def test_long_assert_tests_are_parsed_by_another_process(monkeypatch: pyte
 
 
 async def test_asserts_that_the_parser_takes_too_long_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_syntax, "_CPU_LIMIT_S", 1)
+    monkeypatch.setattr(asserting, "_CPU_LIMIT_S", 1)
     slow = "x = f'" + "{a!r:>{b}}" * 18_000 + "'"  # 5 s and more
     with pytest.raises(InvalidSubmission, match="takes python's parser more than 1 s") as refusal:
         await graded(AssertTests((slow,)), {})

@@ -18,18 +18,17 @@ from hypothesis import strategies as st
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.api.streaming import map_concurrently
-from nouscoder.verifier.grading.comparators import SMALL_BYTES
-from nouscoder.verifier.grading.judging import judge_for
-from nouscoder.verifier.grading.progress import Progress
-from nouscoder.verifier.grading.test_order import hardest_first
+from nouscoder.verifier.grading.progress import SubmissionProgress, hardest_first
+from nouscoder.verifier.grading.runs import judge_for
+from nouscoder.verifier.judges.comparators import SMALL_BYTES
 from nouscoder.verifier.sandbox.fake import ended
 
 
-def progress_of(submission: Submission, max_spent_s: float = float("inf")) -> Progress:
+def progress_of(submission: Submission, max_spent_s: float = float("inf")) -> SubmissionProgress:
     """The progress of a new submission, with the longest input first."""
     judge = judge_for(submission)
     order = hardest_first([judge.input_size(index) for index in range(judge.num_tests)])
-    return Progress(submission, judge, order, "fake", 0.0, max_spent_s)
+    return SubmissionProgress(submission, judge, order, "fake", 0.0, max_spent_s)
 
 
 async def test_a_test_is_taken_by_one_worker_recorded_once_and_available_again_when_given_back() -> None:

@@ -15,20 +15,20 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.client import AsyncClient, GradingFailed, Patience
+from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.rpc.channel import open_channel
-from nouscoder.rpc.server import AddressError
-from nouscoder.rpc.status_codes import StatusCodes
-from nouscoder.rpc.verdict_convert import submission_to, verdict_from
+from nouscoder.rpc.pairs import SUBMISSION, VERDICT
+from nouscoder.rpc.server import AddressError, StatusCodes
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
-from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import NO_FILES, Dialogue, Exit, Program, RunResult, SandboxError, Session
 
@@ -67,7 +67,7 @@ class WordSandbox:
         finally:
             self.open -= 1
 
-    def pair(
+    def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """Not used by these tests."""
@@ -92,7 +92,7 @@ class _WordSession:
             await self.sandbox.let_go.wait()
         return replace(GOOD, stdout=stdin)
 
-    async def converse(
+    async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         raise NotImplementedError
@@ -115,7 +115,7 @@ async def service() -> AsyncIterator[Running]:
     """REST and gRPC on free ports, with one grader of two slots and a queue of two."""
     registry = CollectorRegistry()
     sandbox = WordSandbox()
-    grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(max_queue=2))
+    grader = Grader(sandbox, VerifierMetrics(registry), VerifierSection(max_queue=2))
     drain_state = DrainState()
     async with AsyncExitStack() as stack:
         url = "http://" + await start_http(make_app(grader, registry, drain_state, MAX_BODY), "127.0.0.1:0", stack)
@@ -227,7 +227,7 @@ async def test_a_full_queue_is_429_with_retry_after_and_the_client_retries(servi
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) >= 1
     with pytest.raises(grpc.aio.AioRpcError) as full:
-        await service.stub.Grade(verifier_pb2.GradeRequest(submission=submission_to(submission())))
+        await service.stub.Grade(verifier_pb2.GradeRequest(submission=SUBMISSION.to(submission())))
     assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     async with AsyncClient(service.url) as client:
         waiting = asyncio.ensure_future(client.grade_record(request()))
@@ -255,7 +255,7 @@ async def test_a_client_that_disconnects_frees_its_sandbox(service: Running) -> 
     await settled(lambda: service.sandbox.open == 1)
     asked.cancel()
     await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
-    call = service.stub.Grade(verifier_pb2.GradeRequest(submission=submission_to(submission("hang"))))
+    call = service.stub.Grade(verifier_pb2.GradeRequest(submission=SUBMISSION.to(submission("hang"))))
     await settled(lambda: service.sandbox.open == 1)
     call.cancel()
     await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
@@ -264,7 +264,7 @@ async def test_a_client_that_disconnects_frees_its_sandbox(service: Running) -> 
 
 
 async def test_a_deadline_frees_the_sandbox(service: Running) -> None:
-    message = verifier_pb2.GradeRequest(submission=submission_to(submission("hang")))
+    message = verifier_pb2.GradeRequest(submission=SUBMISSION.to(submission("hang")))
     with pytest.raises(grpc.aio.AioRpcError) as late:
         await service.stub.Grade(message, timeout=0.2)
     assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -356,19 +356,19 @@ async def test_pages(service: Running) -> None:
 
 
 async def test_grpc_grades_streams_and_batches(service: Running) -> None:
-    message = submission_to(submission("cat", ("a", "a"), ("bb", "b")))
-    verdict = verdict_from((await service.stub.Grade(verifier_pb2.GradeRequest(submission=message))).verdict)
+    message = SUBMISSION.to(submission("cat", ("a", "a"), ("bb", "b")))
+    verdict = VERDICT.of((await service.stub.Grade(verifier_pb2.GradeRequest(submission=message))).verdict)
     assert (verdict.kind, verdict.graded) == (VerdictKind.WRONG_ANSWER, 1)
 
-    stream = service.stub.GradeStream(verifier_pb2.GradeStreamRequest(submission=submission_to(submission())))
+    stream = service.stub.GradeStream(verifier_pb2.GradeStreamRequest(submission=SUBMISSION.to(submission())))
     assert [event.WhichOneof("event") async for event in stream] == ["outcome", "verdict"]
 
     async def requests() -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
         for number in range(30):
-            wanted = submission_to(submission("cat", ("a", "a" if number % 2 else "b")))
+            wanted = SUBMISSION.to(submission("cat", ("a", "a" if number % 2 else "b")))
             yield verifier_pb2.GradeBatchRequest(request_id=str(number), submission=wanted)
 
-    answers = {one.request_id: verdict_from(one.verdict).kind async for one in service.stub.GradeBatch(requests())}
+    answers = {one.request_id: VERDICT.of(one.verdict).kind async for one in service.stub.GradeBatch(requests())}
     assert answers == {str(n): VerdictKind.ACCEPTED if n % 2 else VerdictKind.WRONG_ANSWER for n in range(30)}
 
     answer = await service.stub.Capabilities(verifier_pb2.CapabilitiesRequest())
@@ -377,7 +377,7 @@ async def test_grpc_grades_streams_and_batches(service: Running) -> None:
 
 
 async def test_grpc_refuses_an_invalid_submission_with_its_field(service: Running) -> None:
-    cobol = submission_to(replace(submission(), language="cobol"))
+    cobol = SUBMISSION.to(replace(submission(), language="cobol"))
     with pytest.raises(grpc.aio.AioRpcError, match="language") as refused:
         await service.stub.Grade(verifier_pb2.GradeRequest(submission=cobol))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -15,13 +15,13 @@ from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
 from nouscoder.client import AsyncClient, Client, GradingFailed
+from nouscoder.config import TestsSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission, TestsReference
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.tests import canonical_json, digest_of
 from nouscoder.http_server.listener import start_http
 from nouscoder.store.blobs import BlobInfo, FolderBlobs
-from nouscoder.store.tests import UnknownTests
-from nouscoder.store.tests_cache import TestsCache
+from nouscoder.store.tests import TestsCache, UnknownTests
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.client_tests import ClientTests, StorageFull, StoredTestsGrader
 from nouscoder.verifier.api.rest import DrainState, make_app
@@ -59,7 +59,8 @@ def stored_in(
     max_bytes: int = 10_000,
     store_bytes: int = 100_000,
 ) -> ClientTests:
-    return ClientTests(FolderBlobs(tmp_path / "store"), cache, max_bytes, 1000.0, store_bytes, clock or Clock())
+    section = TestsSection(client_bytes=max_bytes, expiry_s=1000.0, store_bytes=store_bytes)
+    return ClientTests(FolderBlobs(tmp_path / "store"), cache, section, clock or Clock())
 
 
 async def new_grader(client_tests: ClientTests) -> StoredTestsGrader:
@@ -137,7 +138,7 @@ class CountingBlobs(FolderBlobs):
 async def test_the_work_of_storing_does_not_grow_with_the_store(tmp_path: Path, cache: TestsCache) -> None:
     blobs = CountingBlobs(tmp_path / "store")
     now = time.time()
-    client_tests = ClientTests(blobs, cache, 1_000_000, 1000.0, 1_000_000, lambda: now)
+    client_tests = ClientTests(blobs, cache, TestsSection(client_bytes=1_000_000, expiry_s=1000.0), lambda: now)
     for number in range(20):
         await client_tests.put(f"client-{number % 2}", StdinTests((StdinCase(str(number), ""),)))
     assert blobs.num_listed == 0  # both lists were read before anything was in them
@@ -203,7 +204,7 @@ def test_put_then_grade_stream_and_batch_over_rest(http: TestClient) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "field"),
     [
-        (b"x" * 3000, 413, "body"),
+        (b"x" * 3000, 422, "body"),
         (b"{", 422, "body"),
         (b'{"type": "stdin", "cases": []}', 422, "tests.cases"),
         (b'{"type": "stdin", "cases": [{"input": 1, "output": ""}]}', 422, "tests.cases[0].input"),

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.grading import exclusive_run
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock, ExclusiveRunTimeout
+from nouscoder.verifier.grading import time_limits
 from nouscoder.verifier.grading.time_limits import (
     MAX_REPETITIONS_S,
+    ExclusiveRunLock,
+    ExclusiveRunTimeout,
     Repetitions,
     extended_limits,
     run_with_time_limits,
@@ -65,7 +66,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 async def test_the_second_run_is_exclusive_and_other_runs_continue_after_it() -> None:
-    """The invariant of exclusive_run.py."""
+    """The invariant of time_limits.py."""
     run_lock = ExclusiveRunLock()
     running: set[str] = set()
     seen: list[set[str]] = []
@@ -144,13 +145,13 @@ async def test_shared_runs_have_the_machine_for_a_while_after_an_exclusive_run()
     run_lock = ExclusiveRunLock(clock=lambda: now_s)
     async with run_lock.exclusive(1):
         now_s += 1.0
-    assert run_lock._neighbours.rest_until_s == 101.0 + 4.0
+    assert run_lock._others.rest_until_s == 101.0 + 4.0
     async with run_lock.shared():
         pass
     now_s = 200.0
     async with run_lock.exclusive(1):
         now_s += 100.0  # it was alone for the first 5 s only
-    assert run_lock._neighbours.rest_until_s == 300.0 + 20.0
+    assert run_lock._others.rest_until_s == 300.0 + 20.0
     async with run_lock.shared():
         with pytest.raises(ExclusiveRunTimeout):
             async with run_lock.exclusive(0.02):
@@ -195,7 +196,7 @@ async def test_a_run_that_others_may_have_kept_from_the_cpu_is_repeated() -> Non
 
 async def test_other_runs_wait_for_an_exclusive_run_no_longer_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that sleeps until its limit of minutes is repeated, and the others go on meanwhile."""
-    monkeypatch.setattr(exclusive_run, "ALONE_S", 0.01)
+    monkeypatch.setattr(time_limits, "ALONE_S", 0.01)
     run_lock = ExclusiveRunLock()
     async with asyncio.timeout(60), run_lock.exclusive(1), run_lock.shared() as beside:
         assert not beside.had_others
@@ -207,7 +208,7 @@ async def test_other_runs_wait_no_longer_than_a_bound_for_a_long_run_that_an_exc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A run of minutes is in progress when another one is to be repeated alone."""
-    monkeypatch.setattr(exclusive_run, "DRAIN_S", 0.01)
+    monkeypatch.setattr(time_limits, "DRAIN_S", 0.01)
     run_lock, was_alone = ExclusiveRunLock(), False
 
     async def alone() -> None:
@@ -221,7 +222,7 @@ async def test_other_runs_wait_no_longer_than_a_bound_for_a_long_run_that_an_exc
             await settled(lambda: not run_lock._open.is_set())
             async with run_lock.shared():
                 assert not was_alone
-            assert run_lock._neighbours.rest_until_s > 0, "they have the machine for a while"
+            assert run_lock._others.rest_until_s > 0, "they have the machine for a while"
         await waiting
     assert was_alone
 

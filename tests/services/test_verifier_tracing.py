@@ -24,7 +24,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="install th
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
-from nouscoder.rpc.verdict_convert import submission_to
+from nouscoder.rpc.pairs import SUBMISSION
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -152,7 +152,7 @@ def test_spans_of_both_apis_form_one_trace_each_and_hold_no_code(service: Servic
     submission = Submission(StdinTests((StdinCase("4", "5"),)), code="print(4)")
     with grpc.insecure_channel(service.address("grpc")) as channel:
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-        request = verifier_pb2.GradeStreamRequest(submission=submission_to(submission))
+        request = verifier_pb2.GradeStreamRequest(submission=SUBMISSION.to(submission))
         answers = stub.GradeStream(request, metadata=(("traceparent", f"00-{'9' * 32}-{SPAN}-01"),), timeout=30)
         assert [answer.WhichOneof("event") for answer in answers] == ["outcome", "verdict"]
     assert service.stop() == 0  # sends what is left

@@ -1,4 +1,4 @@
-"""Running workers never share a name, and a restarted worker has its former name: see rpc/worker_identity.py."""
+"""Running workers never share a name, and a restarted worker has its former name: see rpc/worker.py."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pytest
 from nouscoder.broker.serving import serve_broker
 from nouscoder.domain.lease import worker_name
 from nouscoder.errors import Unusable
-from nouscoder.rpc import worker_identity
+from nouscoder.rpc import worker
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.worker_identity import held_worker_id, observer_id, sole_worker_id
+from nouscoder.rpc.worker import held_worker_id, observer_id, sole_worker_id
 
 _PROGRAM = """
 import sys
-from nouscoder.rpc.worker_identity import held_worker_id
+from nouscoder.rpc.worker import held_worker_id
 with held_worker_id("generation", sys.argv[1]) as worker_id:
     print(worker_id, flush=True)
     sys.stdin.read()
@@ -87,13 +87,13 @@ def test_runs_and_services_have_separate_slots() -> None:
 def test_another_network_namespace_gives_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_worker_id("generation", "r") as here:
         pass
-    monkeypatch.setattr(worker_identity, "_NETWORK_NAMESPACE", Path("/proc/self/ns/mnt"))
+    monkeypatch.setattr(worker, "_NETWORK_NAMESPACE", Path("/proc/self/ns/mnt"))
     with held_worker_id("generation", "r") as there:
         assert worker_name(here) != worker_name(there)
 
 
 def test_a_name_is_unique_when_the_kernel_does_not_identify_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_identity, "_BOOT_ID", Path("/no/such/file"))
+    monkeypatch.setattr(worker, "_BOOT_ID", Path("/no/such/file"))
     with held_worker_id("generation", "r") as one:
         pass
     with held_worker_id("generation", "r") as two:
@@ -101,7 +101,7 @@ def test_a_name_is_unique_when_the_kernel_does_not_identify_the_host(monkeypatch
 
 
 def test_the_worker_reports_that_every_slot_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_identity, "_MAX_SLOTS", 1)
+    monkeypatch.setattr(worker, "_MAX_SLOTS", 1)
     refused = pytest.raises(Unusable, match="1 generation workers of run r")
     with held_worker_id("generation", "r"), refused, held_worker_id("generation", "r"):
         pass

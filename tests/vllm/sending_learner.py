@@ -26,12 +26,11 @@ from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file
 
 from nouscoder.config import load_config
-from nouscoder.learner.policy_files import PolicyFiles
-from nouscoder.learner.policy_sender import PolicySender
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.run_files import RunFiles
+from nouscoder.learner.publication.published import PolicyFiles, PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicySender
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
-from nouscoder.policy_transfer.shard_bytes import ShardImage
+from nouscoder.learner.state.run_files import RunFiles
+from nouscoder.policy_transfer.transfer import ShardImage
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import learner_pb2_grpc
 

@@ -17,7 +17,7 @@ from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import SampleRequest
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.policy_folder.weights_files import weights_files

@@ -27,10 +27,10 @@ from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
 from nouscoder.generation.engines.vllm import VllmEngine
-from nouscoder.generation.errors import PolicyUnusable
-from nouscoder.generation.learner_memory import LearnerMemory
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
-from nouscoder.generation.policies import Policies
+from nouscoder.generation.weights.cache import PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.source import LearnerMemory
 from nouscoder.rpc.learner_client import LearnerClient
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1800)]
@@ -288,7 +288,7 @@ async def test_a_staged_policy_that_vllm_cannot_load_leaves_the_one_before_it_fr
     await rig.policies.follow(first)
     for shard in first.shards:
         (Path(first.folder) / shard.name).unlink()
-    monkeypatch.setattr("nouscoder.generation.engines.staging.Architecture.check_shapes", lambda *_: None)
+    monkeypatch.setattr("nouscoder.generation.engines.vllm_control.Architecture.check_shapes", lambda *_: None)
     manifest = await rig.learner.publish(1, bad("wrong shape", policies[1], tmp_path / "bad.safetensors"))
     meeting = await rig.client.send_policy(1, manifest.digest, 1)
     await rig.engine.stage_policy(manifest, meeting)

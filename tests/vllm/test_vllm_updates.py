@@ -19,8 +19,8 @@ from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines import vllm_requests
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
-from nouscoder.generation.engines.vllm_convert import completion_of
-from nouscoder.generation.resumable import ResumableSampler
+from nouscoder.generation.engines.vllm_requests import completion_of
+from nouscoder.generation.partials import ResumableSampler
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1800)]
 
@@ -195,7 +195,7 @@ async def test_a_failed_update_leaves_the_old_version_serving(
     if not is_checked:
         if kind in ("lacks a tensor", "not finite"):
             pytest.skip("vLLM loads such files; the check is what refuses them")
-        monkeypatch.setattr("nouscoder.generation.engines.staging.Architecture.check", lambda *_: None)
+        monkeypatch.setattr("nouscoder.generation.engines.vllm_control.Architecture.check", lambda *_: None)
     files = bad_files(kind, policies[1], tmp_path)
     async with open_vllm() as engine:
         await engine.load_policy(weights(policies[0]), 7)

@@ -1,4 +1,4 @@
-{{/* The ranks of the learner: learner/place.py has the environment variables by which a process knows its own. */}}
+{{/* The ranks of the learner: learner/parallel/ranks.py has the environment variables by which a process knows its own. */}}
 
 {{/* Command of a pod's ranks. torchrun does not start a lost rank again: the pod ends, and its controller starts it. */}}
 {{- define "nouscoder.learnerServe" -}}

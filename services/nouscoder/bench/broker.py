@@ -16,15 +16,23 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from nouscoder.bench.broker_controls import bare_protobuf_cpu_ms, bare_redis_ms
 from nouscoder.bench.broker_load import Flow, IdleWorkers, Load, Throughput, flow, idle_workers, throughput_of
-from nouscoder.bench.broker_process import RunningBroker, running_broker
-from nouscoder.bench.broker_workers import GROUP_SIZE, MAX_TOKENS, Samples, grade, manifest, sample, train
-from nouscoder.bench.errors import BenchError
-from nouscoder.bench.processes import peak_resident_bytes, stolen_s
+from nouscoder.bench.broker_process import (
+    GROUP_SIZE,
+    MAX_TOKENS,
+    RunningBroker,
+    Samples,
+    bare_protobuf_cpu_ms,
+    bare_redis_ms,
+    grade,
+    manifest,
+    running_broker,
+    sample,
+    train,
+)
+from nouscoder.bench.measuring import BenchError, peak_resident_bytes, stolen_s
 from nouscoder.rpc.broker_client import BrokerClient
 
 _BEAT_EVERY_S = 0.1
@@ -283,8 +291,3 @@ def as_text(result: BrokerBench) -> str:
         f" {idle.redis_cpu_share:.1%} for Redis"
     )
     return "\n".join(rows)
-
-
-def as_record(result: BrokerBench) -> dict[str, Any]:
-    """The figures as a record for scripts."""
-    return asdict(result)

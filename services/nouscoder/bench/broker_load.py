@@ -2,6 +2,8 @@
 
 Each worker is a gRPC client with a connection of its own. The workers live in this process; the CPU time that is
 reported is that of the broker and of Redis.
+
+With --many: is the broker as fast and as small after so many rollouts over 24,000 problems?
 """
 
 from __future__ import annotations
@@ -12,10 +14,16 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from nouscoder.bench.broker_controls import bare_redis_ms
-from nouscoder.bench.broker_process import RunningBroker
-from nouscoder.bench.broker_workers import Samples, manifest, read_records, verdict_of
-from nouscoder.bench.errors import BenchError
+from nouscoder.bench.broker_process import (
+    RunningBroker,
+    Samples,
+    bare_redis_ms,
+    manifest,
+    read_records,
+    running_broker,
+    verdict_of,
+)
+from nouscoder.bench.measuring import BenchError, usage_of
 from nouscoder.domain.rollout import Rollout
 from nouscoder.rpc.broker_client import BrokerClient
 
@@ -192,8 +200,82 @@ _KINDS = {"generation": _generate, "verifier": _grade}
 
 
 async def _wait(kind: str, client: BrokerClient) -> None:
+    lease = client.lease_tasks if kind == "generation" else client.lease_grading
     while True:
-        if kind == "generation":
-            await client.lease_tasks(1, _WAIT_S)
-        else:
-            await client.lease_grading(1, _WAIT_S)
+        await lease(1, _WAIT_S)
+
+
+# `nouscoder bench broker --many N`: workers work all the time. At each point the last rollouts before it are measured,
+# and what broker and Redis hold.
+
+_LOAD = Load(num_workers=2, at_once=64, reads_records=True)
+_BATCH = 512
+# Batches of which a point is the mean.
+_MEASURED = 16
+_NUM_PROBLEMS = 24_000
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The last rollouts before `num_rollouts` were trained on, and the memory at that moment."""
+
+    num_rollouts: int
+    throughput: Throughput
+    broker_bytes: int
+    redis_bytes: int
+    problems_with_statistics: int
+    statistics_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRollouts:
+    """The points of one run: soon after its start, after a third, and at the end."""
+
+    num_problems: int
+    points: tuple[Point, ...]
+
+
+async def bench_many(num_rollouts: int, num_problems: int = _NUM_PROBLEMS, batch: int = _BATCH) -> ManyRollouts:
+    """Train on `num_rollouts` rollouts. Raises BenchError."""
+    total = num_rollouts // batch
+    measured = min(_MEASURED, total // 8)
+    if not measured:
+        raise BenchError(f"--many must be at least {8 * batch}, not {num_rollouts}")
+    # A quarter of the measured batches warms up before the first point.
+    ends = (measured + measured // 4, total // 3, total)
+    points, done = [], 0
+    async with running_broker(batch, num_problems=num_problems) as broker, at_work(broker, _LOAD) as loop:
+        for end in ends:
+            if end - measured > done:
+                await loop.train(batch, end - measured - done)
+            throughput, done = await loop.train(batch, measured), end
+            points.append(_point(broker, done * batch, throughput))
+    return ManyRollouts(num_problems, tuple(points))
+
+
+def _point(broker: RunningBroker, num_rollouts: int, throughput: Throughput) -> Point:
+    num_known, statistics_bytes = broker.problem_statistics()
+    return Point(
+        num_rollouts=num_rollouts,
+        throughput=throughput,
+        broker_bytes=usage_of(broker.pid).memory_bytes,
+        redis_bytes=broker.redis_bytes(),
+        problems_with_statistics=num_known,
+        statistics_bytes=statistics_bytes,
+    )
+
+
+def as_text(result: ManyRollouts) -> str:
+    """The figures as readable lines."""
+    rows = [f"{result.num_problems} problems; broker, Redis and workers on the same cores"]
+    first = result.points[0].throughput.rollouts_per_second
+    rows += [
+        f"after {point.num_rollouts} rollouts: {point.throughput.rollouts_per_second:.0f} rollouts/s"
+        f" ({point.throughput.rollouts_per_second / first - 1:+.1%}), {point.throughput.cpu_ms_a_rollout:.2f} ms of"
+        f" CPU of broker and Redis a rollout; broker {point.broker_bytes / _MIB:.0f} MiB,"
+        f" Redis {point.redis_bytes / _MIB:.1f} MiB, statistics of"
+        f" {point.problems_with_statistics} problems {point.statistics_bytes / _MIB:.2f} MiB"
+        for point in result.points
+    ]
+    return "\n".join(rows)

@@ -1,28 +1,144 @@
-"""A broker process with a Redis of its own, for measurements."""
+"""A broker process with a Redis of its own, its workers without engine, sandbox or model, and the controls.
+
+The controls are what Redis and protobuf alone need for the bytes of one rollout.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import random
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import redis
+from google.protobuf.wrappers_pb2 import BytesValue
 
-from nouscoder.bench.broker_workers import GROUP_SIZE
-from nouscoder.bench.errors import BenchError
-from nouscoder.bench.processes import usage_of
+from nouscoder.bench.measuring import BenchError, usage_of
 from nouscoder.broker.redis_server import RedisServer, start_redis
 from nouscoder.data.problems import save_problems
+from nouscoder.domain.batch import RecordedBatch
+from nouscoder.domain.lease import LeasedTask
+from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.rollout import Rollout, assemble_rollout
 from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.store.record_store import ByteRange
+from nouscoder.store.rollout_record import decode_rollout
+
+GROUP_SIZE = 8
+MAX_TOKENS = 32_768
+_VOCABULARY = 151_936
+# Rollouts that a worker takes at once: as many as make a message of moderate size, up to this number.
+_AT_ONCE = 64
+_AT_ONCE_TOKENS = 8 * MAX_TOKENS
+_NUM_PROMPT_TOKENS = 16
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 \n()[]=+-*:,."
+
+
+class Samples:
+    """Random tokens, log-probabilities and text from one pool, so that no rollout compresses and none is costly."""
+
+    def __init__(self, seed: int = 0) -> None:
+        source = random.Random(seed)
+        self._source = source
+        self._ids = int32(source.choices(range(_VOCABULARY), k=2 * MAX_TOKENS))
+        self._logprobs = float32(-source.expovariate(1.0) for _ in range(2 * MAX_TOKENS))
+        self._text = "".join(source.choices(_ALPHABET, k=4 * MAX_TOKENS))
+
+    def rollout(self, item: LeasedTask, num_tokens: int, version: int) -> Rollout:
+        """A rollout of `num_tokens` tokens with two characters of text a token, at a random place of the pool."""
+        start = self._source.randrange(MAX_TOKENS)
+        prompt = self._ids[start : start + _NUM_PROMPT_TOKENS]
+        span = slice(start + _NUM_PROMPT_TOKENS, start + num_tokens)
+        num_sampled = num_tokens - _NUM_PROMPT_TOKENS
+        sampled = Completion(
+            self._ids[span], self._logprobs[span], (VersionSpan(version, num_sampled),), FinishReason.STOP
+        )
+        return assemble_rollout(item.task, [prompt, sampled], self._text[2 * start : 2 * (start + num_tokens)])
+
+
+def manifest(version: int) -> PolicyManifest:
+    """A policy that nobody reads."""
+    return PolicyManifest(version, version, f"/policies/{version}", (Shard("model.safetensors", "a" * 64, 1),))
+
+
+def verdict_of(rollout_id: str) -> Verdict:
+    """Half of each group is accepted, so that no group is filtered."""
+    accepted = int(rollout_id.rpartition("-")[2]) % 2 == 0
+    kind = VerdictKind.ACCEPTED if accepted else VerdictKind.WRONG_ANSWER
+    return Verdict(kind=kind, passed=int(accepted), total=1, graded=1, duration_s=0.01, backend="bench")
+
+
+async def sample(client: BrokerClient, samples: Samples, num_rollouts: int, num_tokens: int, version: int) -> None:
+    """Lease and hand in rollouts, a few at a time. Raises BenchError."""
+    num_done, at_once = 0, min(_AT_ONCE, _AT_ONCE_TOKENS // num_tokens)
+    while num_done < num_rollouts:
+        tasks = (await client.lease_tasks(min(at_once, num_rollouts - num_done))).tasks
+        if not tasks:
+            raise BenchError(f"the broker gave {num_done} of {num_rollouts} tasks")
+        rollouts = [(item.lease.lease_id, samples.rollout(item, num_tokens, version)) for item in tasks]
+        if await client.submit_rollouts(rollouts):
+            raise BenchError("the broker refused a rollout whose lease was alive")
+        num_done += len(tasks)
+
+
+async def grade(client: BrokerClient, num_rollouts: int, num_tokens: int) -> None:
+    """Lease rollouts with their texts and hand in verdicts, a few at a time. Raises BenchError."""
+    num_done, at_once = 0, min(_AT_ONCE, _AT_ONCE_TOKENS // num_tokens)
+    while num_done < num_rollouts:
+        gradings = (await client.lease_grading(at_once)).gradings
+        if not gradings:
+            raise BenchError(f"the broker gave {num_done} of {num_rollouts} rollouts to grade")
+        verdicts = [(item.lease.lease_id, item.rollout_id, verdict_of(item.rollout_id)) for item in gradings]
+        if await client.submit_verdicts(verdicts):
+            raise BenchError("the broker refused a verdict whose lease was alive")
+        num_done += len(gradings)
+
+
+async def train(client: BrokerClient, num_rollouts: int, num_tokens: int) -> int:
+    """Lease a batch, read its records, commit it; answers their bytes. Raises BenchError."""
+    batch = (await client.lease_batch()).batch
+    if batch is None or len(batch.rollouts) != num_rollouts:
+        raise BenchError(f"the broker gave no batch of {num_rollouts} rollouts")
+    num_bytes = await read_records(client, batch, num_tokens)
+    await client.commit_batch(batch.batch_id, batch.batch_id + 1)
+    return num_bytes
+
+
+async def read_records(client: BrokerClient, batch: RecordedBatch, num_tokens: int) -> int:
+    """Stream and decode the records of a batch; answers their bytes. Raises BenchError."""
+    ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in batch.rollouts]
+    place, record, num_whole, num_bytes = 0, bytearray(), 0, 0
+    async for at, data in client.stream_records(ranges):
+        if at != place:
+            place, record = at, bytearray()
+        record += data
+        num_bytes += len(data)
+        if len(record) == ranges[at].num_bytes:
+            rollout = decode_rollout(bytes(record))
+            expected = batch.rollouts[at].header.rollout_id
+            if (rollout.rollout_id, len(rollout.token_ids)) != (expected, num_tokens):
+                raise BenchError(f"record {at} of the batch is not that of rollout {expected}")
+            num_whole += 1
+    if num_whole != len(ranges):
+        raise BenchError(f"{num_whole} of {len(ranges)} records came whole")
+    return num_bytes
+
 
 _START_LIMIT_S = 600.0  # the index of 24,000 problems is built first
 _DELETION_LIMIT_S = 120.0
+_KEY = "nouscoder:bench:control"
+_CHUNK_BYTES = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +217,26 @@ async def _started(settings: list[str], server: RedisServer) -> AsyncIterator[Ru
         if process.returncode is None:
             process.terminate()
         await process.wait()
+
+
+def bare_redis_ms(client: redis.Redis, num_bytes: int, times: int) -> float:
+    """Milliseconds of SET, GET, GET, DEL of that many bytes."""
+    record = os.urandom(num_bytes)
+    begun_s = time.perf_counter()
+    for _ in range(times):
+        client.set(_KEY, record)
+        client.get(_KEY)
+        client.get(_KEY)
+        client.delete(_KEY)
+    return 1000 * (time.perf_counter() - begun_s) / times
+
+
+def bare_protobuf_cpu_ms(num_bytes: int, times: int) -> float:
+    """CPU milliseconds to parse a message with that many bytes, and to write them into messages of a chunk each."""
+    message = BytesValue(value=os.urandom(num_bytes)).SerializeToString()
+    begun_s = time.process_time()
+    for _ in range(times):
+        record = BytesValue.FromString(message).value
+        for start in range(0, num_bytes, _CHUNK_BYTES):
+            BytesValue(value=record[start : start + _CHUNK_BYTES]).SerializeToString()
+    return 1000 * (time.process_time() - begun_s) / times

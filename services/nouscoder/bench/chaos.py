@@ -6,24 +6,128 @@ The seed decides the faults and their moments (chaos_plan.py). Their effects dep
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from nouscoder.bench.chaos_books import read_books
-from nouscoder.bench.chaos_faults import cause
 from nouscoder.bench.chaos_plan import Strike, count_by_name, plan_of
-from nouscoder.bench.chaos_result import ChaosResult
-from nouscoder.bench.chaos_run import ChaosRun, chaos_run
-from nouscoder.bench.errors import BenchError
+from nouscoder.bench.chaos_run import ChaosRun, cause, chaos_run
+from nouscoder.bench.measuring import BenchError
 from nouscoder.domain.run_status import RunStatus
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
-from nouscoder.rpc.worker_identity import observer_id
+from nouscoder.rpc.worker import observer_id
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the learner trained, by its own books.
+
+    `steps` are the lines of metrics.jsonl. `in_order`: they are 1, 2, 3 ... without a gap. `longest_gap_s`: between a
+    step and the next one. `rollouts` are those of committed batches; `rollouts_twice` are in two saved batches.
+    """
+
+    steps: int
+    in_order: bool
+    longest_gap_s: float
+    rollouts: int
+    rollouts_twice: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosResult:
+    """What became of the run.
+
+    `chaos_s`: seconds from the first step to the end of the last fault. `faults`: how often each one came. `num_pairs`
+    times two came at the same moment, and `num_forgettings` times Redis lost acknowledged writes. `rollouts_committed`
+    and `rollouts_lost` are the broker's counts. The ledger of `num_unbalanced` of `num_statuses` did not balance.
+    `ended`: the run made further steps after the last fault, and its learner ended.
+    """
+
+    seed: int
+    chaos_s: float
+    num_cores: int
+    load_average: float
+    faults: dict[str, int]
+    num_pairs: int
+    num_forgettings: int
+    trained: Trained
+    rollouts_committed: int
+    rollouts_lost: int
+    num_statuses: int
+    num_unbalanced: int
+    ended: bool
+
+    @property
+    def complaints(self) -> list[str]:
+        """Every promise that the run broke."""
+        trained = self.trained
+        complaints = []
+        if trained.rollouts_twice:
+            complaints.append(f"{trained.rollouts_twice} rollouts were trained on twice")
+        if not trained.in_order:
+            complaints.append("a step is missing, or came twice")
+        if self.rollouts_committed != trained.rollouts:
+            counts = f"the broker counts {self.rollouts_committed} trained rollouts, the learner {trained.rollouts}"
+            complaints.append(counts)
+        if self.num_unbalanced:
+            complaints.append(f"{self.num_unbalanced} of {self.num_statuses} statuses do not balance")
+        if not self.ended:
+            complaints.append("the run did not end")
+        return complaints
+
+
+def as_text(result: ChaosResult) -> str:
+    """The figures as readable lines."""
+    faults = [f"{number} x {name}" for name, number in result.faults.items()]
+    trained = result.trained
+    return "\n".join(
+        [
+            f"seed {result.seed}, {result.chaos_s:.0f} s on {result.num_cores} cores,"
+            f" load {result.load_average:.1f} at the start",
+            f"{sum(result.faults.values())} faults, {result.num_pairs} times two at once: {', '.join(faults)}",
+            f"{trained.steps} steps, each once and in order: {'yes' if trained.in_order else 'no'}; the longest gap"
+            f" between two: {trained.longest_gap_s:.1f} s",
+            f"{trained.rollouts} rollouts trained, {trained.rollouts_twice} of them twice by the learner's books",
+            f"Redis forgot writes {result.num_forgettings} times; {result.rollouts_lost} rollouts are counted as lost",
+            f"{result.num_statuses} statuses, {result.num_unbalanced} unbalanced; the run ended:"
+            f" {'yes' if result.ended else 'no'}",
+            *(f"BROKEN: {complaint}" for complaint in result.complaints),
+        ]
+    )
+
+
+_EVERY_BATCH = 1_000_000
+
+
+def read_books(folder: Path, num_batches: int) -> Trained:
+    """What a learner that committed so many batches trained. Raises SavedBatchError, OSError."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf8").splitlines()]
+    gaps_s = [after["time"] - before["time"] for before, after in pairwise(lines)]
+    batches = _rollouts_of_batches(folder / "batches")
+    times = Counter(name for names in batches.values() for name in names)
+    return Trained(
+        steps=len(lines),
+        in_order=[line["step"] for line in lines] == [*range(1, len(lines) + 1)],
+        longest_gap_s=round(max(gaps_s, default=0.0), 1),
+        rollouts=sum(len(names) for number, names in batches.items() if number < num_batches),
+        rollouts_twice=sum(number > 1 for number in times.values()),
+    )
+
+
+def _rollouts_of_batches(folder: Path) -> dict[int, list[str]]:
+    """The rollouts of each saved batch. The learner saves a batch, then trains on it once."""
+    saved = SavedBatches(folder, _EVERY_BATCH)
+    return {number: [one.rollout.rollout_id for one in saved.load(number).rollouts] for number in saved.numbers()}
+
 
 _LOOK_EVERY_S = 0.25
 # For a step, or the end, after the last fault: all processes may have to start again on few cores.

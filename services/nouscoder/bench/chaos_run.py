@@ -1,6 +1,8 @@
 """The run that chaos disturbs: all services of a local run as processes, and a Redis that fails on request.
 
 Generation has the fake engine, the verifier the fake sandbox. The learner trains a small policy.
+
+INVARIANT: faults of one strike come at the same moment, and two faults of Redis never overlap.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nouscoder.bench.errors import BenchError
+from nouscoder.bench.chaos_plan import REDIS, Fault, FaultKind, Strike
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
+from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.stepped_clock import SteppedClock
 from nouscoder.config import Config, load_config
 from nouscoder.data.problems import save_problems
@@ -23,9 +26,16 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.local import SERVICES, rewrite_addresses, service_spec
-from nouscoder.run.supervisor import ProcessSpec, Supervised, Supervisor
+from nouscoder.run.supervisor import ProcessSpec, ProcessState, Supervised, Supervisor
 
 GROUP_SIZE = 4
+# Writes a small random policy folder. A process of its own, because it loads torch.
+_WRITE_POLICY = """
+import sys
+from pathlib import Path
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
+write_policy_folder(Path(sys.argv[1]), random_policy(int(sys.argv[2])))
+"""
 _BATCH_SIZE = 8
 _NUM_PROBLEMS = 8
 _NEVER = 1_000_000
@@ -101,7 +111,7 @@ def _config(folder: Path, seed: int, redis_url: str) -> Config:
 
 
 async def _write_policy(folder: Path, seed: int) -> None:
-    command = [sys.executable, "-m", "nouscoder.bench.chaos_policy", str(folder), str(seed)]
+    command = [sys.executable, "-c", _WRITE_POLICY, str(folder), str(seed)]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
     try:
         async with asyncio.timeout(_POLICY_LIMIT_S):
@@ -113,3 +123,116 @@ async def _write_policy(folder: Path, seed: int) -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+# Causes the faults of a plan. Each is undone when it ends, also when it is cancelled; what was lost stays lost.
+
+Act = Callable[[ChaosRun, Fault], Awaitable[None]]
+
+
+async def cause(run: ChaosRun, strike: Strike) -> None:
+    """Cause the faults of the strike, and return when all of them have ended. Raises RedisServerError."""
+    of_redis = [fault for fault in strike.faults if fault.target == REDIS]
+    if not of_redis:
+        await _all_at_once(run, strike)
+        return
+    async with run.redis_turn:
+        for fault in of_redis:
+            if fault.kind is FaultKind.ROLL_BACK:
+                await asyncio.to_thread(run.redis.remember)
+                await asyncio.sleep(fault.seconds)
+        await _all_at_once(run, strike)
+
+
+async def _all_at_once(run: ChaosRun, strike: Strike) -> None:
+    acts = [asyncio.ensure_future(_act_of(fault)(run, fault)) for fault in strike.faults]
+    try:
+        await asyncio.gather(*acts)
+    finally:
+        for act in acts:
+            act.cancel()
+        await asyncio.gather(*acts, return_exceptions=True)
+
+
+def _act_of(fault: Fault) -> Act:
+    return (_OF_REDIS if fault.target == REDIS else _OF_OTHERS)[fault.kind]
+
+
+async def _kill(run: ChaosRun, fault: Fault) -> None:
+    _signal(run, fault.target, signal.SIGKILL)
+
+
+async def _stop(run: ChaosRun, fault: Fault) -> None:
+    with _stopped(run, fault.target):
+        await asyncio.sleep(fault.seconds)
+
+
+@contextmanager
+def _stopped(run: ChaosRun, service: str) -> Iterator[None]:
+    _signal(run, service, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(run, service, signal.SIGCONT)
+
+
+def _signal(run: ChaosRun, service: str, number: signal.Signals) -> None:
+    process = run.services[service]
+    if process.state is ProcessState.RUNNING:
+        process.signal_group(number)
+
+
+async def _twin(run: ChaosRun, fault: Fault) -> None:
+    async with run.twin_of(fault.target):
+        await asyncio.sleep(fault.seconds)
+
+
+async def _set_clock(run: ChaosRun, fault: Fault) -> None:
+    run.clock.step(fault.seconds)
+
+
+async def _kill_redis(run: ChaosRun, fault: Fault) -> None:
+    await asyncio.to_thread(run.redis.die)
+    try:
+        await asyncio.sleep(fault.seconds)
+    finally:
+        await asyncio.to_thread(run.redis.come_back)
+
+
+async def _stop_redis(run: ChaosRun, fault: Fault) -> None:
+    run.redis.stop()
+    try:
+        await asyncio.sleep(fault.seconds)
+    finally:
+        run.redis.go_on()
+
+
+async def _fill_redis(run: ChaosRun, fault: Fault) -> None:
+    await asyncio.to_thread(run.redis.fill)
+    try:
+        await asyncio.sleep(fault.seconds)
+    finally:
+        await asyncio.to_thread(run.redis.empty)
+
+
+async def _roll_back_redis(run: ChaosRun, fault: Fault) -> None:
+    await asyncio.to_thread(run.redis.roll_back)
+
+
+async def _wipe_redis(run: ChaosRun, fault: Fault) -> None:
+    await asyncio.to_thread(run.redis.wipe)
+
+
+_OF_OTHERS: dict[FaultKind, Act] = {
+    FaultKind.KILL: _kill,
+    FaultKind.STOP: _stop,
+    FaultKind.TWIN: _twin,
+    FaultKind.SET_CLOCK: _set_clock,
+}
+_OF_REDIS: dict[FaultKind, Act] = {
+    FaultKind.KILL: _kill_redis,
+    FaultKind.STOP: _stop_redis,
+    FaultKind.FILL: _fill_redis,
+    FaultKind.ROLL_BACK: _roll_back_redis,
+    FaultKind.WIPE: _wipe_redis,
+}

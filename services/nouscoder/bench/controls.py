@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from nouscoder.verifier.harness.preload import MODULES
+from nouscoder.verifier.harness.zygote import MODULES
 
 BASE_PYTHON = getattr(sys, "_base_executable", sys.executable)
 

@@ -17,14 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.generation_offline import bench_problems
 from nouscoder.bench.generation_rig import Rig, engine_settings, running_rig
-from nouscoder.bench.processes import stolen_s
+from nouscoder.bench.measuring import BenchError, stolen_s
 from nouscoder.config import load_config
 from nouscoder.data.problems import save_problems
 from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus
@@ -256,9 +254,3 @@ def as_text(result: GenerationBench) -> str:
             f" {slow.running_share:.1%} of its places taken, {slow.tokens_per_second:.0f} tokens/s",
         ]
     )
-
-
-def as_record(result: GenerationBench) -> dict[str, Any]:
-    """The figures as a record for scripts."""
-    shares = {"share_of_offline": result.share_of_offline, "share_while_updating": result.share_while_updating}
-    return asdict(result) | shares

@@ -93,7 +93,7 @@ def _step_rate(config: Config, seconds: float) -> float:
 
 def _vllm_rate(config: Config, seconds: float) -> float:
     """`LLM.generate` of vLLM, which ends when its last request has ended."""
-    from nouscoder.generation.engines.vllm_convert import sampling_params
+    from nouscoder.generation.engines.vllm_requests import sampling_params
     from nouscoder.generation.engines.vllm_start import start_offline
 
     llm = start_offline(config.generation, config.policy.path, MAX_TOKENS_TOTAL)

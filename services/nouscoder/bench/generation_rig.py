@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nouscoder.bench.broker_process import running_broker
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.generation_offline import MAX_NEW_TOKENS, MAX_TOKENS_TOTAL
+from nouscoder.bench.measuring import BenchError
 from nouscoder.domain.lease import LeasedGrading
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.verdict import Verdict, VerdictKind

@@ -15,32 +15,25 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
-from nouscoder.bench.policy_adapter import AdapterFigures, measure_adapter
-from nouscoder.bench.policy_delta import DeltaFigures, measure_delta
-from nouscoder.bench.processes import stolen_s
-from nouscoder.config import Config, LearnerSection, LoraSection
+from nouscoder.bench.measuring import stolen_s
+from nouscoder.bench.shaped_policy import shaped_policy
+from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.packed_attention import PACKED_ATTENTION
-from nouscoder.learner.packing import input_lengths, pack
-from nouscoder.learner.synthetic import random_batch
+from nouscoder.learner.model.packing import PACKED_ATTENTION, input_lengths, pack
+from nouscoder.learner.model.synthetic import random_batch
 from nouscoder.learner.trainer import Trainer
 
 _STEPS_PER_BATCH = 4
-# Of the published recipes; those of NousCoder-14B have 1e-6 and four steps a batch.
-_LEARNING_RATES = (5e-7, 1e-6, 5e-6)
-_VERSIONS = 2
-_RANK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +68,10 @@ class LearnerBench:
     batch_tokens_per_second: float
     step_share: float
     batch_share: float
-    deltas: tuple[DeltaFigures, ...]
-    adapter: AdapterFigures
 
 
 def bench_learner(num_rounds: int = 5, threads: int = 1, load: LearnerLoad | None = None) -> LearnerBench:
-    """Measure a step, a batch of four steps, and both controls, after one round that warms up; then deltas, an adapter.
-
-    Raises BenchError.
-    """
+    """Measure a step, a batch of four steps, and both controls, after one round that warms up."""
     load = load or LearnerLoad()
     prepare_thread(threads)
     load_average, begun_s, stolen_before_s = os.getloadavg()[0], time.monotonic(), stolen_s()
@@ -120,36 +108,23 @@ def bench_learner(num_rounds: int = 5, threads: int = 1, load: LearnerLoad | Non
         batch_tokens_per_second=median("batch"),
         step_share=share("step"),
         batch_share=share("batch"),
-        deltas=tuple(_delta(load, rate) for rate in _LEARNING_RATES),
-        adapter=measure_adapter(trainer_of(load, 1, lora=LoraSection(rank=_RANK)), policy_of(load), batch, _RANK),
     )
 
 
 def policy_of(load: LearnerLoad) -> PreTrainedModel:
     """A Qwen3 policy with random weights from a fixed seed."""
-    config = Qwen3Config(
-        vocab_size=load.vocabulary,
-        hidden_size=load.hidden_size,
-        intermediate_size=3 * load.hidden_size,
-        num_hidden_layers=load.num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=load.hidden_size // 4,
-        max_position_embeddings=load.prompt_tokens + load.max_tokens,
-        tie_word_embeddings=True,
-        dtype="float32",
+    size, layers = load.hidden_size, load.num_layers
+    policy = shaped_policy(
+        (layers, size, 3 * size, 4, 2, size // 4, load.vocabulary), torch.device("cpu"), torch.float32
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        policy = Qwen3ForCausalLM(config)
     policy.set_attn_implementation(PACKED_ATTENTION)
     return policy
 
 
-def batch_of(load: LearnerLoad, batch_id: int = 0) -> Batch:
+def batch_of(load: LearnerLoad) -> Batch:
     """Rollouts of random tokens and lengths from a fixed seed."""
     return random_batch(
-        batch_id,
+        0,
         seed=0,
         num_groups=load.num_groups,
         group_size=load.group_size,
@@ -178,33 +153,16 @@ def _backward(logits: Tensor, positions: Tensor, targets: Tensor) -> None:
     torch.autograd.backward(F.cross_entropy(logits[0, positions], targets, reduction="sum"))
 
 
-def trainer_of(
-    load: LearnerLoad, steps_per_batch: int, learning_rate: float = 1e-6, lora: LoraSection | None = None
-) -> Trainer:
+def trainer_of(load: LearnerLoad, steps_per_batch: int) -> Trainer:
     """A trainer of the policy."""
-    settings = LearnerSection(
-        steps_per_batch=steps_per_batch,
-        learning_rate=learning_rate,
-        microbatch_tokens=load.row_tokens,
-        lora=lora or LoraSection(),
-    )
+    settings = LearnerSection(steps_per_batch=steps_per_batch, microbatch_tokens=load.row_tokens)
     return Trainer(policy_of(load), Config(learner=settings))
-
-
-def _delta(load: LearnerLoad, learning_rate: float) -> DeltaFigures:
-    trainer = trainer_of(load, _STEPS_PER_BATCH, learning_rate)
-    return measure_delta(trainer, [batch_of(load, batch_id) for batch_id in range(_VERSIONS)], learning_rate)
 
 
 def _seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def as_record(result: LearnerBench) -> dict[str, Any]:
-    """For JSON."""
-    return asdict(result)
 
 
 def as_text(result: LearnerBench) -> str:
@@ -219,26 +177,7 @@ def as_text(result: LearnerBench) -> str:
             f" {result.step_share:.1%} of the faster bare pass",
             f"batch of {_STEPS_PER_BATCH} steps        {result.batch_tokens_per_second:8.0f} tokens/s,"
             f" {result.batch_share:.1%} (pi_old included)",
-            *map(_line_of, result.deltas),
-            _adapter_line(result.adapter),
             f"machine                 {result.num_cores} cores, load {result.load_average:.1f} before,"
             f" {result.stolen_cpu_share:.1%} of the CPU taken by others",
         )
-    )
-
-
-def _line_of(delta: DeltaFigures) -> str:
-    return (
-        f"delta at {delta.learning_rate:.0e}          {delta.delta_bytes / delta.full_bytes:8.1%} of"
-        f" {delta.full_bytes / 1e6:.1f} MB, made in {1e3 * delta.write_s:.0f} ms,"
-        f" applied in {1e3 * delta.apply_s:.0f} ms (the whole is written in {1e3 * delta.full_s:.0f} ms)"
-    )
-
-
-def _adapter_line(adapter: AdapterFigures) -> str:
-    return (
-        f"adapter of rank {adapter.rank}       {adapter.adapter_bytes / adapter.full_bytes:8.1%} of"
-        f" {adapter.full_bytes / 1e6:.1f} MB, published in {1e3 * adapter.publish_s:.0f} ms (whole:"
-        f" {1e3 * adapter.full_publish_s:.0f} ms), loaded in {1e3 * adapter.load_s:.0f} ms (whole:"
-        f" {1e3 * adapter.full_load_s:.0f} ms)"
     )

@@ -8,9 +8,10 @@ The policy has the shape of a real one and random weights. A batch fills `rows` 
     step      a batch of one step by the learner's trainer
     context   how long one rollout of a step can be (learner_context.py)
 
-MFU is the operations of the rollouts (learner/flops.py: attention counted, what is computed again not) by the seconds
-and the device's peak: learner.peak_flops, else that of the vendor's data sheet, else that of a matrix product. A
-rate is that of the median round. Peak memory is what tensors took at most in the step, without the allocator's reserve.
+MFU is the operations of the rollouts (learner/parallel/balance.py: attention counted, what is computed again not) by
+the seconds and the device's peak: learner.peak_flops, else that of the vendor's data sheet, else that of a matrix
+product. A rate is that of the median round. Peak memory is what tensors took at most in the step, without the
+allocator's reserve.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,19 +30,16 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.learner_context import Context, largest_context
-from nouscoder.bench.shaped_batch import shaped_batch
-from nouscoder.bench.shaped_policy import SHAPES, shaped_policy
+from nouscoder.bench.measuring import BenchError
+from nouscoder.bench.shaped_policy import SHAPES, shaped_batch, shaped_policy
 from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
-from nouscoder.learner.activation_checkpointing import checkpoint_activations
-from nouscoder.learner.attention import use_attention
-from nouscoder.learner.compilation import compile_layers
-from nouscoder.learner.flops import data_sheet_peak_flops, measured_peak_flops, training_flops
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.packing import MicroBatch, input_lengths, pack
-from nouscoder.learner.precision import compute_dtype
+from nouscoder.learner.model.attention import use_attention
+from nouscoder.learner.model.computation import checkpoint_activations, compile_layers, compute_dtype
+from nouscoder.learner.model.packing import MicroBatch, input_lengths, pack
+from nouscoder.learner.parallel.balance import data_sheet_peak_flops, measured_peak_flops, training_flops
 from nouscoder.learner.trainer import Trainer
 
 _HEAD_CHUNK = 2048
@@ -103,7 +101,7 @@ def bench_step(load: StepLoad, config: Config, tell: Callable[[str], None]) -> S
     peak = settings.peak_flops or data_sheet_peak_flops(settings.device)
     peak = peak or measured_peak_flops(settings.device, compute_dtype(settings))
     tell(f"device      {name}, peak {peak / 1e12:.1f} TFLOP/s")
-    policy = shaped_policy(load.shape, device, compute_dtype(settings))
+    policy = shaped_policy(SHAPES[load.shape], device, compute_dtype(settings))
     flops, num_parameters = training_flops(policy, lengths), policy.num_parameters()
     tell(f"policy      {load.shape}, {num_parameters / 1e6:.1f} million weights; {_told(settings)}")
     tell(f"batch       {len(lengths)} rollouts of {lengths[0]} tokens, {flops / 1e12:.1f} TFLOP")
@@ -117,7 +115,7 @@ def bench_step(load: StepLoad, config: Config, tell: Callable[[str], None]) -> S
     bare = rate("bare", partial(bare_pass, _prepared(policy, settings), batch, settings))
     del policy
     _free(device)
-    trainer = Trainer(shaped_policy(load.shape, device, torch.float32), config)
+    trainer = Trainer(shaped_policy(SHAPES[load.shape], device, torch.float32), config)
     step = rate("step", partial(trainer.train_batch, batch))
     share = step.tokens_per_second / bare.tokens_per_second
     tell(f"share       {share:.1%} of the bare pass")
@@ -223,8 +221,3 @@ def _told(settings: LearnerSection) -> str:
 def _line(rate: Rate) -> str:
     memory = f", peak {rate.peak_bytes / 2**30:.1f} GiB" if rate.peak_bytes else ""
     return f"{rate.tokens_per_second:.0f} tokens/s, MFU {rate.mfu:.1%}, {rate.seconds:.3f} s{memory}"
-
-
-def as_record(result: StepBench) -> dict[str, Any]:
-    """For JSON."""
-    return asdict(result)

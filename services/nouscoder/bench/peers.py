@@ -17,8 +17,8 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from nouscoder.bench.errors import BenchError
 from nouscoder.bench.http_load import LeanClient, LoadFault
+from nouscoder.bench.measuring import BenchError
 
 _LIMIT_S = 10
 _MEMORY_BYTES = 1 << 30

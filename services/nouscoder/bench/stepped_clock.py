@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from nouscoder.bench.errors import BenchError
+from nouscoder.bench.measuring import BenchError
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC")

@@ -1,7 +1,7 @@
 """The broker of one run: every call that a worker can make, on domain records.
 
 All state is in Redis (store.py), so the broker may be killed at any time and started again. Each part of the state has
-a module: streams.py (single rollouts under lease), batches.py, policies.py, ledger.py, curriculum.py.
+a module: streams.py (single rollouts under lease), batches.py (and policies), records.py, curriculum.py.
 
 INVARIANT: when a call has returned, Redis holds its result; every call may be repeated after its response was lost.
 """
@@ -11,36 +11,27 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from nouscoder.broker import batches, ledger, policies, recovery, stall, streams
-from nouscoder.broker.admission import groups_wanted
-from nouscoder.broker.curriculum import offer, open_curriculum
+from nouscoder.broker import batches, operations, recovery, streams
+from nouscoder.broker.batches import BatchLease
+from nouscoder.broker.curriculum import offer, open_curriculum, read_state, restore_state
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, RedisFull, UnknownProblem
-from nouscoder.broker.identity import check_settings, check_state, note_problems
-from nouscoder.broker.leased_work import LeasedWork
 from nouscoder.broker.operations import Operations
-from nouscoder.broker.partials import Partials
-from nouscoder.broker.pressure import MemoryWatch
-from nouscoder.broker.problem_statistics import read_state, restore_state
-from nouscoder.broker.records import Records, new_record_name, open_record_store
+from nouscoder.broker.records import Partials, Records, new_record_name, open_record_store
+from nouscoder.broker.recovery import check_settings, check_state, note_problems
 from nouscoder.broker.rewards import Rewards
-from nouscoder.broker.rules import Rules
-from nouscoder.broker.store import Store
-from nouscoder.broker.streams import Beat, Graded, Sampled, Stream, parse_lease
+from nouscoder.broker.store import MemoryWatch, Rules, Store, groups_wanted
+from nouscoder.broker.streams import Beat, Graded, LeasedWork, Sampled, Stream, parse_lease
 from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex
-from nouscoder.domain.books import Books, Restored
-from nouscoder.domain.lease import Lease, LeasedBatch, LeasedTasks, LeaseLoss, RecordedGradings
-from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.curriculum import CurriculumState
+from nouscoder.domain.learner_state import Restored, TrainedState
+from nouscoder.domain.lease import LeasedTasks, LeaseLoss, RecordedGradings
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.problem_statistics import CurriculumState
-from nouscoder.domain.rollout import RolloutHeader
-from nouscoder.domain.run_status import RunStatus
-from nouscoder.domain.stall import Blocker
-from nouscoder.domain.stall_judge import judge
+from nouscoder.domain.run_status import Ledger, RunStatus
+from nouscoder.domain.stall import Blocker, judge
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.rollout_convert import decode_header, encode_header
-from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict
+from nouscoder.rpc.pairs import HEADER, VERDICT
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.store.tests import UnknownTests
 
@@ -48,8 +39,7 @@ from nouscoder.store.tests import UnknownTests
 MAX_LEASED = 1024
 # Calls that ask for the state of the run soon report that Redis is away.
 _STATUS_LIMIT_S = 5.0
-_CODEC = batches.Codec(decode_header, decode_verdict)
-SubmittedRecord = tuple[str, RolloutHeader, bytes]  # lease id, header, record
+SubmittedRecord = tuple[str, bytes, bytes]  # lease id, encoded header, record
 
 
 class Broker:
@@ -113,13 +103,7 @@ class Broker:
             return []
         if not self.memory.pressure.takes:
             raise RedisFull(self.memory.pressure.reason)
-        items = [
-            Sampled(ref, header, encode_header(header), new_record_name(header.rollout_id))
-            for ref, header in ((parse_lease(lease_id), header) for lease_id, header, _ in rollouts)
-        ]
-        for _, header, record in rollouts:
-            if header.record_bytes != len(record) or header.text_offset + header.text_bytes > len(record):
-                raise InvalidRequest(f"the header of rollout {header.rollout_id} does not fit its record")
+        items = [_sampled(*submitted) for submitted in rollouts]
         await self.records.write({item.record: record for item, (_, _, record) in zip(items, rollouts, strict=True)})
         refused, work = await streams.submit_sampled(self.store, worker_id, items)
         self.waits.wake(work)
@@ -157,7 +141,7 @@ class Broker:
                 ref=parse_lease(lease_id),
                 rollout_id=rollout_id,
                 # Training does not need the outcomes of single tests, and there may be hundreds.
-                payload=encode_verdict(replace(verdict, tests=(), first_failure=None)),
+                payload=VERDICT.encode(replace(verdict, tests=(), first_failure=None)),
                 reward=self._reward(header, verdict),
                 accepted=verdict.kind is VerdictKind.ACCEPTED,
             )
@@ -167,29 +151,27 @@ class Broker:
         self.waits.wake(work)
         return refused
 
-    async def lease_batch(self, worker_id: str, wait_s: float, run_id: str = "", num_batches: int = 0) -> LeasedBatch:
+    async def lease_batch(self, worker_id: str, wait_s: float, run_id: str = "", num_batches: int = 0) -> BatchLease:
         """Lease the uncommitted batch, or the next one. Raises Behind: see batches.lease_batch."""
 
-        async def look() -> Found[LeasedBatch]:
-            answer = await batches.lease_batch(self.store, worker_id, _CODEC, run_id, num_batches)
-            if answer.ref is None:
-                return Found(LeasedBatch(run_finished=answer.finished), answer.finished)
-            lease = Lease(str(answer.ref), self._config.broker.batch_lease_s, answer.ref.delivery)
-            return Found(LeasedBatch(answer.batch, lease), is_enough=True)
+        async def look() -> Found[BatchLease]:
+            lease_s = self._config.broker.batch_lease_s
+            answer = await batches.lease_batch(self.store, worker_id, lease_s, run_id, num_batches)
+            return Found(answer, answer.batch is not None or answer.run_finished)
 
         found = await look()  # in every call: nothing wakes a learner whose run Redis has forgotten
         leased = found.answer
         if not found.is_enough:
-            leased = await self.waits.until(self.waits.batches, worker_id, look, LeasedBatch(), wait_s)
+            leased = await self.waits.until(self.waits.batches, worker_id, look, BatchLease(), wait_s)
         if leased.batch is not None:
             self.waits.tasks.wake()  # groups that went stale freed slots
         return leased
 
-    async def restore_run(self, books: Books) -> Restored:
-        """Restore the state from the learner's books where Redis forgot a part. Raises Refused for another run."""
-        check_settings(books.identity, self._config, "the learner's run")
-        restored = await recovery.restore(self.store, books, self._most_groups, self._furthest)
-        await restore_state(self.store, books.curriculum)
+    async def restore_run(self, trained: TrainedState) -> Restored:
+        """Restore from the learner's state what Redis forgot. Raises Refused for another run."""
+        check_settings(trained.identity, self._config, "the learner's run")
+        restored = await recovery.restore(self.store, trained, self._most_groups, self._furthest)
+        await restore_state(self.store, trained.curriculum)
         await note_problems(self.store, self._problems.problem_ids, self._config.run.name)
         await self._wake_those_with_work()
         return restored
@@ -209,7 +191,7 @@ class Broker:
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
         """Take a policy; returns the newest version. Raises Refused."""
-        version = await policies.publish(self.store, manifest)
+        version = await batches.publish(self.store, manifest)
         await self._wake_those_with_work()
         return version
 
@@ -218,7 +200,7 @@ class Broker:
         known = -1
         while not self.waits.ended:
             seen = self.waits.policy.changes
-            manifest = await policies.newest(self.store)
+            manifest = await batches.newest(self.store)
             if manifest is not None and manifest.policy_version > known:
                 known = manifest.policy_version
                 yield manifest
@@ -273,14 +255,14 @@ class Broker:
     async def status(self) -> RunStatus:
         """The run at one instant."""
         async with self.store.answers_within(_STATUS_LIMIT_S):
-            status = await ledger.read_status(self.store, self.rules, self._config.run.name)
+            status = await operations.read_status(self.store, self.rules, self._config.run.name)
         return replace(status, back_pressure=self.memory.pressure.reason)
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next step."""
         status, num_problems = await self.status(), len(self._problems.problem_ids)
         async with self.store.answers_within(_STATUS_LIMIT_S):
-            return judge(await stall.read_snapshot(self.store, status, self.rules, num_problems))
+            return judge(await operations.read_snapshot(self.store, status, self.rules, num_problems))
 
     async def _wake_those_with_work(self) -> None:
         self.waits.wake(await streams.read_available(self.store))
@@ -290,9 +272,17 @@ class Broker:
         if header is None:
             return None
         try:
-            return self._rewards.of(decode_header(header), verdict)
+            return self._rewards.of(HEADER.decode(header), verdict)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
+
+
+def _sampled(lease_id: str, encoded: bytes, record: bytes) -> Sampled:
+    """A submitted rollout. Raises InvalidRequest, and InvalidMessage for a header that cannot be used."""
+    ref, header = parse_lease(lease_id), HEADER.decode(encoded)
+    if header.record_bytes != len(record) or header.text_offset + header.text_bytes > len(record):
+        raise InvalidRequest(f"the header of rollout {header.rollout_id} does not fit its record")
+    return Sampled(ref, header, encoded, new_record_name(header.rollout_id))
 
 
 def _bounded(wanted: int) -> int:

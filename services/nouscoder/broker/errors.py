@@ -30,7 +30,7 @@ class Refused(BrokerError):
 
 
 class Behind(Refused):
-    """Redis lacks something that the learner did: it must send its books (RestoreRun), then repeat the call."""
+    """Redis lacks something that the learner did: it must send its state (RestoreRun), then repeat the call."""
 
 
 class InvariantBroken(BrokerError):

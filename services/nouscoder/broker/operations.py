@@ -1,22 +1,30 @@
-"""What operators do to a run: they set its mode, list and remove dead letters, and drop a batch.
+"""What operators do and see: the run's mode, dead letters, a batch to drop; the ledger, the status, and why it stalls.
 
 INVARIANT: each operation is one script, so the ledger balances before and after it.
+
+The ledger and the status are read in one script, so all numbers are of one instant. INVARIANT: admitted = trained +
+filtered + stale + abandoned + lost + in flight after every transition. Admitted and the final states are counters. The
+rollouts in flight are counted from the sets of their states, so a rollout that vanished or was doubled makes `balanced`
+false.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 from nouscoder.broker import streams
 from nouscoder.broker.errors import InvalidRequest, Refused
-from nouscoder.broker.store import Store
+from nouscoder.broker.store import Rules, Store
+from nouscoder.broker.streams import Stream
 from nouscoder.broker.wakeups import Waits
-from nouscoder.domain.dead_letter import DeadLetter, GivenUpFor
-from nouscoder.domain.run_status import RunMode
-from nouscoder.rpc.rollout_convert import decode_header
-from nouscoder.rpc.verdict_convert import decode_verdict
+from nouscoder.domain.run_status import IN_FLIGHT, DeadLetter, GivenUpFor, Ledger, RunMode, RunStatus, StreamStatus
+from nouscoder.domain.stall import HeldBatch, Holder, Snapshot, StallCause, Totals
+from nouscoder.rpc.pairs import HEADER, VERDICT
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +96,138 @@ def _letter(letter_id: str, flat: Sequence[bytes], now_ms: int) -> DeadLetter:
         problem_id=fields["problem"].decode(),
         group_id=fields["group"].decode(),
         reason=GivenUpFor(fields["reason"].decode()),
-        detail=decode_verdict(fields["failure"]).detail if fields["failure"] else "",
+        detail=VERDICT.decode(fields["failure"]).detail if fields["failure"] else "",
         worker_id=fields["worker"].decode(),
         deliveries=int(fields["delivery"]),
         regrades=int(fields["regrades"] or 0),
         age_s=max(0.0, (now_ms - int(letter_id.partition("-")[0])) / 1000),
-        header=decode_header(fields["header"]) if fields["header"] else None,
+        header=HEADER.decode(fields["header"]) if fields["header"] else None,
         record=fields["record"].decode(),
+    )
+
+
+# The ledger and the status.
+
+_CANCELLED = "cancelled:"
+
+
+async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
+    """The run at one instant."""
+    flat, sizes, streams, groups_free, missing = await store.run("status")
+    meta = {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
+
+    def number(field: str) -> int:
+        return int(meta.get(field, 0))
+
+    in_flight = {state.value: int(size) for state, size in zip(IN_FLIGHT, sizes, strict=True)}
+    ledger = Ledger(
+        number("admitted"),
+        number("trained"),
+        number("filtered"),
+        number("stale"),
+        number("abandoned"),
+        in_flight,
+        number("lost"),
+    )
+    finished = "finish_reason" in meta
+    mode = RunMode(meta["mode"].decode()) if "mode" in meta else RunMode.RUNNING
+    is_admitting = not finished and mode is RunMode.RUNNING
+    return RunStatus(
+        run=run,
+        ledger=ledger,
+        streams=tuple(
+            StreamStatus(stream.value, int(lag), int(held), number(f"redelivered:{stream}"), number(f"dead:{stream}"))
+            for stream, (lag, held) in zip(Stream, streams, strict=True)
+        ),
+        policy_version=number("policy_version") if "policy_version" in meta else None,
+        step=number("step"),
+        batches_committed=number("batches_committed"),
+        # Negative after a restart with a lower pipeline_k: more groups are in flight than it admits.
+        admission_slots_free=max(0, int(groups_free)) * rules.group_size if is_admitting else 0,
+        finished=finished,
+        rollouts_accepted=number("accepted"),
+        rollouts_graded=number("graded"),
+        missing_problems={
+            problem.decode(): int(rollouts) for problem, rollouts in zip(missing[::2], missing[1::2], strict=True)
+        },
+        run_id=meta["run_id"].decode() if "run_id" in meta else "",
+        mode=mode,
+        cancelled={
+            field.removeprefix(_CANCELLED): int(rollouts)
+            for field, rollouts in sorted(meta.items())
+            if field.startswith(_CANCELLED)
+        },
+    )
+
+
+# The snapshot that domain/stall.py judges, read in one script.
+
+_ENTRIES_LOOKED_AT = 1000
+
+
+async def read_snapshot(store: Store, status: RunStatus, rules: Rules, num_problems: int) -> Snapshot:
+    """Which worker holds what, and what happened since the last committed batch."""
+    now_ms, rows, batch, ready, meta_fields, commits, paused, faults = await store.run("holders", _ENTRIES_LOOKED_AT)
+    meta = _texts(meta_fields)
+    commit_ms = [int(entry.partition(b"-")[0]) for entry, _ in commits]
+    last_totals = _texts(commits[0][1]) if commits else {}
+    began_ms = commit_ms[0] if commits else int(meta.get("began", now_ms))
+    gaps_s = [(newer - older) / 1000 for newer, older in pairwise(commit_ms)]
+    names = [field.name for field in fields(Totals)]
+    return Snapshot(
+        status=status,
+        since_commit_s=max(0.0, (now_ms - began_ms) / 1000),
+        usual_batch_s=statistics.median(gaps_s) if gaps_s else 0.0,
+        since=Totals(**{name: int(meta.get(name, 0)) - int(last_totals.get(name, 0)) for name in names}),
+        sampling=_holders(rows, Stream.TASKS, now_ms, paused),
+        grading=_holders(rows, Stream.GRADING, now_ms, paused),
+        batch=_held_batch(_texts(batch), now_ms),
+        ready_groups=int(ready),
+        asked_s={
+            stream.value: max(0.0, (now_ms - int(meta[f"asked:{stream}"])) / 1000)
+            for stream in Stream
+            if f"asked:{stream}" in meta
+        },
+        num_problems=num_problems,
+        lease_s=rules.lease_ms / 1000,
+        batch_lease_s=rules.batch_lease_ms / 1000,
+        batch_groups=rules.batch_groups,
+        group_size=rules.group_size,
+        redis_faults=tuple(StallCause(fault.decode()) for fault in faults),
+    )
+
+
+def _texts(flat: Sequence[bytes]) -> dict[str, str]:
+    """The fields of a hash or an entry. Those that are not text are decoded with replacement characters: unused."""
+    return {key.decode(): value.decode(errors="replace") for key, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def _holders(rows: Sequence[Any], stream: Stream, now_ms: int, paused: Sequence[bytes]) -> tuple[Holder, ...]:
+    return tuple(
+        Holder(
+            rollout.decode(),
+            worker.decode(),
+            held_s=(now_ms - since) / 1000,
+            silent_s=silent_ms / 1000,
+            still_s=still_ms / 1000,
+            delivery=int(delivery),
+            paused=worker in paused,
+        )
+        for of, rollout, worker, silent_ms, since, still_ms, delivery in rows
+        if of.decode() == stream
+    )
+
+
+def _held_batch(batch: Mapping[str, str], now_ms: int) -> HeldBatch | None:
+    if not batch:
+        return None
+    return HeldBatch(
+        batch_id=int(batch["id"]),
+        worker_id=batch["worker"],
+        held_s=(now_ms - int(batch["since"])) / 1000,
+        silent_s=(now_ms - int(batch["beat"])) / 1000,
+        delivery=int(batch["delivery"]),
+        failures=int(batch.get("failures", 0)),
+        failure=batch.get("failure", ""),
+        held_back="held_back" in batch,
     )

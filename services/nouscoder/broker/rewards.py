@@ -28,14 +28,7 @@ class Rewards:
     def __init__(self, config: Config) -> None:
         section = config.broker.reward
         self.run_all_tests = section.run_all_tests or section.rule is RewardRule.SOFT
-        self._terms = RewardTerms(
-            section.rule,
-            section.overlong,
-            section.punished_reward,
-            section.buffer_tokens,
-            config.generation.sampling.max_new_tokens,
-            section.thinking_penalty,
-        )
+        self._terms = section.record(RewardTerms, max_new_tokens=config.generation.sampling.max_new_tokens)
         self._user = load_reward(section.entry_point) if section.rule is RewardRule.CALLABLE else None
 
     def of(self, rollout: RolloutHeader, verdict: Verdict) -> float | None:

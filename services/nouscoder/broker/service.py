@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import TypeVar
 
 import grpc
 
@@ -20,21 +19,10 @@ from nouscoder.broker.errors import (
     Refused,
     UnknownProblem,
 )
-from nouscoder.rpc import (
-    broker_convert,
-    curriculum_convert,
-    faults,
-    partial_convert,
-    policy_convert,
-    rollout_convert,
-    verdict_convert,
-)
-from nouscoder.store.record_store import ByteRange
+from nouscoder.rpc import convert, pairs
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
-Request = TypeVar("Request")
-Response = TypeVar("Response")
-_Context = grpc.aio.ServicerContext[Request, Response]
+_Context = grpc.aio.ServicerContext[object, object]
 
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     BrokerUnavailable: grpc.StatusCode.UNAVAILABLE,
@@ -58,88 +46,68 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         self._broker = broker
 
     async def LeaseTasks(  # noqa: N802
-        self,
-        request: broker_pb2.LeaseTasksRequest,
-        context: _Context[broker_pb2.LeaseTasksRequest, broker_pb2.LeaseTasksResponse],
+        self, request: broker_pb2.LeaseTasksRequest, context: _Context
     ) -> broker_pb2.LeaseTasksResponse:
         """Leases rollouts to sample."""
         leased = await self._broker.lease_tasks(_worker(request.worker_id), request.max_tasks, request.wait_s)
-        return broker_convert.leased_tasks_to(leased)
+        return pairs.LEASED_TASKS.to(leased)
 
     async def SubmitRollouts(  # noqa: N802
-        self,
-        request: broker_pb2.SubmitRolloutsRequest,
-        context: _Context[broker_pb2.SubmitRolloutsRequest, broker_pb2.SubmitRolloutsResponse],
+        self, request: broker_pb2.SubmitRolloutsRequest, context: _Context
     ) -> broker_pb2.SubmitRolloutsResponse:
         """Takes sampled rollouts."""
-        rollouts = [(item.lease_id, rollout_convert.header_from(item.header), item.record) for item in request.rollouts]
+        rollouts = [(item.lease_id, item.header, item.record) for item in request.rollouts]
         refused = await self._broker.submit_rollouts(_worker(request.worker_id), rollouts)
         return broker_pb2.SubmitRolloutsResponse(refused_rollout_ids=refused)
 
     async def KeepPartials(  # noqa: N802
-        self,
-        request: broker_pb2.KeepPartialsRequest,
-        context: _Context[broker_pb2.KeepPartialsRequest, broker_pb2.KeepPartialsResponse],
+        self, request: broker_pb2.KeepPartialsRequest, context: _Context
     ) -> broker_pb2.KeepPartialsResponse:
         """Keeps pieces of rollouts that are being sampled."""
-        pieces = [partial_convert.piece_from(item) for item in request.pieces]
+        pieces = [pairs.PIECE.of(item) for item in request.pieces]
         kept = await self._broker.partials.keep(_worker(request.worker_id), pieces)
         return broker_pb2.KeepPartialsResponse(num_kept_tokens=kept)
 
     async def ReadPartial(  # noqa: N802
-        self,
-        request: broker_pb2.ReadPartialRequest,
-        context: _Context[broker_pb2.ReadPartialRequest, broker_pb2.ReadPartialResponse],
+        self, request: broker_pb2.ReadPartialRequest, context: _Context
     ) -> broker_pb2.ReadPartialResponse:
         """Reads the pieces of a rollout."""
         return broker_pb2.ReadPartialResponse(data=await self._broker.partials.read(request.rollout_id))
 
     async def LeaseGrading(  # noqa: N802
-        self,
-        request: broker_pb2.LeaseGradingRequest,
-        context: _Context[broker_pb2.LeaseGradingRequest, broker_pb2.LeaseGradingResponse],
+        self, request: broker_pb2.LeaseGradingRequest, context: _Context
     ) -> broker_pb2.LeaseGradingResponse:
         """Leases rollouts to grade."""
         leased = await self._broker.lease_grading(_worker(request.worker_id), request.max_rollouts, request.wait_s)
-        return broker_convert.leased_gradings_to(leased)
+        return pairs.LEASED_GRADINGS.to(leased)
 
     async def StreamRecords(  # noqa: N802
-        self,
-        request: broker_pb2.StreamRecordsRequest,
-        context: _Context[broker_pb2.StreamRecordsRequest, broker_pb2.StreamRecordsResponse],
+        self, request: broker_pb2.StreamRecordsRequest, context: _Context
     ) -> AsyncIterator[broker_pb2.StreamRecordsResponse]:
         """Reads records in chunks."""
-        ranges = [ByteRange(item.record, item.offset, item.num_bytes) for item in request.ranges]
+        ranges = [pairs.RANGE.of(item) for item in request.ranges]
         async for pieces in self._broker.records.stream(ranges):
             yield broker_pb2.StreamRecordsResponse(
                 pieces=[broker_pb2.RecordPiece(range=place, data=data) for place, data in pieces]
             )
 
     async def FetchTests(  # noqa: N802
-        self,
-        request: broker_pb2.FetchTestsRequest,
-        context: _Context[broker_pb2.FetchTestsRequest, broker_pb2.FetchTestsResponse],
+        self, request: broker_pb2.FetchTestsRequest, context: _Context
     ) -> AsyncIterator[broker_pb2.FetchTestsResponse]:
         """Streams a file of tests."""
         async for piece in self._broker.read_tests(request.tests_digest):
             yield broker_pb2.FetchTestsResponse(data=piece)
 
     async def SubmitVerdicts(  # noqa: N802
-        self,
-        request: broker_pb2.SubmitVerdictsRequest,
-        context: _Context[broker_pb2.SubmitVerdictsRequest, broker_pb2.SubmitVerdictsResponse],
+        self, request: broker_pb2.SubmitVerdictsRequest, context: _Context
     ) -> broker_pb2.SubmitVerdictsResponse:
         """Takes verdicts."""
-        verdicts = [
-            (item.lease_id, item.rollout_id, verdict_convert.verdict_from(item.verdict)) for item in request.verdicts
-        ]
+        verdicts = [(item.lease_id, item.rollout_id, pairs.VERDICT.of(item.verdict)) for item in request.verdicts]
         refused = await self._broker.submit_verdicts(_worker(request.worker_id), verdicts)
         return broker_pb2.SubmitVerdictsResponse(refused_rollout_ids=refused)
 
     async def LeaseBatch(  # noqa: N802
-        self,
-        request: broker_pb2.LeaseBatchRequest,
-        context: _Context[broker_pb2.LeaseBatchRequest, broker_pb2.LeaseBatchResponse],
+        self, request: broker_pb2.LeaseBatchRequest, context: _Context
     ) -> broker_pb2.LeaseBatchResponse:
         """Leases the next batch."""
         leased = await self._broker.lease_batch(
@@ -147,65 +115,50 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         )
         answer = broker_pb2.LeaseBatchResponse(run_finished=leased.run_finished)
         if leased.batch is not None and leased.lease is not None:
-            answer.lease.CopyFrom(broker_convert.lease_to(leased.lease, "batches"))
+            answer.lease.CopyFrom(pairs.LEASE.to(leased.lease))
             answer.batch.batch_id, answer.batch.policy_version = leased.batch.batch_id, leased.batch.policy_version
             for place, recorded in enumerate(leased.batch.rollouts, 1):
-                answer.batch.rollouts.append(rollout_convert.recorded_rollout_to(recorded))
+                answer.batch.rollouts.append(pairs.PASSED_ROLLOUT.to(recorded))
                 if place % _YIELD_EVERY == 0:
                     await asyncio.sleep(0)  # heartbeats must not wait for a large batch
         return answer
 
     async def RestoreRun(  # noqa: N802
-        self,
-        request: broker_pb2.RestoreRunRequest,
-        context: _Context[broker_pb2.RestoreRunRequest, broker_pb2.RestoreRunResponse],
+        self, request: broker_pb2.RestoreRunRequest, context: _Context
     ) -> broker_pb2.RestoreRunResponse:
-        """Restores what Redis lost from the learner's books."""
-        restored = await self._broker.restore_run(broker_convert.books_from(request))
-        return broker_pb2.RestoreRunResponse(was_behind=restored.was_behind, rollouts_lost=restored.rollouts_lost)
+        """Restores what Redis lost from the learner's state."""
+        return pairs.RESTORED.to(await self._broker.restore_run(pairs.TRAINED_STATE.of(request)))
 
     async def ReadCurriculum(  # noqa: N802
-        self,
-        request: broker_pb2.ReadCurriculumRequest,
-        context: _Context[broker_pb2.ReadCurriculumRequest, broker_pb2.ReadCurriculumResponse],
+        self, request: broker_pb2.ReadCurriculumRequest, context: _Context
     ) -> broker_pb2.ReadCurriculumResponse:
         """The curriculum's state."""
         state = await self._broker.read_curriculum()
-        return broker_pb2.ReadCurriculumResponse(
-            curriculum=curriculum_convert.curriculum_to(state), run=self._broker.run
-        )
+        return broker_pb2.ReadCurriculumResponse(curriculum=pairs.CURRICULUM.to(state), run=self._broker.run)
 
     async def CommitBatch(  # noqa: N802
-        self,
-        request: broker_pb2.CommitBatchRequest,
-        context: _Context[broker_pb2.CommitBatchRequest, broker_pb2.CommitBatchResponse],
+        self, request: broker_pb2.CommitBatchRequest, context: _Context
     ) -> broker_pb2.CommitBatchResponse:
         """Marks a batch trained."""
         already = await self._broker.commit_batch(request.batch_id, request.step, request.groups)
         return broker_pb2.CommitBatchResponse(already_committed=already)
 
     async def PublishPolicy(  # noqa: N802
-        self,
-        request: broker_pb2.PublishPolicyRequest,
-        context: _Context[broker_pb2.PublishPolicyRequest, broker_pb2.PublishPolicyResponse],
+        self, request: broker_pb2.PublishPolicyRequest, context: _Context
     ) -> broker_pb2.PublishPolicyResponse:
         """Takes a policy."""
-        version = await self._broker.publish_policy(policy_convert.manifest_from(request.manifest))
+        version = await self._broker.publish_policy(pairs.MANIFEST.of(request.manifest))
         return broker_pb2.PublishPolicyResponse(policy_version=version)
 
     async def WatchPolicy(  # noqa: N802
-        self,
-        request: broker_pb2.WatchPolicyRequest,
-        context: _Context[broker_pb2.WatchPolicyRequest, broker_pb2.WatchPolicyResponse],
+        self, request: broker_pb2.WatchPolicyRequest, context: _Context
     ) -> AsyncIterator[broker_pb2.WatchPolicyResponse]:
         """Streams the newest policy and each newer one until the drain."""
         async for manifest in self._broker.watch_policy():
-            yield broker_pb2.WatchPolicyResponse(manifest=policy_convert.manifest_to(manifest))
+            yield broker_pb2.WatchPolicyResponse(manifest=pairs.MANIFEST.to(manifest))
 
     async def Heartbeat(  # noqa: N802
-        self,
-        request: broker_pb2.HeartbeatRequest,
-        context: _Context[broker_pb2.HeartbeatRequest, broker_pb2.HeartbeatResponse],
+        self, request: broker_pb2.HeartbeatRequest, context: _Context
     ) -> broker_pb2.HeartbeatResponse:
         """Extends leases."""
         lost = await self._broker.heartbeat(
@@ -213,14 +166,12 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
             request.lease_ids,
             request.progress,
             paused=request.paused,
-            oldest_versions=broker_convert.oldest_versions_from(request.oldest_versions),
+            oldest_versions=[None if version < 0 else version for version in request.oldest_versions],
         )
         return broker_pb2.HeartbeatResponse(lost_lease_ids=lost, reasons=lost.values())
 
     async def ReleaseLeases(  # noqa: N802
-        self,
-        request: broker_pb2.ReleaseLeasesRequest,
-        context: _Context[broker_pb2.ReleaseLeasesRequest, broker_pb2.ReleaseLeasesResponse],
+        self, request: broker_pb2.ReleaseLeasesRequest, context: _Context
     ) -> broker_pb2.ReleaseLeasesResponse:
         """Takes back leases of a worker."""
         released = await self._broker.release_leases(_worker(request.worker_id), request.lease_ids)
@@ -229,44 +180,34 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         return broker_pb2.ReleaseLeasesResponse(released=released)
 
     async def ReportBatchFailure(  # noqa: N802
-        self,
-        request: broker_pb2.ReportBatchFailureRequest,
-        context: _Context[broker_pb2.ReportBatchFailureRequest, broker_pb2.ReportBatchFailureResponse],
+        self, request: broker_pb2.ReportBatchFailureRequest, context: _Context
     ) -> broker_pb2.ReportBatchFailureResponse:
         """Notes that a batch could not be trained on."""
         held_back = await self._broker.operations.report_batch_failure(request.batch_id, request.reason)
         return broker_pb2.ReportBatchFailureResponse(held_back=held_back)
 
     async def DropBatch(  # noqa: N802
-        self,
-        request: broker_pb2.DropBatchRequest,
-        context: _Context[broker_pb2.DropBatchRequest, broker_pb2.DropBatchResponse],
+        self, request: broker_pb2.DropBatchRequest, context: _Context
     ) -> broker_pb2.DropBatchResponse:
         """Gives up the uncommitted batch."""
         return broker_pb2.DropBatchResponse(dropped_rollouts=await self._broker.operations.drop_batch(request.batch_id))
 
     async def SetRunMode(  # noqa: N802
-        self,
-        request: broker_pb2.SetRunModeRequest,
-        context: _Context[broker_pb2.SetRunModeRequest, broker_pb2.SetRunModeResponse],
+        self, request: broker_pb2.SetRunModeRequest, context: _Context
     ) -> broker_pb2.SetRunModeResponse:
         """Runs, drains or pauses the run."""
-        former = await self._broker.operations.set_mode(broker_convert.mode_from(request.mode))
-        return broker_pb2.SetRunModeResponse(former=broker_convert.mode_to(former))
+        former = await self._broker.operations.set_mode(pairs.MODE[request.mode])
+        return broker_pb2.SetRunModeResponse(former=pairs.MODE.of_member[former])
 
     async def ListDeadLetters(  # noqa: N802
-        self,
-        request: broker_pb2.ListDeadLettersRequest,
-        context: _Context[broker_pb2.ListDeadLettersRequest, broker_pb2.ListDeadLettersResponse],
+        self, request: broker_pb2.ListDeadLettersRequest, context: _Context
     ) -> broker_pb2.ListDeadLettersResponse:
         """The dead letters."""
         letters = await self._broker.operations.dead_letters(request.max_letters)
-        return broker_pb2.ListDeadLettersResponse(letters=[broker_convert.letter_to(letter) for letter in letters])
+        return broker_pb2.ListDeadLettersResponse(letters=map(pairs.DEAD_LETTER.to, letters))
 
     async def RemoveDeadLetters(  # noqa: N802
-        self,
-        request: broker_pb2.RemoveDeadLettersRequest,
-        context: _Context[broker_pb2.RemoveDeadLettersRequest, broker_pb2.RemoveDeadLettersResponse],
+        self, request: broker_pb2.RemoveDeadLettersRequest, context: _Context
     ) -> broker_pb2.RemoveDeadLettersResponse:
         """Removes dead letters."""
         removed, problems = await self._broker.operations.remove_dead_letters(
@@ -275,31 +216,23 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         return broker_pb2.RemoveDeadLettersResponse(removed=removed, requeued_problem_ids=problems)
 
     async def FinishRun(  # noqa: N802
-        self,
-        request: broker_pb2.FinishRunRequest,
-        context: _Context[broker_pb2.FinishRunRequest, broker_pb2.FinishRunResponse],
+        self, request: broker_pb2.FinishRunRequest, context: _Context
     ) -> broker_pb2.FinishRunResponse:
         """Ends the run."""
-        return broker_pb2.FinishRunResponse(
-            ledger=rollout_convert.ledger_to(await self._broker.finish_run(request.reason))
-        )
+        return broker_pb2.FinishRunResponse(ledger=pairs.LEDGER.to(await self._broker.finish_run(request.reason)))
 
     async def Status(  # noqa: N802
-        self,
-        request: broker_pb2.StatusRequest,
-        context: _Context[broker_pb2.StatusRequest, broker_pb2.StatusResponse],
+        self, request: broker_pb2.StatusRequest, context: _Context
     ) -> broker_pb2.StatusResponse:
         """The run at one instant."""
-        return broker_convert.run_status_to(await self._broker.status())
+        return pairs.STATUS.to(await self._broker.status())
 
     async def WhyStalled(  # noqa: N802
-        self,
-        request: broker_pb2.WhyStalledRequest,
-        context: _Context[broker_pb2.WhyStalledRequest, broker_pb2.WhyStalledResponse],
+        self, request: broker_pb2.WhyStalledRequest, context: _Context
     ) -> broker_pb2.WhyStalledResponse:
         """What blocks the next step."""
         blockers = await self._broker.why_stalled()
-        return broker_pb2.WhyStalledResponse(blockers=[broker_convert.blocker_to(blocker) for blocker in blockers])
+        return broker_pb2.WhyStalledResponse(blockers=map(pairs.BLOCKER.to, blockers))
 
 
 def add_to_server(broker: Broker, server: grpc.aio.Server) -> None:
@@ -310,5 +243,5 @@ def add_to_server(broker: Broker, server: grpc.aio.Server) -> None:
 def _worker(worker_id: str) -> str:
     """A checked worker id: it becomes the name of a consumer in Redis. Raises InvalidMessage."""
     if not 0 < len(worker_id) <= 200 or worker_id == "released":
-        raise faults.InvalidMessage("worker_id must have 1 to 200 characters and not be 'released'")
+        raise convert.InvalidMessage("worker_id must have 1 to 200 characters and not be 'released'")
     return worker_id

@@ -3,24 +3,105 @@
 INVARIANT: all state of a run is under one prefix in Redis, and none in this process. Each script is atomic, so a broker
 that is killed leaves no half transition. A Redis whose memory is full refuses new rollouts only: scripts that free
 memory, or add little, still run.
+
+`Rules` are the settings that the scripts enforce. Which groups may be admitted is one rule of lua/lease.lua and
+lua/lease_batch.lua. With k = pipeline_k, n = B / G groups a batch, m batches made so far and v the newest published
+policy version, a group is admitted only while afterwards
+
+    groups in flight and not in a batch  <=  (k - (m - v)) * n.
+
+m - v is the number of batches that are made and have no published version yet, so rollouts in training count too. One
+script checks the rule and admits. docs/architecture.md ("The bound of staleness") proves that therefore no token is
+more than k - 1 versions old when it is trained on, and that a run cannot deadlock. The rule counts groups, not
+rollouts: a group that lost members to dead letters still takes one of the n places of a batch.
+
+While the memory of Redis fills, first no group is admitted, then no rollout is taken (`MemoryWatch`). The rest of
+maxmemory is a reserve for grading, batches, commits, heartbeats and deletion, so that batches are trained
+on and memory is freed. Redis runs their scripts even above maxmemory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from redis import exceptions
 
 from nouscoder.broker.errors import BrokerError, BrokerUnavailable, RedisFull
-from nouscoder.broker.redis_address import without_password
 from nouscoder.broker.redis_client import open_client
-from nouscoder.broker.rules import Rules
-from nouscoder.store.redis_errors import PASSING, kind_of
+from nouscoder.broker.redis_server import without_password
+from nouscoder.broker.wakeups import Waits
+from nouscoder.config import BrokerSection
+from nouscoder.domain.staleness import StalenessBound
+from nouscoder.store.redis_records import PASSING, kind_of
+
+# The settings of a run that the scripts enforce.
+
+# A consumer that holds nothing and asked for nothing for this time is deleted.
+FORGET_CONSUMER_S = 3600.0
+# A record that no rollout took this time after it was announced is deleted.
+FORGET_RECORD_S = 600.0
+# The reason why work was cancelled is kept this time for the heartbeat of its worker.
+FORGET_CANCELLED_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`batch_groups` (B / G) is the number of groups in a batch; one script ends at most `commit_chunk` rollouts.
+
+    `pipeline_k`, `max_age` and `waits_for_older` follow from `broker.stale_policy` (domain/staleness.py).
+    """
+
+    group_size: int
+    pipeline_k: int
+    batch_groups: int
+    max_age: int
+    waits_for_older: bool
+    max_deliveries: int
+    max_regrades: int
+    drop_zero_variance: bool
+    max_filtered_groups: int
+    solved_pass_rate: float
+    over_sampling: float
+    lease_ms: int
+    batch_lease_ms: int
+    sampling_progress_ms: int
+    grading_progress_ms: int
+    max_batch_failures: int
+    max_batch_deliveries: int
+    dead_letters: int
+    announced_ms: int = field(default=int(1000 * FORGET_RECORD_S), init=False)
+    commit_chunk: int = field(default=1024, init=False)
+    forget_ms: int = field(default=int(1000 * FORGET_CONSUMER_S), init=False)
+    cancelled_ms: int = field(default=int(1000 * FORGET_CANCELLED_S), init=False)
+
+    @classmethod
+    def of(cls, section: BrokerSection) -> Self:
+        """The rules of a configuration."""
+        bound = StalenessBound.of(section.stale_policy, section.pipeline_k, section.max_staleness)
+        return section.record(
+            cls,
+            pipeline_k=bound.pipeline_k,
+            batch_groups=section.batch_size // section.group_size,
+            max_age=bound.max_age,
+            waits_for_older=bound.waits_for_older,
+            solved_pass_rate=section.curriculum.retire_pass_rate,
+            lease_ms=round(1000 * section.lease_s),
+            batch_lease_ms=round(1000 * section.batch_lease_s),
+            sampling_progress_ms=round(1000 * section.sampling_progress_s),
+            grading_progress_ms=round(1000 * section.grading_progress_s),
+        )
+
+    def to_json(self) -> str:
+        """As the scripts read them."""
+        return json.dumps(asdict(self))
+
 
 _FOLDER = Path(__file__).parent / "lua"
 # Scripts that Redis may refuse when its memory is full: those that add rollouts, and those that only read.
@@ -149,3 +230,76 @@ class Store:
         if kind in ("MOVED", "ASK"):
             return BrokerError(f"Redis at {self.url} is a node of a cluster that does not hold this run: {kind} {text}")
         return BrokerError(f"Redis at {self.url} answered: {text}")
+
+
+# Admission.
+
+
+def groups_wanted(rules: Rules, max_tasks: int) -> int:
+    """The number of groups that have `max_tasks` tasks: one lease call admits no more."""
+    return -(-max_tasks // rules.group_size)
+
+
+# Back-pressure while the memory of Redis fills.
+
+log = logging.getLogger(__name__)
+
+# Shares of maxmemory. Between the two is room for the rollouts of groups that were admitted before.
+ADMIT_UP_TO = 0.75
+TAKE_UP_TO = 0.9
+_LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """What follows from the memory that Redis uses. Without maxmemory there is no pressure."""
+
+    memory: Memory = Memory(0, 0)
+
+    @property
+    def share(self) -> float:
+        """The share of maxmemory in use; 0 when there is no limit."""
+        return self.memory.used / self.memory.limit if self.memory.limit else 0.0
+
+    @property
+    def admits(self) -> bool:
+        """New groups may be admitted."""
+        return self.share <= ADMIT_UP_TO
+
+    @property
+    def takes(self) -> bool:
+        """Sampled rollouts may be taken."""
+        return self.share <= TAKE_UP_TO
+
+    @property
+    def reason(self) -> str:
+        """What is refused and why, in one sentence; empty when nothing is."""
+        if self.admits:
+            return ""
+        refused = "no group is admitted" if self.takes else "no group is admitted and no rollout is taken"
+        used, limit = self.memory.used >> 20, self.memory.limit >> 20
+        return (
+            f"Redis uses {used} of its {limit} MiB (maxmemory): {refused} until batches are committed; if that lasts,"
+            " give Redis more memory, lower broker.pipeline_k, or keep records elsewhere (broker.records.backend)"
+        )
+
+
+class MemoryWatch:
+    """The pressure that was seen last. While Redis does not answer, there is none."""
+
+    def __init__(self, store: Store) -> None:
+        self.pressure = Pressure()
+        self._store = store
+
+    async def keep_watching(self, waits: Waits) -> None:
+        """Look how full Redis is, until the broker stops."""
+        while not waits.ended:
+            try:
+                pressure = Pressure(await self._store.memory())
+            except BrokerError as error:  # Redis is away, or this account may not ask for its memory
+                log.debug("the memory of Redis is unknown", extra={"reason": str(error)})
+                pressure = Pressure()
+            if bool(pressure.reason) != bool(self.pressure.reason):
+                log.warning("back-pressure changed", extra={"reason": pressure.reason or "none"})
+            self.pressure = pressure
+            await asyncio.sleep(_LOOK_EVERY_S)

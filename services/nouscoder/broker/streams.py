@@ -1,6 +1,6 @@
 """The two streams of single rollouts, `tasks` and `grading`: leases, submissions, heartbeats, the sweep.
 
-A lease is a pending entry of a consumer group. A heartbeat stores the time of the run's clock (sweeper.py) for the
+A lease is a pending entry of a consumer group. A heartbeat stores the time of the run's clock (serving.py) for the
 entry. An entry without a heartbeat for the length of a lease goes to the consumer `released`, whose entries are leased
 before new ones. The script that takes a submission deletes its entry, so a stream holds only unfinished work.
 
@@ -10,18 +10,21 @@ the same work again changes nothing.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.store import Store, Value
 from nouscoder.broker.wakeups import Work
-from nouscoder.domain.curriculum import Choice
-from nouscoder.domain.lease import LeaseLoss, worker_name
-from nouscoder.domain.rollout import RolloutHeader
+from nouscoder.config import Config
+from nouscoder.data.problem_index import NotInIndex, ProblemIndex
+from nouscoder.domain.curriculum import Choice, task_seed
+from nouscoder.domain.lease import Lease, LeasedTask, LeaseLoss, RecordedGrading, worker_name
+from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 
 
 class Stream(StrEnum):
@@ -36,7 +39,7 @@ class Stream(StrEnum):
 class LeaseRef:
     """A lease as the scripts know it: entry of a stream (or number of a batch), number of the delivery, and epoch.
 
-    The epoch changes when the state is restored from the learner's books; leases of former epochs are lost.
+    The epoch changes when Redis is restored from the learner's state; leases of former epochs are lost.
     """
 
     stream: Stream
@@ -77,7 +80,7 @@ def parse_lease(lease_id: str) -> LeaseRef:
 @dataclass(frozen=True, slots=True)
 class LeasedEntry:
     """One leased rollout. `values` are its problem, group, minimum version and number of kept tokens
-    (tasks), or its header and record.
+    (tasks), or its header, record and problem.
     """
 
     ref: LeaseRef
@@ -256,3 +259,72 @@ async def sweep(store: Store) -> int:
         total += num_lost
         if num_lost < _MAX_SWEPT:
             return total
+
+
+# What a worker gets with a lease: the task, or the rollout to grade, of each entry.
+
+log = logging.getLogger(__name__)
+
+Leased = TypeVar("Leased")
+
+
+class LeasedWork:
+    """Builds leased work from entries and problems. It gives up groups whose problem is not in the index any more.
+
+    `run_all_tests`: graders run all tests of a rollout, also after one failed.
+    """
+
+    def __init__(self, store: Store, config: Config, problems: ProblemIndex, *, run_all_tests: bool) -> None:
+        self._store = store
+        self._config = config
+        self._problems = problems
+        self._run_all_tests = run_all_tests
+
+    async def tasks(self, entries: Sequence[LeasedEntry]) -> tuple[LeasedTask, ...]:
+        """The rollouts to sample."""
+        return await self._without_missing(entries, self._task)
+
+    async def gradings(self, entries: Sequence[LeasedEntry]) -> tuple[RecordedGrading, ...]:
+        """The rollouts to grade."""
+        return await self._without_missing(entries, self._grading)
+
+    async def _without_missing(
+        self, entries: Sequence[LeasedEntry], leased: Callable[[LeasedEntry], Leased]
+    ) -> tuple[Leased, ...]:
+        found, missing = [], {}
+        for entry in entries:
+            try:
+                found.append(leased(entry))
+            except NotInIndex as error:
+                missing[entry.group_id] = error.problem_id
+        if missing:
+            dropped = await drop_groups(self._store, missing)
+            log.warning("groups given up: their problems are gone", extra={"problems": missing, "rollouts": dropped})
+        return tuple(found)
+
+    def _task(self, entry: LeasedEntry) -> LeasedTask:
+        problem_id, group_id, min_version = entry.values[0].decode(), entry.values[1].decode(), int(entry.values[2])
+        problem = self._problems.problem(problem_id)
+        seed = task_seed(self._config.run.seed, entry.rollout_id)
+        task = Task(
+            rollout_id=entry.rollout_id,
+            group_id=group_id,
+            problem_id=problem_id,
+            prompt=problem.prompt,
+            sampling=self._config.generation.sampling.record(Sampling, seed=seed),
+            min_policy_version=min_version,
+            prompt_template=problem.prompt_template,
+            public_tests=problem.public_tests,
+        )
+        return LeasedTask(self._lease(entry), task, num_kept_tokens=int(entry.values[3]))
+
+    def _grading(self, entry: LeasedEntry) -> RecordedGrading:
+        header, record, problem_id = entry.values
+        problem = self._problems.problem(problem_id.decode())
+        rules = replace(problem.rules, run_all_tests=self._run_all_tests)
+        return RecordedGrading(
+            self._lease(entry), header, record.decode(), problem.tests_digest, rules, rollout_id=entry.rollout_id
+        )
+
+    def _lease(self, entry: LeasedEntry) -> Lease:
+        return Lease(str(entry.ref), self._config.broker.lease_s, entry.ref.delivery)

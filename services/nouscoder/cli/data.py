@@ -2,13 +2,88 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
-from nouscoder.cli.status import BrokerOption, broker_at
+from nouscoder.cli.status import BrokerOption, broker_at, broker_of
+from nouscoder.errors import NousCoderError
+
+if TYPE_CHECKING:
+    from nouscoder.config import Config
+    from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
+
+# What `nouscoder data stats` prints: the statistics of a run's problems.
+
+_HEAD = ("problem", "groups", "filtered", "sampled", "accepted", "pass rate", "in a row", "last groups")
+
+
+class NoStatistics(NousCoderError):
+    """There are no statistics of the run; the message says where they were looked for."""
+
+
+async def stats_text(config: Config, *, live: bool, limit: int, as_json: bool) -> str:
+    """The statistics of the run `config.run.name`: `live` from its broker, else from the copy in the run folder.
+
+    Without a copy the broker is asked. Raises NoStatistics, and PeerError when the broker does not answer.
+    """
+    from nouscoder.learner.state.curriculum_copy import FILE, read_copy
+
+    file = config.run.folder / FILE
+    try:
+        state = None if live else read_copy(file)
+    except ValueError as error:
+        raise NoStatistics(str(error)) from error
+    source = str(file)
+    if state is None:
+        source = f"the broker at {config.broker.grpc}"
+        async with broker_of(config) as broker:
+            run, state = await broker.read_curriculum()
+        if run != config.run.name:
+            raise NoStatistics(f"{source} serves run {run}, not {config.run.name}: give its address with --broker")
+    records = sorted(state.problems, key=lambda record: (record.pass_rate, record.problem_id))
+    if as_json:
+        return json.dumps([_as_json(record) for record in records], indent=1)
+    return "\n".join([f"from {source}", *_summary(state), *_table(records[:limit] if limit else records)])
+
+
+def _as_json(record: ProblemStatistics) -> dict[str, object]:
+    """A record of a file of pass rates (data/pass_rates.py), with the other facts."""
+    facts = asdict(record)
+    counts = {"problem_id": facts.pop("problem_id"), "passed": facts.pop("accepted"), "sampled": facts.pop("sampled")}
+    return counts | facts | {"pass_rate": record.pass_rate, "last_pass_rate": record.last_pass_rate}
+
+
+def _summary(state: CurriculumState) -> list[str]:
+    records = state.problems
+    groups, filtered = sum(r.groups for r in records), sum(r.filtered for r in records)
+    sampled, accepted = sum(r.sampled for r in records), sum(r.accepted for r in records)
+    always = sum(r.accepted == r.sampled for r in records)
+    never = sum(not r.accepted for r in records)
+    return [
+        f"{len(records)} problems with complete groups, curriculum at place {state.cursor}",
+        f"{groups} groups, {filtered} filtered; {sampled} rollouts graded, {accepted} accepted",
+        f"{always} problems always solved, {never} never",
+    ]
+
+
+def _table(records: Sequence[ProblemStatistics]) -> list[str]:
+    """Aligned columns, the lowest pass rate first."""
+    rows = [_HEAD, *map(_row, records)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _row(record: ProblemStatistics) -> tuple[str, ...]:
+    counts = (record.groups, record.filtered, record.sampled, record.accepted)
+    last = " ".join(f"{accepted}/{sampled}" for accepted, sampled in record.history)
+    return (record.problem_id, *map(str, counts), f"{record.pass_rate:.3f}", str(record.solved_in_row), last)
+
 
 data_app = typer.Typer(no_args_is_help=True, help="Problem files.")
 
@@ -86,8 +161,7 @@ def data_filter(
     from dataclasses import asdict
 
     from nouscoder.config import load_config
-    from nouscoder.data.filters.recipe import read_recipe
-    from nouscoder.data.filters.run import select
+    from nouscoder.data.filters.run import read_recipe, select
     from nouscoder.data.filters.step import Grading
 
     grading = Grading(load_config(config_file, overrides or []).verifier, server, token)
@@ -121,8 +195,7 @@ def data_synthesize(
 
     from nouscoder.config import load_config
     from nouscoder.data.asking import ServedModel
-    from nouscoder.data.synthesis.programs import Verifier
-    from nouscoder.data.synthesis.run import SynthesisSettings, synthesize
+    from nouscoder.data.synthesis.run import SynthesisSettings, Verifier, synthesize
 
     writer = ServedModel(url=url, model=model)
     solver = ServedModel(url=solver_url or url, model=solver_model or model)
@@ -148,7 +221,6 @@ def data_stats(
     """
     import asyncio
 
-    from nouscoder.cli.stats_text import stats_text
     from nouscoder.config import load_config
 
     config = load_config(config_file, [*(overrides or []), f"run.name={run}", *broker_at(address)])
@@ -160,6 +232,6 @@ def data_schema() -> None:
     """Print the JSON Schema of a problem file's lines, with an example for each type of tests."""
     import json
 
-    from nouscoder.data.schema import problem_schema
+    from nouscoder.data.problems import problem_schema
 
     typer.echo(json.dumps(problem_schema(), indent=1))

@@ -9,9 +9,48 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli import evaluate_options as options
 from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption, json_fields
+from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable
+
+# The arguments and options of `nouscoder eval`.
+
+ProblemsArgument = Annotated[Path, typer.Argument(help="problem file: JSON lines or parquet")]
+UrlOption = Annotated[str, typer.Option(help="server with OpenAI's API, such as http://127.0.0.1:8000/v1")]
+ModelOption = Annotated[str, typer.Option(help="name of the model at the server")]
+PolicyOption = Annotated[
+    str,
+    typer.Option(help="model folder, or ORGANISATION/MODEL of a hub, in place of a server; this process samples it"),
+]
+YarnFactorOption = Annotated[float, typer.Option(min=0.0, help="with --policy: YaRN's factor; 0: none")]
+YarnOriginalOption = Annotated[
+    int, typer.Option("--yarn-original-tokens", min=0, help="positions that the model was trained for before YaRN")
+]
+SamplesOption = Annotated[
+    Path | None, typer.Option(help="file of samples, in place of a server; as `nouscoder grade` reads")
+]
+OutOption = Annotated[
+    Path | None, typer.Option(help="folder; default: evaluations/MODEL; an evaluation there is continued")
+]
+NumSamplesOption = Annotated[int, typer.Option("--n", min=1, help="samples of each problem")]
+TemperatureOption = Annotated[float, typer.Option(min=0.0, help="of the sampling")]
+TopPOption = Annotated[float, typer.Option(min=0.0, max=1.0, help="of the sampling")]
+MaxTokensOption = Annotated[int, typer.Option(min=1, help="of one completion")]
+SeedOption = Annotated[int, typer.Option(help="of the sampling; each sample has a seed of its own")]
+PromptOption = Annotated[str, typer.Option(help="prompt format: plain, or lcb (LiveCodeBench's)")]
+ExtraOption = Annotated[str, typer.Option(help="JSON object of further fields of each request")]
+ProfileOption = Annotated[
+    list[Profile] | None, typer.Option(help="grading semantics; give it twice to compare; default: the problems'")
+]
+AllTestsOption = Annotated[bool, typer.Option("--all-tests", help="run every test, also after a failure")]
+WindowOption = Annotated[str, typer.Option(help="a named window of dates: lcb-v6")]
+SinceOption = Annotated[str, typer.Option(help="first date, such as 2024-08-01")]
+UntilOption = Annotated[str, typer.Option(help="last date, such as 2025-05-01")]
+AtOnceOption = Annotated[int, typer.Option(min=1, help="requests to the server at the same time")]
+VerifierOption = Annotated[str | None, typer.Option(help="URL of a grading service; default: this machine")]
+TokenOption = Annotated[str | None, typer.Option(help="the service's token; default: NOUSCODER_TOKEN")]
+CaOption = Annotated[Path | None, typer.Option(help="PEM file of the authority of the service's certificate")]
+
 
 eval_app = typer.Typer(cls=RunByDefault, no_args_is_help=True)
 
@@ -23,39 +62,39 @@ def _eval() -> None:
 
 @eval_app.command("run")
 def eval_run(
-    problems: options.ProblemsArgument,
-    url: options.UrlOption = "",
-    model: options.ModelOption = "",
-    policy: options.PolicyOption = "",
-    yarn_factor: options.YarnFactorOption = 0.0,
-    yarn_original: options.YarnOriginalOption = 0,
-    samples: options.SamplesOption = None,
-    out: options.OutOption = None,
-    num_samples: options.NumSamplesOption = 8,
-    temperature: options.TemperatureOption = 0.6,
-    top_p: options.TopPOption = 0.95,
-    max_tokens: options.MaxTokensOption = 32_768,
-    seed: options.SeedOption = 0,
-    prompt: options.PromptOption = "plain",
-    extra: options.ExtraOption = "{}",
-    profile: options.ProfileOption = None,
-    window: options.WindowOption = "",
-    since: options.SinceOption = "",
-    until: options.UntilOption = "",
-    at_once: options.AtOnceOption = 16,
-    verifier: options.VerifierOption = None,
-    token: options.TokenOption = None,
-    ca: options.CaOption = None,
-    all_tests: options.AllTestsOption = False,
+    problems: ProblemsArgument,
+    url: UrlOption = "",
+    model: ModelOption = "",
+    policy: PolicyOption = "",
+    yarn_factor: YarnFactorOption = 0.0,
+    yarn_original: YarnOriginalOption = 0,
+    samples: SamplesOption = None,
+    out: OutOption = None,
+    num_samples: NumSamplesOption = 8,
+    temperature: TemperatureOption = 0.6,
+    top_p: TopPOption = 0.95,
+    max_tokens: MaxTokensOption = 32_768,
+    seed: SeedOption = 0,
+    prompt: PromptOption = "plain",
+    extra: ExtraOption = "{}",
+    profile: ProfileOption = None,
+    window: WindowOption = "",
+    since: SinceOption = "",
+    until: UntilOption = "",
+    at_once: AtOnceOption = 16,
+    verifier: VerifierOption = None,
+    token: TokenOption = None,
+    ca: CaOption = None,
+    all_tests: AllTestsOption = False,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
     """Sample a model on problems, grade the samples, and report pass@k. Run again, it continues where it stopped."""
     from nouscoder.config import load_config
+    from nouscoder.evaluation.compare import summary_text
     from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
     from nouscoder.evaluation.samples import SamplingSettings
-    from nouscoder.evaluation.summary import summary_text
 
     if url and not model:
         raise Unusable("--url needs --model, the name of the model at the server")
@@ -95,7 +134,7 @@ def _folder(model: str, samples: Path | None) -> Path:
 
 
 def _checkpoint(policy: str, yarn_factor: float, yarn_original: int) -> Any:
-    from nouscoder.evaluation.checkpoint import Checkpoint
+    from nouscoder.evaluation.evaluate import Checkpoint
 
     if policy:
         return Checkpoint.named(policy, yarn_factor, yarn_original)
@@ -113,7 +152,7 @@ def _window(name: str, since: str, until: str) -> Any:
 
 
 def _prompt_format(name: str) -> Any:
-    from nouscoder.evaluation.prompts import PromptFormat
+    from nouscoder.evaluation.problems import PromptFormat
 
     try:
         return PromptFormat(name)

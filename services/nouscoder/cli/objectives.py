@@ -32,11 +32,11 @@ def objectives_compare(
     overrides: SetOption = None,
 ) -> None:
     """Evaluate one batch under every objective: loss, gradient, cosines between gradients, share of clipped tokens."""
-    from nouscoder.learner import compare_run
+    from nouscoder.learner import compare
     from nouscoder.report.objectives_page import write_objectives_page
 
-    comparisons = compare_run.compare_file(batch, overrides or [], policy, old_policy)
+    comparisons = compare.compare_file(batch, overrides or [], policy, old_policy)
     if html is not None:
         run = batch.resolve().parents[1].name
         write_objectives_page(html, f"batch {batch.stem} of {run}", [asdict(item) for item in comparisons])
-    typer.echo(compare_run.as_json(comparisons) if as_json else compare_run.as_table(comparisons))
+    typer.echo(compare.as_json(comparisons) if as_json else compare.as_table(comparisons))

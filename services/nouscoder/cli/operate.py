@@ -3,16 +3,152 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import json
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
-from nouscoder.cli.status import BrokerOption, broker_at
+from nouscoder.cli.status import BrokerOption, broker_at, broker_of
+from nouscoder.errors import NousCoderError
 
 if TYPE_CHECKING:
     from nouscoder.config import Config
+    from nouscoder.domain.run_status import DeadLetter, RunMode, RunStatus
+    from nouscoder.rpc.broker_client import BrokerClient
+
+# What the commands of operators do at the broker, and what they print.
+
+_LOOK_EVERY_S = 1.0
+
+
+class OperationFailed(NousCoderError):
+    """The operation cannot be done. The message says why."""
+
+
+async def mode_text(config: Config, mode: RunMode, *, as_json: bool) -> str:
+    """Set the mode of the run. Raises PeerError."""
+    async with broker_of(config) as broker:
+        former = await broker.set_mode(mode)
+    if as_json:
+        return json.dumps({"mode": mode.value, "former": former.value})
+    return f"the run is {mode.value}" if mode is not former else f"the run was {mode.value} already"
+
+
+async def drain_text(config: Config, wait_s: float, say: Callable[[str], object], *, as_json: bool) -> str:
+    """Drain the run. Raises OperationFailed when rollouts are still at work after `wait_s`, and PeerError."""
+    from nouscoder.domain.run_status import RunMode
+
+    end_s, reported = time.monotonic() + wait_s, -1
+    async with broker_of(config) as broker:
+        await broker.set_mode(RunMode.DRAINING)
+        while at_work := _at_work(status := await broker.status()):
+            if time.monotonic() > end_s:
+                raise OperationFailed(
+                    f"{at_work} rollouts are still sampled or graded after {wait_s:.0f} s: ask `nouscoder why-stalled`."
+                    " The run admits nothing until `nouscoder resume`"
+                )
+            if at_work != reported and not as_json:
+                say(f"{at_work} rollouts are still sampled or graded")
+                reported = at_work
+            await asyncio.sleep(_LOOK_EVERY_S)
+    left = {state: count for state, count in status.ledger.in_flight.items() if count}
+    if as_json:
+        return json.dumps({"mode": RunMode.DRAINING.value, "in_flight": left})
+    kept = ", ".join(f"{count} {state}" for state, count in left.items()) or "nothing is in flight"
+    return f"the run is drained: {kept}. `nouscoder resume` goes on"
+
+
+def _at_work(status: RunStatus) -> int:
+    """The rollouts that are worked on to their end while a run is drained."""
+    from nouscoder.domain.run_status import RolloutState
+
+    states = (RolloutState.QUEUED, RolloutState.SAMPLING, RolloutState.SAMPLED, RolloutState.GRADING)
+    return sum(status.ledger.in_flight.get(state.value, 0) for state in states)
+
+
+async def drop_batch_text(config: Config, batch_id: int, *, as_json: bool) -> str:
+    """Drop the uncommitted batch. Raises PeerRefused when it is another one, or is being trained on."""
+    async with broker_of(config) as broker:
+        num_rollouts = await broker.drop_batch(batch_id)
+    if as_json:
+        return json.dumps({"batch_id": batch_id, "abandoned": num_rollouts})
+    return f"batch {batch_id} is dropped: {num_rollouts} rollouts are abandoned, and the next batch gets its number"
+
+
+async def letters_text(config: Config, *, as_json: bool) -> str:
+    """Every dead letter that is kept, one a line. Raises PeerError."""
+    async with broker_of(config) as broker:
+        letters = await broker.dead_letters()
+    if as_json:
+        return json.dumps([_record(letter) for letter in letters], indent=1)
+    if not letters:
+        return "no dead letters"
+    return "\n".join(
+        f"{letter.letter_id}  {letter.rollout_id} of {letter.problem_id}: {_cause(letter)}, {letter.age_s:.0f} s ago"
+        for letter in letters
+    )
+
+
+async def letter_text(config: Config, letter_id: str, *, as_json: bool) -> str:
+    """One dead letter with the text that was sampled. Raises OperationFailed when there is none, and PeerError."""
+    async with broker_of(config) as broker:
+        letter = next((found for found in await broker.dead_letters() if found.letter_id == letter_id), None)
+        if letter is None:
+            raise OperationFailed(f"there is no dead letter {letter_id}: `nouscoder dead-letters list` names them")
+        text = await _text_of(broker, letter)
+    record = _record(letter) | {"text": text}
+    if as_json:
+        return json.dumps(record, indent=1)
+    fields = "\n".join(f"{name}: {value}" for name, value in record.items() if name not in ("text", "header"))
+    return f"{fields}\n\n{text}" if text is not None else f"{fields}\n\n(never sampled)"
+
+
+async def _text_of(broker: BrokerClient, letter: DeadLetter) -> str | None:
+    """The completion that was graded; None when nothing was sampled."""
+    from nouscoder.store.record_store import ByteRange
+    from nouscoder.store.rollout_record import decode_text
+
+    if letter.header is None or not letter.record:
+        return None
+    data = bytearray()
+    section = ByteRange(letter.record, letter.header.text_offset, letter.header.text_bytes)
+    async for _, piece in broker.stream_records([section]):
+        data += piece
+    return decode_text(bytes(data))
+
+
+async def remove_letters_text(
+    config: Config, letter_ids: Sequence[str], *, every: bool, requeue: bool, as_json: bool
+) -> str:
+    """Requeue or drop dead letters. Raises OperationFailed when none are named, and PeerError."""
+    if every == bool(letter_ids):
+        raise OperationFailed("name dead letters, or give --all")
+    async with broker_of(config) as broker:
+        if every:
+            letter_ids = [letter.letter_id for letter in await broker.dead_letters()]
+        removed, problem_ids = await broker.remove_dead_letters(letter_ids, requeue=requeue)
+    if as_json:
+        return json.dumps({"removed": removed, "requeued_problem_ids": problem_ids})
+    if not requeue:
+        return f"{removed} dead letters dropped"
+    asked = ", ".join(problem_ids) or "none"
+    return f"{removed} dead letters removed; problems that get a new group: {asked}"
+
+
+def _record(letter: DeadLetter) -> dict[str, object]:
+    return asdict(letter) | {"reason": letter.reason.value, "cause": _cause(letter)}
+
+
+def _cause(letter: DeadLetter) -> str:
+    held = f", last by {letter.worker_id}" if letter.worker_id else ""
+    if letter.detail:
+        return f"{letter.reason.value} ({letter.regrades} gradings{held}): {letter.detail}"
+    return f"{letter.reason.value} ({letter.deliveries} deliveries on {letter.stream}{held})"
+
 
 letters_app = typer.Typer(help="Rollouts that were given up: what they were, and why.", no_args_is_help=True)
 batch_app = typer.Typer(help="The batch that is not committed yet.", no_args_is_help=True)
@@ -28,7 +164,6 @@ def pause(
     as_json: JsonOption = False,
 ) -> None:
     """Stop leasing work. Workers may still submit what they hold."""
-    from nouscoder.cli.operate_text import mode_text
     from nouscoder.domain.run_status import RunMode
 
     _print(mode_text(_config(address, config_file, overrides), RunMode.PAUSED, as_json=as_json))
@@ -41,7 +176,6 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Continue after `pause` or `drain`."""
-    from nouscoder.cli.operate_text import mode_text
     from nouscoder.domain.run_status import RunMode
 
     _print(mode_text(_config(address, config_file, overrides), RunMode.RUNNING, as_json=as_json))
@@ -57,8 +191,6 @@ def drain(
     as_json: JsonOption = False,
 ) -> None:
     """Stop admitting groups, and wait until every admitted rollout is sampled and graded."""
-    from nouscoder.cli.operate_text import drain_text
-
     _print(drain_text(_config(address, config_file, overrides), wait_s, typer.echo, as_json=as_json))
 
 
@@ -71,8 +203,6 @@ def drop_batch(
     as_json: JsonOption = False,
 ) -> None:
     """Abandon the rollouts of a batch that cannot be trained on; the next batch gets its number."""
-    from nouscoder.cli.operate_text import drop_batch_text
-
     _print(drop_batch_text(_config(address, config_file, overrides), batch_id, as_json=as_json))
 
 
@@ -84,8 +214,6 @@ def list_letters(
     as_json: JsonOption = False,
 ) -> None:
     """List the rollouts that were given up, newest first, with the cause of each."""
-    from nouscoder.cli.operate_text import letters_text
-
     _print(letters_text(_config(address, config_file, overrides), as_json=as_json))
 
 
@@ -98,8 +226,6 @@ def show_letter(
     as_json: JsonOption = False,
 ) -> None:
     """Show one dead letter, with the text that was sampled."""
-    from nouscoder.cli.operate_text import letter_text
-
     _print(letter_text(_config(address, config_file, overrides), letter, as_json=as_json))
 
 
@@ -113,8 +239,6 @@ def requeue_letters(
     as_json: JsonOption = False,
 ) -> None:
     """Sample the problems of these dead letters again, each in a new group, and remove the letters."""
-    from nouscoder.cli.operate_text import remove_letters_text
-
     config = _config(address, config_file, overrides)
     _print(remove_letters_text(config, letters or [], every=every, requeue=True, as_json=as_json))
 
@@ -129,8 +253,6 @@ def drop_letters(
     as_json: JsonOption = False,
 ) -> None:
     """Remove these dead letters and their records."""
-    from nouscoder.cli.operate_text import remove_letters_text
-
     config = _config(address, config_file, overrides)
     _print(remove_letters_text(config, letters or [], every=every, requeue=False, as_json=as_json))
 

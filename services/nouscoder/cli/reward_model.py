@@ -96,7 +96,7 @@ def reward_model_eval(
     """Measure a reward model: best of n on graded samples, accuracy on pairs and on RM-Bench, with standard errors."""
     import json
 
-    from nouscoder.reward_model.commands import evaluate_reward_model, scorer_of
+    from nouscoder.reward_model.evaluate import evaluate_reward_model, scorer_of
 
     record, text = evaluate_reward_model(
         scorer_of(model, max_tokens, device),

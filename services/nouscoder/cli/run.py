@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from nouscoder.cli.options import SetOption, unusable_is_78
-from nouscoder.run.shared_cores import wait_passively
+from nouscoder.run.supervisor import wait_passively
 
 
 class Engine(StrEnum):
@@ -91,7 +91,7 @@ def init(
     out: Annotated[Path, typer.Option(help="the new configuration")] = Path("my.toml"),
 ) -> None:
     """Write a commented configuration for a model folder and a problem file; `nouscoder train` runs it."""
-    from nouscoder.config.starter import write_starter
+    from nouscoder.config.tree import write_starter
     from nouscoder.policy_folder.inspection import context_tokens
 
     folder = out.absolute().parent / model
@@ -112,7 +112,7 @@ def prepare_run(
 ) -> None:
     """Make the missing inputs of a run: the demo's problems and a warm-started policy."""
     from nouscoder.config import load_config
-    from nouscoder.demo.prepare_run import prepare_run as prepare_the_run
+    from nouscoder.demo.prepare import prepare_run as prepare_the_run
     from nouscoder.logs import configure_logs
 
     with unusable_is_78():

@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+
+if TYPE_CHECKING:
+    from nouscoder.run.runs import Found
+
+# What `nouscoder runs` prints.
+
+
+def runs_text(runs: Sequence[Found], *, as_json: bool) -> str:
+    """A line for each run."""
+    if as_json:
+        return json.dumps([asdict(run) | {"belongs_together": run.belongs_together} for run in runs], indent=1)
+    return "\n".join(map(_line, runs)) or "there are no runs"
+
+
+def removed_text(removed: Sequence[str], *, as_json: bool) -> str:
+    """What was removed, a line each."""
+    if as_json:
+        return json.dumps({"removed": list(removed)}, indent=1)
+    return "\n".join(f"removed {what}" for what in removed)
+
+
+def _line(run: Found) -> str:
+    parts = []
+    if run.in_folder is not None:
+        step = run.in_folder.step
+        parts.append(f"folder {run.in_folder.folder}, {f'checkpoint of step {step}' if step else 'no checkpoint'}")
+    if run.in_redis is not None:
+        state = "finished" if run.in_redis.finished else "not finished"
+        parts.append(f"Redis: {run.in_redis.batches} batches, step {run.in_redis.step}, {state}")
+    if not run.belongs_together:
+        parts.append("the folder and Redis hold different runs of this name")
+    return f"{run.name}: {'; '.join(parts)}"
+
 
 runs_app = typer.Typer(no_args_is_help=True, help="The runs in the run folders and in Redis.")
 
@@ -21,7 +57,6 @@ def _runs() -> None:
 @runs_app.command("list")
 def runs_list(config_file: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """List the runs in run.root and in broker.redis_url: how far they are, and whether the two belong together."""
-    from nouscoder.cli.runs_text import runs_text
     from nouscoder.config import load_config
     from nouscoder.run.runs import list_runs
 
@@ -52,7 +87,6 @@ def runs_rm(
     as_json: JsonOption = False,
 ) -> None:
     """Remove a run for good: its folder with checkpoints and report, and its keys in Redis."""
-    from nouscoder.cli.runs_text import removed_text
     from nouscoder.config import load_config
     from nouscoder.run.runs import remove_run
 

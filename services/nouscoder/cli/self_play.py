@@ -24,7 +24,7 @@ def self_play(
     With self_play.proposals=0 the same rounds train on the seed problems alone, for comparison.
     """
     from nouscoder.config import load_config
-    from nouscoder.run.shared_cores import wait_passively
+    from nouscoder.run.supervisor import wait_passively
 
     wait_passively()
     with unusable_is_78():

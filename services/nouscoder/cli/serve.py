@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nouscoder.cli.options import ConfigOption, SetOption, unusable_is_78
-from nouscoder.run.shared_cores import wait_passively
+from nouscoder.run.supervisor import wait_passively
 
 
 class Service(StrEnum):

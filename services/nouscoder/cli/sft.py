@@ -38,7 +38,7 @@ def sft_run(
 ) -> None:
     """Fine-tune a policy on examples. Each option but --resume and --json sets one key of the configuration."""
     from nouscoder.config import load_config
-    from nouscoder.run.shared_cores import wait_passively
+    from nouscoder.run.supervisor import wait_passively
 
     options = {
         "policy.path": model,

@@ -3,12 +3,79 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.errors import NousCoderError
+
+if TYPE_CHECKING:
+    from nouscoder.config import Config
+    from nouscoder.domain.run_status import RunStatus
+    from nouscoder.rpc.broker_client import BrokerClient
+
+# The output of `nouscoder status` and `nouscoder why-stalled`.
+
+_PATIENCE_S = 3.0
+
+
+def broker_of(config: Config) -> BrokerClient:
+    """A client of the configured broker, with the configured certificates. Raises CertificatesUnusable."""
+    from nouscoder.rpc.broker_client import BrokerClient
+    from nouscoder.rpc.tls import channel_credentials
+    from nouscoder.rpc.worker import observer_id
+
+    credentials = channel_credentials(config.tls)
+    return BrokerClient(config.broker.grpc, observer_id("status"), patience_s=_PATIENCE_S, credentials=credentials)
+
+
+async def status_text(config: Config, *, as_json: bool) -> str:
+    """The state of the run. Raises PeerError when the broker does not answer."""
+    async with broker_of(config) as broker:
+        status = await broker.status()
+    if as_json:
+        return json.dumps(asdict(status) | {"balanced": status.ledger.balanced}, indent=1)
+    return "\n".join(status_lines(status))
+
+
+def status_lines(status: RunStatus) -> list[str]:
+    """The state of the run for a person."""
+    ledger = status.ledger
+    return [
+        f"run {status.run}: step {status.step}, {status.batches_committed} batches, policy {status.policy_version},"
+        f" {'finished' if status.finished else status.mode.value}",
+        f"ledger: {ledger.admitted} admitted = {ledger.trained} trained + {ledger.filtered} filtered"
+        f" + {ledger.stale} stale + {ledger.abandoned} abandoned + {ledger.lost} lost"
+        f" + {sum(ledger.in_flight.values())} in flight"
+        f" ({'balanced' if ledger.balanced else 'NOT BALANCED'})",
+        *(f"  in flight, {state}: {count}" for state, count in ledger.in_flight.items() if count),
+        *(
+            f"stream {s.stream}: {s.lag} waiting, {s.pending} leased, {s.redeliveries} redelivered,"
+            f" {s.dead_letters} given up"
+            for s in status.streams
+        ),
+        f"graded: {status.rollouts_graded}, accepted: {status.rollouts_accepted}",
+        *(f"cancelled: {rollouts} rollouts, {reason}" for reason, rollouts in status.cancelled.items()),
+        *([status.back_pressure] if status.back_pressure else []),
+        *(
+            f"problem {problem} is gone from the problem file: {rollouts} rollouts abandoned"
+            for problem, rollouts in status.missing_problems.items()
+        ),
+    ]
+
+
+async def why_stalled_text(config: Config, *, as_json: bool) -> str:
+    """What holds the next batch up, in one paragraph. Raises PeerError."""
+    async with broker_of(config) as broker:
+        blockers = await broker.why_stalled()
+    if as_json:
+        return json.dumps([asdict(blocker) for blocker in blockers], indent=1)
+    return " ".join(blocker.reason for blocker in blockers) or "nothing is stalled"
+
 
 BrokerOption = Annotated[
     str, typer.Option("--broker", help="address of the broker, host:port; default: the configuration's")
@@ -25,7 +92,6 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show the state of every rollout of a run."""
-    from nouscoder.cli.status_text import status_text
     from nouscoder.config import load_config
 
     config = load_config(config_file, [*(overrides or []), *broker_at(address)])
@@ -39,7 +105,6 @@ def why_stalled(
     as_json: JsonOption = False,
 ) -> None:
     """Show what blocks the next step."""
-    from nouscoder.cli.status_text import why_stalled_text
     from nouscoder.config import load_config
 
     config = load_config(config_file, [*(overrides or []), *broker_at(address)])
@@ -63,7 +128,7 @@ def doctor(
             "-f",
             exists=True,
             dir_okay=False,
-            help="with --cluster: check an install of the chart with these values by dry runs; nothing is changed",
+            help="with --cluster: try the pods of an install with these values in dry runs; nothing is changed",
         ),
     ] = None,
     namespace: Annotated[
@@ -80,19 +145,21 @@ def doctor(
         raise typer.BadParameter("it needs --cluster, and no --image, because no pod is started", param_hint="--values")
     if not values and (namespace or release or chart):
         raise typer.BadParameter("it is missing: --namespace, --release and --chart need it", param_hint="--values")
-    if cluster and values:
-        from nouscoder.doctor.cluster.judge import with_kubernetes
-
-        with with_kubernetes():
+    if cluster:
+        try:
             from nouscoder.doctor.cluster.install import run_doctor_install
+            from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
             from nouscoder.doctor.cluster.release_objects import Release
+        except ModuleNotFoundError as error:
+            raise NousCoderError(
+                f"{error.name} is not installed: install the project with its extra `cluster`"
+            ) from None
 
-        asked = Release(release or "nouscoder", namespace or "nouscoder", chart or CHART, tuple(values))
-        text, code = run_doctor_install(asked, as_json=as_json)
-    elif cluster:
-        from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
-
-        text, code = run_doctor_cluster(image or DEFAULT_IMAGE, as_json=as_json)
+        if values:
+            asked = Release(release or "nouscoder", namespace or "nouscoder", chart or CHART, tuple(values))
+            text, code = run_doctor_install(asked, as_json=as_json)
+        else:
+            text, code = run_doctor_cluster(image or DEFAULT_IMAGE, as_json=as_json)
     else:
         from nouscoder.doctor.host import run_doctor
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nouscoder.client.async_client import AsyncClient
-from nouscoder.client.async_job import AsyncJob
+from nouscoder.client.async_client import AsyncClient, AsyncJob
 from nouscoder.client.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -16,7 +15,6 @@ from nouscoder.client.errors import (
     UnknownHost,
     Unreachable,
 )
-from nouscoder.client.job import Job
 from nouscoder.client.records import (
     Comparator,
     GradeAnswer,
@@ -28,7 +26,7 @@ from nouscoder.client.records import (
     RunAnswer,
 )
 from nouscoder.client.retries import Patience
-from nouscoder.client.sync_client import Client
+from nouscoder.client.sync_client import Client, Job
 
 __all__ = [
     "AsyncClient",

@@ -1,17 +1,29 @@
-"""The calls of the API: paths and bodies, which both clients share."""
+"""The calls of the API, which both clients share: paths, bodies, events of a stream, results of a job.
+
+INVARIANT: a body is sent again as it was. The reader yields each result once, also when a connection breaks in it: it
+counts only whole lines, and the next request continues after the last of them.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from nouscoder.client.errors import DeadlinePassed, JobEnded, Unreachable
+from nouscoder.client.records import GradeAnswer, JobAnswer, JobResult, OutcomeAnswer
 
 GRADE_PATH = "/v1/grade"
 STREAM_PATH = "/v1/grade/stream"
 TESTS_PATH = "/v1/tests"
 RUN_CODE_PATH = "/run_code"
 JOBS_PATH = "/v1/jobs"
-AHEAD = 4  # grade_many reads at most so many requests for each that is in progress
 
 
 def run_code_record(
@@ -33,3 +45,89 @@ def run_code_record(
         "files": {name: base64.b64encode(content).decode() for name, content in (files or {}).items()},
         "fetch_files": list(fetch),
     }
+
+
+WAIT_S = 20.0  # how long the service holds a request for results when there is none yet
+_IN_MEMORY_BYTES = 16 * 1024**2
+_LINES, _PARQUET = "application/x-ndjson", "application/vnd.apache.parquet"
+
+Requests = Iterable[Mapping[str, Any]] | Path
+
+
+@contextmanager
+def opened_body(requests: Requests) -> Iterator[tuple[IO[bytes], str]]:
+    """(body, content type). For requests that are not a file the body is empty, to be written. Raises OSError."""
+    if isinstance(requests, Path):
+        with requests.open("rb") as file:
+            yield file, _PARQUET if requests.suffix == ".parquet" else _LINES
+        return
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as body:
+        yield cast("IO[bytes]", body), _LINES
+
+
+def submit_arguments(
+    content_type: str, priority: int, tests: bool, webhook: str | None, idempotency_key: str | None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(parameters, headers) of POST /v1/jobs. The key makes a repeated request find the job of the first."""
+    parameters = {"priority": str(priority), "tests": "true" if tests else "false", "webhook": webhook or ""}
+    return parameters, {"Content-Type": content_type, "Idempotency-Key": idempotency_key or secrets.token_hex(16)}
+
+
+class ResultReader:
+    """Takes the bytes of the results. `offset` is the end of the last whole line."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self._rest = b""
+
+    def parameters(self) -> dict[str, str]:
+        """The parameters of the next request, which begins after the last whole line."""
+        self._rest = b""
+        return {"offset": str(self.offset), "wait_s": f"{WAIT_S:g}"}
+
+    def feed(self, part: bytes) -> Iterator[JobResult]:
+        """The results that this part completes."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            result = cast("JobResult", json.loads(line))
+            self.offset += len(line) + 1
+            yield result
+
+    def is_ended(self, state: JobAnswer) -> bool:
+        """Whether all results were read. Raises JobEnded when they are not those of all submissions."""
+        if state["state"] in ("waiting", "running") or self.offset < state["results_bytes"]:
+            return False
+        if state["state"] != "finished":
+            about = f"the job {state['id']} {state['state']} after {state['done']} of {state['total']} submissions"
+            raise JobEnded(f"{about}: {state['detail']}")
+        return True
+
+
+Event = OutcomeAnswer | GradeAnswer
+
+
+@dataclass(slots=True)
+class EventReader:
+    """Takes the lines of one stream of POST /v1/grade/stream. `begun`: an event came. `ended`: it was the verdict."""
+
+    begun: bool = False
+    ended: bool = False
+    _name: str = ""
+
+    def feed(self, line: str) -> Event | None:
+        """The event that this line completes. Raises DeadlinePassed when it says that the deadline has passed."""
+        name, _, value = line.partition(": ")
+        if name == "event":
+            self._name = value
+        if name != "data":
+            return None
+        record = json.loads(value)
+        if self._name == "fault":
+            raise DeadlinePassed(str(record.get("detail")))
+        self.begun, self.ended = True, self._name == "verdict"
+        return cast("Event", record)
+
+    def finish(self) -> None:
+        """Call at the end of the stream. Raises Unreachable when the verdict is missing."""
+        if not self.ended:
+            raise Unreachable("the grading service ended the stream before the verdict")

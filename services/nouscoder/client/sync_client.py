@@ -1,39 +1,87 @@
-"""The synchronous client.
+"""The synchronous client: `make client` makes this file from async_client.py. Do not edit it.
 
     with Client("http://127.0.0.1:8080") as client:
         answer = client.grade(code="print(3)", tests={"type": "stdin", "cases": [{"input": "", "output": "3"}]})
         answer["verdict"], answer["reward"]
 
-INVARIANT: `grade_many` yields one result for each request, in their order; at most `at_once` are in progress.
+A call waits in the thread that makes it.
 """
 
 from __future__ import annotations
 
 import ssl
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 import httpx
 
-from nouscoder.client.calls import AHEAD, GRADE_PATH, JOBS_PATH, RUN_CODE_PATH, STREAM_PATH, TESTS_PATH, run_code_record
-from nouscoder.client.errors import GradingFailed, failure_of_transport, record_of
-from nouscoder.client.events import Event, EventReader
-from nouscoder.client.job import Job
-from nouscoder.client.job_calls import Requests, opened_body, submit_arguments
-from nouscoder.client.records import GradeAnswer, GradeRequest, JobAnswer, RunAnswer
+from nouscoder.client.calls import (
+    GRADE_PATH,
+    JOBS_PATH,
+    RUN_CODE_PATH,
+    STREAM_PATH,
+    TESTS_PATH,
+    Event,
+    EventReader,
+    Requests,
+    ResultReader,
+    opened_body,
+    run_code_record,
+    submit_arguments,
+)
+from nouscoder.client.concurrency import in_order, lock, parts, sleep
+from nouscoder.client.errors import BadRequest, GradingFailed, failure_of_transport, record_of
+from nouscoder.client.large_tests import INLINE_BYTES, JSON, StoredDigests, encoded, tests_to_store
+from nouscoder.client.records import GradeAnswer, GradeRequest, JobAnswer, JobResult, RunAnswer
 from nouscoder.client.retries import Attempts, Outcome, Patience, authorization
+
+Call = Callable[[str, str], dict[str, Any]]
+Read = Callable[[str, Callable[[], Mapping[str, str]]], Iterator[bytes]]
+
+
+class Job:
+    """Many submissions that were sent at once, made by `submit_job` and `job` of a client.
+
+    `id` names it, also after a restart of this program.
+    """
+
+    def __init__(self, job_id: str, call: Call, read: Read) -> None:
+        self.id = job_id
+        self._path = f"{JOBS_PATH}/{job_id}"
+        self._call = call
+        self._read = read
+
+    def state(self) -> JobAnswer:
+        """How far it is. Raises BadRequest when it was removed."""
+        return cast("JobAnswer", self._call("GET", self._path))
+
+    def results(self, offset: int = 0) -> Iterator[JobResult]:
+        """Each result once, as soon as it is there, in order of completion, until the job has ended.
+
+        `offset` leaves out that many bytes of results. Raises JobEnded after the last result of a job that ended early.
+        """
+        reader = ResultReader(offset)
+        while True:
+            before = reader.offset
+            for part in self._read(f"{self._path}/results", reader.parameters):
+                for result in reader.feed(part):
+                    yield result
+            if reader.offset == before and reader.is_ended(self.state()):
+                return
+
+    def delete(self) -> JobAnswer:
+        """Stop it and remove it with its results. Returns its last state."""
+        return cast("JobAnswer", self._call("DELETE", self._path))
 
 
 class Client:
-    """It has one connection pool and may be shared between threads.
+    """It has one pool of connections. The asyncio client belongs to one event loop; threads may share the other.
 
     `token` is the API key, by default that of the environment variable NOUSCODER_TOKEN. `tls` holds the trusted
     authorities and the client certificate, by default the system's authorities and none. `transport` takes the place
-    of the network, for tests and proxies.
+    of the network, for tests and proxies. `num_connections` of the asyncio client bounds the requests in progress.
 
     Each call takes a `request_id`, which the service writes to its logs, and a `deadline_s`, which bounds the call with
     all its retries in seconds. Each call raises GradingFailed when the service gives no answer (errors.py).
@@ -48,7 +96,13 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._patience = patience or Patience()
-        self._http = httpx.Client(base_url=url, headers=authorization(token), verify=tls or True, transport=transport)
+        self._digests, self._storing = StoredDigests(), lock()
+        self._http = httpx.Client(
+            base_url=url,
+            headers=authorization(token),
+            verify=tls or True,
+            transport=transport,
+        )
 
     def grade(
         self, *, request_id: str | None = None, deadline_s: float | None = None, **fields: Unpack[GradeRequest]
@@ -61,7 +115,14 @@ class Client:
     ) -> GradeAnswer:
         """Like `grade`, with the request as one record that no type checker has seen."""
         attempts = Attempts(self._patience, request_id, deadline_s)
-        return cast("GradeAnswer", self._request("POST", GRADE_PATH, record, attempts))
+        body = self._body(record, attempts)
+        try:
+            return cast("GradeAnswer", self._sent("POST", GRADE_PATH, body, attempts))
+        except BadRequest as error:
+            if not self._digests.can_help(record, error):
+                raise
+        body = self._body(record, attempts, stores=True)
+        return cast("GradeAnswer", self._sent("POST", GRADE_PATH, body, attempts))
 
     def grade_many(
         self, requests: Iterable[Mapping[str, Any]], *, at_once: int = 16, deadline_s: float | None = None
@@ -70,30 +131,32 @@ class Client:
 
         `deadline_s` is for each request. Requests are read only as the results are taken.
         """
-        waiting: deque[Future[GradeAnswer | GradingFailed]] = deque()
-        pool = ThreadPoolExecutor(at_once, thread_name_prefix="grade_many")
-        try:
-            for request in requests:
-                waiting.append(pool.submit(self._graded, request, deadline_s))
-                if len(waiting) >= AHEAD * at_once:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+
+        def graded(request: Mapping[str, Any]) -> GradeAnswer | GradingFailed:
+            try:
+                return self.grade_record(request, deadline_s=deadline_s)
+            except GradingFailed as error:
+                return error
+
+        return in_order(graded, requests, at_once)
 
     def stream(
         self, *, request_id: str | None = None, deadline_s: float | None = None, **fields: Unpack[GradeRequest]
     ) -> Iterator[Event]:
         """Grade one submission: an OutcomeAnswer for each test as it ends, then the GradeAnswer ("verdict" in it)."""
         attempts = Attempts(self._patience, request_id, deadline_s)
+        body, may_store = self._body(fields, attempts), True
         while True:
             reader = EventReader()
             outcome: Outcome
             try:
-                with self._http.stream("POST", STREAM_PATH, json=fields, **attempts.send_arguments()) as response:
+                sent = self._http.stream("POST", STREAM_PATH, content=body, **_json(attempts))
+                with sent as response:
                     if response.status_code == 200:
-                        yield from (event for line in response.iter_lines() if (event := reader.feed(line)))
+                        for line in response.iter_lines():
+                            event = reader.feed(line)
+                            if event is not None:
+                                yield event
                         reader.finish()
                         return
                     response.read()
@@ -102,7 +165,12 @@ class Client:
                 if reader.begun:
                     raise failure_of_transport(error) from error
                 outcome = error
-            time.sleep(attempts.next_delay_s(outcome) or 0.0)
+            try:
+                sleep(attempts.next_delay_s(outcome) or 0.0)
+            except BadRequest as error:
+                if not may_store or not self._digests.can_help(fields, error):
+                    raise
+                body, may_store = self._body(fields, attempts, stores=True), False
 
     def run_code(
         self,
@@ -129,7 +197,7 @@ class Client:
 
         Raises StorageFull when the client has stored its maximum number of bytes.
         """
-        return str(self._request("PUT", TESTS_PATH, tests, Attempts(self._patience))["digest"])
+        return str((self._request("PUT", TESTS_PATH, tests, Attempts(self._patience)))["digest"])
 
     def submit_job(
         self,
@@ -147,14 +215,16 @@ class Client:
         """
         attempts = Attempts(self._patience)
         with opened_body(requests) as (body, kind):
+            for request in () if isinstance(requests, Path) else requests:
+                body.write(self._body(request, attempts) + b"\n")
             parameters, headers = submit_arguments(kind, priority, tests, webhook, idempotency_key)
 
             def send(arguments: dict[str, Any]) -> httpx.Response:
                 body.seek(0)
                 arguments["headers"] |= headers
-                return self._http.post(JOBS_PATH, params=parameters, content=body, **arguments)
+                return self._http.post(JOBS_PATH, params=parameters, content=parts(body), **arguments)
 
-            return self.job(str(self._answered(send, attempts)["id"]))
+            return self.job(str((self._answered(send, attempts))["id"]))
 
     def job(self, job_id: str) -> Job:
         """A job that was submitted before."""
@@ -162,7 +232,7 @@ class Client:
 
     def jobs(self) -> list[JobAnswer]:
         """The states of the client's jobs, the newest first."""
-        return list(self._call("GET", JOBS_PATH)["jobs"])
+        return list((self._call("GET", JOBS_PATH))["jobs"])
 
     def _call(self, method: str, path: str) -> dict[str, Any]:
         return self._answered(lambda arguments: self._http.request(method, path, **arguments), Attempts(self._patience))
@@ -177,7 +247,8 @@ class Client:
             outcome: Outcome
             begun = False
             try:
-                with self._http.stream("GET", path, params=parameters(), **attempts.send_arguments()) as response:
+                sent = self._http.stream("GET", path, params=parameters(), **attempts.send_arguments())
+                with sent as response:
                     if response.status_code == 200:
                         for part in response.iter_raw():
                             begun = True
@@ -189,16 +260,30 @@ class Client:
                 if begun:
                     return
                 outcome = error
-            time.sleep(attempts.next_delay_s(outcome) or 0.0)
+            sleep(attempts.next_delay_s(outcome) or 0.0)
 
-    def _graded(self, request: Mapping[str, Any], deadline_s: float | None) -> GradeAnswer | GradingFailed:
-        try:
-            return self.grade_record(request, deadline_s=deadline_s)
-        except GradingFailed as error:
-            return error
+    def _body(self, record: Mapping[str, Any], attempts: Attempts, *, stores: bool = False) -> bytes:
+        """The body of a request. Tests that are too large for it, or all with `stores`, are stored first."""
+        body = encoded(record)
+        tests = tests_to_store(record) if stores or len(body) > INLINE_BYTES else None
+        if tests is None:
+            return body
+        with self._storing:
+            digest = self._digests.of(tests)
+            if digest is None:
+                answer = self._sent("PUT", TESTS_PATH, tests, attempts)
+                digest = self._digests.keep(tests, str(answer["digest"]))
+        return encoded({**record, "tests": {"digest": digest}})
 
     def _request(self, method: str, path: str, record: Mapping[str, Any], attempts: Attempts) -> dict[str, Any]:
-        return self._answered(lambda arguments: self._http.request(method, path, json=record, **arguments), attempts)
+        return self._sent(method, path, encoded(record), attempts)
+
+    def _sent(self, method: str, path: str, body: bytes, attempts: Attempts) -> dict[str, Any]:
+        def send(arguments: dict[str, Any]) -> httpx.Response:
+            arguments["headers"] |= JSON
+            return self._http.request(method, path, content=body, **arguments)
+
+        return self._answered(send, attempts)
 
     def _answered(self, send: Callable[[dict[str, Any]], httpx.Response], attempts: Attempts) -> dict[str, Any]:
         """The answer to what `send` sends, as often as it takes."""
@@ -211,7 +296,7 @@ class Client:
             delay_s = attempts.next_delay_s(outcome)
             if delay_s is None and isinstance(outcome, httpx.Response):
                 return record_of(outcome)
-            time.sleep(delay_s or 0.0)
+            sleep(delay_s or 0.0)
 
     def close(self) -> None:
         """Close the connections."""
@@ -224,3 +309,9 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _json(attempts: Attempts) -> dict[str, Any]:
+    """The arguments of a request whose body is JSON."""
+    arguments = attempts.send_arguments()
+    return arguments | {"headers": arguments["headers"] | JSON}

@@ -4,45 +4,58 @@ from __future__ import annotations
 
 from nouscoder.config.base import ConfigError, Section
 from nouscoder.config.broker import BrokerSection, RecordBackend, RewardSection
-from nouscoder.config.environment import (
+from nouscoder.config.generation import (
     EntryPointSection,
     EnvironmentSection,
     FeedbackSection,
+    GenerationSection,
     InterpreterSection,
+    OpenAISection,
+    SamplingSection,
     SingleTurnSection,
 )
-from nouscoder.config.generation import GenerationSection, OpenAISection, SamplingSection
-from nouscoder.config.learner import ActivationCheckpointing, Attention, LearnerSection
-from nouscoder.config.loss_terms import (
-    AdvantageSection,
-    CorrectionKind,
-    CorrectionSection,
-    DecayKind,
-    EntropySection,
-    KlEstimator,
-    ReferenceKlSection,
-    ScheduleSection,
+from nouscoder.config.learner import (
+    ActivationCheckpointing,
+    Attention,
+    ComputeType,
+    LearnerSection,
+    LoraSection,
+    OptimizerKind,
+    OptimizerStates,
+    RewardModelSection,
+    SftSection,
 )
 from nouscoder.config.objective import (
+    AdvantageSection,
     Aggregation,
     CispoSettings,
     ClippedSettings,
+    CorrectionKind,
+    CorrectionSection,
     DapoSettings,
+    DecayKind,
     DistillationSettings,
+    EntropySection,
     GppoSettings,
     GrpoSettings,
     GspoSettings,
+    KlEstimator,
     ObjectiveSettings,
     PpoSettings,
     Proximal,
+    ReferenceKlSection,
     ReinforcePlusPlusSettings,
+    ScheduleSection,
 )
-from nouscoder.config.plan import PlanSection, StageSection, YarnSection
-from nouscoder.config.run import DemoSection, GuardsSection, PolicySection, ProblemsSection, RunSection
-from nouscoder.config.self_play import SelfPlaySection
-from nouscoder.config.sft import SftScheduleSection, SftSection
-from nouscoder.config.tls import MutualTlsSection
-from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates, RewardModelSection
+from nouscoder.config.run import (
+    GuardsSection,
+    MutualTlsSection,
+    PlanSection,
+    PolicySection,
+    RunSection,
+    SelfPlaySection,
+    StageSection,
+)
 from nouscoder.config.tree import Config, dump_config, load_config
 from nouscoder.config.verifier import (
     JobsSection,
@@ -70,7 +83,6 @@ __all__ = [
     "CorrectionSection",
     "DapoSettings",
     "DecayKind",
-    "DemoSection",
     "DistillationSettings",
     "EntropySection",
     "EntryPointSection",
@@ -95,7 +107,6 @@ __all__ = [
     "PlanSection",
     "PolicySection",
     "PpoSettings",
-    "ProblemsSection",
     "Proximal",
     "RecordBackend",
     "ReferenceKlSection",
@@ -108,7 +119,6 @@ __all__ = [
     "ScheduleSection",
     "Section",
     "SelfPlaySection",
-    "SftScheduleSection",
     "SftSection",
     "SingleTurnSection",
     "SpillOverSection",
@@ -117,7 +127,6 @@ __all__ = [
     "TlsSection",
     "ToolSessionsSection",
     "VerifierSection",
-    "YarnSection",
     "dump_config",
     "load_config",
 ]

@@ -1,24 +1,76 @@
-"""The base of every section of the configuration, and the marks of values that are paths."""
+"""The base of every section of the configuration, the list of all keys (found by walking the sections), and paths.
+
+Relative paths start at the folder of the file that names them. Defaults are not changed: `problems.train`,
+`problems.held_out`, `policy.path` and `broker.records.folder` start at the run folder then, where `nouscoder demo` and
+`nouscoder prepare-run` make their inputs. HUB_ID is the form of a model's name on a hub.
+"""
 
 from __future__ import annotations
 
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Discriminator, Field
+from pydantic.fields import FieldInfo
 
 from nouscoder.errors import Unusable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class ConfigError(Unusable):
     """The configuration cannot be used. The message has one sentence for each fault, naming file and key."""
 
 
+Record = TypeVar("Record", bound="DataclassInstance")
+
+
 class Section(BaseModel):
-    """Base of every section: unknown keys fail, and it is immutable."""
+    """Base of every section: unknown keys fail, and it is immutable. A part of the project receives its section.
+
+    The domain knows no configuration. What one of its functions needs is a record that `record` makes.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def record(self, kind: type[Record], **others: Any) -> Record:
+        """A record of the domain. A field has the value of this section's key of the same name, or one of `others`."""
+        names = [field.name for field in fields(kind) if field.init and field.name not in others]
+        return kind(**{name: getattr(self, name) for name in names}, **others)
+
+
+def grpc_address(port: int) -> Any:
+    """The key `grpc` of a service, with its usual port."""
+    return Field(f"127.0.0.1:{port}", description="address to listen on; port 0 takes a free one")
+
+
+class ServiceSection(Section):
+    """The addresses of a service."""
+
+    grpc: str = grpc_address(0)
+    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
+    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
+
+
+# The tags of sections that one key tells apart begin with that key, so that the report of a fault can leave them out.
+TAGS = ("name=", "kind=")
+
+
+def chosen_by(key: str, default: str, names: str, error: str) -> Discriminator:
+    """Chooses among sections by the value of `key`. Their tags are KEY=VALUE; without the key it is the `default`."""
+
+    def tag_of(value: Any) -> str:
+        chosen = value.get(key, default) if isinstance(value, dict) else getattr(value, key, None)
+        return f"{key}={chosen}"
+
+    message = f"a section whose {key} must be one of {names}"
+    return Discriminator(tag_of, custom_error_type=error, custom_error_message=message)
 
 
 class Place(StrEnum):
@@ -42,3 +94,71 @@ OutputPath = Annotated[Path, Place.OUTPUT]
 RunInput = Annotated[Path, Place.RUN_INPUT]
 Model = Annotated[Path, Place.MODEL]
 InputPaths = Annotated[tuple[Path, ...], Place.INPUT]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. `path` leads to it from the root, such as ("run", "seed")."""
+
+    path: tuple[str, ...]
+    field: FieldInfo
+
+    @property
+    def name(self) -> str:
+        """run.seed."""
+        return ".".join(self.path)
+
+    @property
+    def place(self) -> Place | None:
+        """What the key's value names on the disk; None when it is no path."""
+        return next((mark for mark in self.field.metadata if isinstance(mark, Place)), None)
+
+
+def sections_in(annotation: object) -> list[type[BaseModel]]:
+    """The sections that a field holds: one, those of a union, or none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for argument in typing.get_args(annotation) for section in sections_in(argument)]
+
+
+def keys_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Key]:
+    """The keys of a section and of the sections in it, in the order of their definition. A union's keys come once."""
+    seen: set[tuple[str, ...]] = set()
+    for attribute, field in model.model_fields.items():
+        name = field.alias or attribute
+        inner = sections_in(field.annotation)
+        found = [key for section in inner for key in keys_of(section, (*path, name))]
+        for key in found if inner else [Key((*path, name), field)]:
+            if key.path not in seen:
+                seen.add(key.path)
+                yield key
+
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def place_paths(tree: dict[str, Any], model: type[BaseModel], folder: Path) -> None:
+    """Make the relative paths in `tree`, the unchecked values of `model`, absolute. They start at `folder`."""
+    for key in keys_of(model):
+        if key.place is None:
+            continue
+        node: Any = tree
+        for part in key.path[:-1]:
+            node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, dict) and key.path[-1] in node:
+            node[key.path[-1]] = _placed(node[key.path[-1]], folder, key)
+
+
+def _placed(value: Any, folder: Path, key: Key) -> Any:
+    if isinstance(value, list):
+        return [_placed(each, folder, key) for each in value]
+    if not isinstance(value, str) or not value or "://" in value or Path(value).is_absolute():
+        return value
+    placed = (folder / value).resolve()
+    return value if not placed.exists() and _may_be_elsewhere(value, key) else str(placed)
+
+
+def _may_be_elsewhere(value: str, key: Key) -> bool:
+    """Whether the value may name something that is not in the file's folder: in the run folder, or on a hub."""
+    is_default = key.place in (Place.RUN_INPUT, Place.MODEL) and Path(value) == key.field.default
+    return is_default or (key.place is Place.MODEL and HUB_ID.fullmatch(value) is not None)

@@ -1,17 +1,161 @@
-"""The generation worker's section."""
+"""Generation's section: sampling, engines, and the environments: one section each, chosen by its `kind`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, Tag, field_validator, model_validator
 
-from nouscoder.config import refused
-from nouscoder.config.base import InputFile, OutputPath, Section
-from nouscoder.config.environment import Environment, SingleTurnSection
+from nouscoder.config.base import InputFile, OutputPath, Section, ServiceSection, chosen_by, grpc_address
 from nouscoder.config.verifier import TlsSection
 from nouscoder.domain.policy import Transport, WeightTransfer
+
+_KINDS = "single_turn, feedback, interpreter, entry_point"
+
+
+def _kind(kind: str) -> Any:
+    return Field(
+        kind,
+        description="single_turn: one prompt, one completion; feedback: the policy sees how its program fails the"
+        " problem's public tests and tries again; interpreter: the policy may run Python before it answers;"
+        " entry_point: a class of the user",
+    )
+
+
+class EnvironmentSection(Section):
+    """Settings of every environment: how a problem becomes a prompt."""
+
+    prompt_as: Literal["auto", "text", "messages"] = Field(
+        "text",
+        description="text: the prompt as it is; messages: as a user's message in the policy's chat template;"
+        " auto: messages if the policy has a chat template, else text",
+    )
+    prompt_template: str = Field(
+        "{prompt}", pattern=r"\{prompt\}", description="text around {prompt}; a problem may have its own template"
+    )
+    system_prompt: str = Field("", description="a system message before the prompt (prompt_as messages); may be empty")
+    thinking: Literal["auto", "on", "off"] = Field(
+        "auto", description="enable_thinking of the chat template; auto: as the template has it by default"
+    )
+
+
+class ToolsSection(EnvironmentSection):
+    """Settings of environments with tools, which the verifier provides."""
+
+    tool_limit_s: float = Field(
+        120.0,
+        gt=0,
+        description="seconds to wait for an answer of the verifier; then the lease of the rollout is released",
+    )
+
+
+class SingleTurnSection(EnvironmentSection):
+    """One prompt and one completion, which is graded."""
+
+    kind: Literal["single_turn"] = _kind("single_turn")
+
+
+class FeedbackSection(ToolsSection):
+    """Up to `turns` programs. After each but the last, the policy sees how it failed the public tests."""
+
+    kind: Literal["feedback"] = _kind("feedback")
+    turns: int = Field(3, ge=1, description="maximum number of turns; the program of the last is graded")
+    feedback_chars: int = Field(
+        600, ge=40, description="characters of each text in the feedback: input, outputs, message; longer ones are cut"
+    )
+
+
+class InterpreterSection(ToolsSection):
+    """Up to `calls` calls of a Python interpreter, then the answer."""
+
+    kind: Literal["interpreter"] = _kind("interpreter")
+    calls: int = Field(5, ge=1, description="calls of the interpreter at most; the turn after the last is the answer")
+    call_begin: str = Field("<python>", min_length=1, description="what the policy writes before the code of a call")
+    call_end: str = Field("</python>", min_length=1, description="what it writes after the code, to end its turn")
+    output_begin: str = Field("<output>\n", description="what precedes the output of a call")
+    output_end: str = Field("\n</output>", description="what follows the output of a call")
+    output_chars: int = Field(2000, ge=40, description="characters of an output; a longer one loses its middle")
+
+
+class EntryPointSection(ToolsSection):
+    """A class of the user, as docs/environments.md describes."""
+
+    kind: Literal["entry_point"] = _kind("entry_point")
+    entry_point: str = Field(pattern=r"^[\w.]+:\w+$", description="package.module:Class")
+    options: dict[str, str | int | float | bool] = Field({}, description="options of the class, passed to it unchecked")
+
+
+Environment = Annotated[
+    Annotated[SingleTurnSection, Tag("kind=single_turn")]
+    | Annotated[FeedbackSection, Tag("kind=feedback")]
+    | Annotated[InterpreterSection, Tag("kind=interpreter")]
+    | Annotated[EntryPointSection, Tag("kind=entry_point")],
+    chosen_by("kind", "single_turn", _KINDS, "environment_kind"),
+]
+
+
+# Settings that people know from other systems and that a run refuses, each with the reason and what to do. A key that
+# is only unknown gets the nearest known name.
+
+_LORA = (
+    "the adapters of learner.lora are merged into the weights when a policy is published or loaded; vLLM fixes the"
+    " adapter of a request when it begins, so a policy could not change in flight"
+)
+_SPECULATION = (
+    "the draft model would not learn with the policy, and no test shows that the log-probabilities of accepted drafts"
+    " are those of the distribution that the learner assumes"
+)
+_FP8 = (
+    "rounded weights or keys and values sample from another policy than the one in training, and no test shows that"
+    " learner.correction makes up for it; the data type is generation.vllm.dtype"
+)
+_REPLICAS = (
+    "one service samples with one copy of the weights; start a second generation service instead: the broker shares"
+    " the tasks among all of them, and each loads every policy"
+)
+_ZERO_MISMATCH = (
+    "sampler and learner use different kernels, so their log-probabilities always differ a little; the vllm engine on a"
+    " GPU removes the part that depends on the batch (generation.vllm.batch_invariant), learner.correction corrects the"
+    " rest, and the mismatch_* figures of each step measure it"
+)
+
+_GENERATION: Mapping[str, str] = {"zero_mismatch": _ZERO_MISMATCH, "lora": _LORA}
+_VLLM: Mapping[str, str] = {
+    **dict.fromkeys(("enable_lora", "lora_modules", "lora"), _LORA),
+    **dict.fromkeys(("speculative_config", "speculative_model", "num_speculative_tokens"), _SPECULATION),
+    **dict.fromkeys(("quantization", "kv_cache_dtype"), _FP8),
+    **dict.fromkeys(("data_parallel_size", "data_parallel_rank"), _REPLICAS),
+    "zero_mismatch": _ZERO_MISMATCH,
+}
+_IPC = (
+    "the learner copies each policy to the CPU's memory before it publishes, and CUDA IPC shares only a GPU's memory;"
+    " on one machine take gloo"
+)
+_SPARSE = (
+    "take gloo or nccl and set learner.policy_deltas: then only the changed values are sent to an engine that has the"
+    " policy before"
+)
+_TRANSFERS: Mapping[str, str] = {"ipc": _IPC, "sparse_nccl": _SPARSE}
+_OPENAI_ENGINE = (
+    "a server with OpenAI's API cannot sample for a run: it takes no weights from the learner, does not say which"
+    " policy version sampled a token, and need not give log-probabilities; to measure such a server use:"
+    " nouscoder eval PROBLEMS --url URL --model NAME"
+)
+
+
+def _refuse_transfer(given: object) -> None:
+    """Raises ValueError with the reason for a weight transfer of vLLM that a run does not use."""
+    if isinstance(given, str) and given in _TRANSFERS:
+        raise ValueError(f"{given} is refused: {_TRANSFERS[given]}")
+
+
+def _refuse(given: object, refused: Mapping[str, str]) -> None:
+    """Raises ValueError with the reason for the first refused key of a section's unchecked value."""
+    for name in given if isinstance(given, dict) else ():
+        if name in refused:
+            raise ValueError(f"{name} is refused: {refused[name]}")
 
 
 class SamplingSection(Section):
@@ -66,13 +210,13 @@ class VllmSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _refused(cls, given: Any) -> Any:
-        refused.refuse(given, refused.VLLM)
+        _refuse(given, _VLLM)
         return given
 
     @field_validator("weight_transfer", mode="before")
     @classmethod
     def _no_other_transfer(cls, given: object) -> object:
-        refused.refuse_transfer(given)
+        _refuse_transfer(given)
         return given
 
 
@@ -108,7 +252,7 @@ class OpenAISection(Section):
     request_limit_s: float = Field(3600.0, gt=0, description="seconds after which a request is given up")
 
 
-class GenerationSection(Section):
+class GenerationSection(ServiceSection):
     """The generation worker and its engine."""
 
     engine: Literal["torch", "vllm", "fake"] = Field(
@@ -117,11 +261,7 @@ class GenerationSection(Section):
     )
     vllm: VllmSection = VllmSection()
     fake: FakeSection = FakeSection()
-    grpc: str = Field("127.0.0.1:50053", description="address to listen on; port 0 takes a free one")
-    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
-    grpc_health: str = Field(
-        "", description="address of a second port for health checks, not encrypted; empty: no port"
-    )
+    grpc: str = grpc_address(50053)
     max_running: int = Field(64, ge=1, description="maximum number of rollouts decoded at the same time")
     max_tokens_total: int = Field(512, ge=2, description="maximum number of tokens in prompt and completion together")
     engine_tokens_total: int = Field(
@@ -162,14 +302,14 @@ class GenerationSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _refused(cls, given: Any) -> Any:
-        refused.refuse(given, refused.GENERATION)
+        _refuse(given, _GENERATION)
         return given
 
     @field_validator("engine", mode="before")
     @classmethod
     def _no_foreign_server(cls, engine: object) -> object:
         if engine == "openai":
-            raise ValueError(refused.OPENAI_ENGINE)
+            raise ValueError(_OPENAI_ENGINE)
         return engine
 
     @model_validator(mode="after")

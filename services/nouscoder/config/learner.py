@@ -1,4 +1,7 @@
-"""The learner's section: objective, optimizer and checkpoints."""
+"""The learner's section: objective, optimizer, types of numbers, LoRA, checkpoints; and what only fine-tuning reads.
+
+`nouscoder sft` takes the rest of its settings from [learner].
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,105 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from nouscoder.config.base import InputFile, Section
-from nouscoder.config.loss_terms import (
+from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
+from nouscoder.config.objective import (
     AdvantageSection,
     CorrectionKind,
     CorrectionSection,
+    DapoSettings,
+    DecayKind,
+    DistillationSettings,
     EntropySection,
+    ObjectiveSettings,
+    PpoSettings,
+    Proximal,
     ReferenceKlSection,
     ScheduleSection,
 )
-from nouscoder.config.objective import DapoSettings, DistillationSettings, ObjectiveSettings, PpoSettings, Proximal
-from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates, RewardModelSection
+
+
+class ComputeType(StrEnum):
+    """The type of the forward and the backward pass. The optimizer changes float32 weights (masters) in each case."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class OptimizerKind(StrEnum):
+    """ADAMW for all weights; MUON for the matrices of the decoder layers, with AdamW for the others."""
+
+    ADAMW = "adamw"
+    MUON = "muon"
+
+
+class OptimizerStates(StrEnum):
+    """How AdamW keeps its two moments.
+
+    FLOAT32: 8 bytes a weight, on the device. EIGHT_BIT: 2 bytes a weight, in blocks of 256 with a common scale. CPU:
+    as FLOAT32, with moments and masters in the CPU's memory, where they are changed.
+    """
+
+    FLOAT32 = "float32"
+    EIGHT_BIT = "8bit"
+    CPU = "cpu"
+
+
+class LoraPublication(StrEnum):
+    """What the learner publishes of a policy with adapters.
+
+    MERGED: whole weights, with the adapters merged into them. ADAPTER: only the adapters, which generation merges into
+    the weights of the first policy.
+    """
+
+    MERGED = "merged"
+    ADAPTER = "adapter"
+
+
+class LoraSection(Section):
+    """Low-rank adapters (LoRA): only they are trained, and the other weights stay those of the first policy."""
+
+    rank: int = Field(0, ge=0, description="rank of the adapters; 0: no adapters, all weights are trained")
+    alpha: float = Field(32.0, gt=0, description="the product of an adapter's two matrices is scaled by alpha / rank")
+    target_modules: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        description="names of the linear layers that get an adapter, without the path to them",
+    )
+    publication: LoraPublication = Field(
+        LoraPublication.MERGED,
+        description="merged: publish whole weights; adapter: publish only the adapters, which generation merges into"
+        " the weights of the first policy",
+    )
+
+    @property
+    def publishes_adapters(self) -> bool:
+        """Whether a published policy is an adapter of the first one."""
+        return self.publication is LoraPublication.ADAPTER
+
+    @model_validator(mode="after")
+    def _has_targets(self) -> LoraSection:
+        if self.rank and not self.target_modules:
+            raise ValueError("target_modules is empty: name the layers that get an adapter, or set rank to 0")
+        return self
+
+    @model_validator(mode="after")
+    def _has_adapters_to_publish(self) -> LoraSection:
+        if self.publishes_adapters and not self.rank:
+            raise ValueError("publication adapter needs adapters: set rank to 1 or more")
+        return self
+
+
+class RewardModelSection(Section):
+    """A reward model beside the verified rewards, as AceCoder has one; the verified rewards themselves never change."""
+
+    path: InputFile = Field(
+        "", description="folder that `nouscoder reward-model train` made, with the policy's tokens; empty: none"
+    )
+    weight: float = Field(
+        0.0,
+        ge=0,
+        description="the model's scores, whitened over the batch, times this are added to the rewards that advantages"
+        " are made of; 0: the scores are only compared with the verified rewards",
+    )
 
 
 class Attention(StrEnum):
@@ -47,14 +138,10 @@ class ActivationCheckpointing(StrEnum):
     OFFLOADED = "offloaded"
 
 
-class LearnerSection(Section):
+class LearnerSection(ServiceSection):
     """Objective, optimizer and checkpoints."""
 
-    grpc: str = Field("127.0.0.1:50054", description="address to listen on; port 0 takes a free one")
-    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
-    grpc_health: str = Field(
-        "", description="address of a second port for health checks, not encrypted; empty: no port"
-    )
+    grpc: str = grpc_address(50054)
     objective: ObjectiveSettings = Field(
         DapoSettings(), description="the objective, one of several sections, chosen by its key name; default dapo"
     )
@@ -235,4 +322,55 @@ class LearnerSection(Section):
                 "activation_checkpointing selective chooses operations inside a layer, which compile hides: choose"
                 " attention or full"
             )
+        return self
+
+
+class SftScheduleSection(Section):
+    """The learning rate over the steps of a fine-tuning."""
+
+    warmup_share: float = Field(0.03, ge=0, lt=1, description="share of the steps with a linear warm-up")
+    decay: DecayKind = Field(DecayKind.COSINE, description="after the warm-up; cosine: falls until the last step")
+    floor: float = Field(
+        0.1, ge=0, le=1, description="for cosine: the rate of the last step, as a share of learning_rate"
+    )
+
+
+class SftSection(Section):
+    """What `nouscoder sft` trains on, and how often; `nouscoder train` does not read it."""
+
+    train: InputPaths = Field(
+        (), description="examples: JSON lines or parquet (docs/sft.md), or run folders, whose saved rollouts they are"
+    )
+    validation: InputPaths = Field((), description="examples of the same form for the validation loss")
+    validation_share: float = Field(
+        0.0, ge=0, lt=1, description="share of the problems of `train` that is kept for the validation loss instead"
+    )
+    validate_every_steps: int = Field(
+        50, ge=1, description="the validation loss is measured after this many steps too, not only before and after"
+    )
+    wrong_below: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="wrong answers are kept for problems whose pass rate among the examples is below this (Klear's"
+        " mixture by difficulty); 0: right answers only",
+    )
+    max_per_problem: int = Field(0, ge=0, description="examples of one problem at most; the seed chooses; 0: all")
+    max_tokens: int = Field(
+        0, ge=0, description="longer examples are dropped and counted; 0: those longer than the model's context"
+    )
+    epochs: int = Field(1, ge=1, description="how often each example is trained on")
+    batch_size: int = Field(32, ge=1, description="examples of one optimizer step")
+    learning_rate: float = Field(1e-5, gt=0, description="learning rate of AdamW after the warm-up")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of the optimizer")
+    adam_betas: tuple[float, float] = Field((0.9, 0.95), description="decay of AdamW's two moments")
+    schedule: SftScheduleSection = SftScheduleSection()
+    out: OutputFile = Field(
+        "", description="the new Hugging Face folder; empty: the folder model of the run folder NAME-sft"
+    )
+
+    @model_validator(mode="after")
+    def _one_validation(self) -> SftSection:
+        if self.validation and self.validation_share:
+            raise ValueError("give either validation or validation_share")
         return self

@@ -1,14 +1,16 @@
-"""The sections of the run itself: its name, its problems, its first policy, and the demo's."""
+"""The sections of the run as a whole: its name, problems and first policy; demo, plans, self-play, encryption."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from nouscoder.config.base import InputFile, Model, OutputFile, OutputPath, RunInput, Section
+from nouscoder.domain.plan import StartFrom
 
 
 class SinkName(StrEnum):
@@ -167,3 +169,177 @@ class DemoSection(Section):
         0.0, ge=0, le=1, description="share of the demonstrations that propose problems, for `nouscoder self-play`"
     )
     warm_start_threads: int = Field(2, ge=1, description="CPU threads of the supervised phase")
+
+
+# Keys that belong to the plan as a whole.
+NOT_IN_A_STAGE = ("plan", "run.name", "run.root", "run.services", "policy.path", "tls")
+
+
+class YarnSection(Section):
+    """YaRN rope scaling, written to config.json of the policy that the stage begins with."""
+
+    factor: float = Field(0.0, ge=0, description="the context is factor * original_tokens; 0: as the policy has it")
+    original_tokens: int = Field(0, ge=0, description="positions that the model was trained for before YaRN")
+
+    @model_validator(mode="after")
+    def _whole(self) -> YarnSection:
+        if bool(self.factor) != bool(self.original_tokens) or 0 < self.factor <= 1:
+            raise ValueError("yarn needs a factor above 1 and original_tokens")
+        return self
+
+    @property
+    def positions(self) -> int:
+        """The number of positions with YaRN."""
+        return round(self.factor * self.original_tokens)
+
+
+class StageSection(Section):
+    """One stage: a run in the folder NN-NAME of the plan's folder."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,49}$", description="name of the stage: letters, digits, dots, _ and -"
+    )
+    start: StartFrom = Field(
+        StartFrom.LAST,
+        alias="from",
+        description="policy of the stage before that this one begins with; best: by pass@1 on its held-out problems",
+    )
+    changes: dict[str, Any] = Field(
+        {}, alias="set", description="keys of this configuration that the stage changes, as set.run.total_batches = 10"
+    )
+    yarn: YarnSection = YarnSection()
+
+    @model_validator(mode="after")
+    def _changes_a_run(self) -> StageSection:
+        for name in NOT_IN_A_STAGE:
+            node: Any = self.changes
+            for part in name.split("."):
+                node = node.get(part) if isinstance(node, dict) else None
+            if node is not None:
+                raise ValueError(f"a stage cannot set {name}: it is the same in all stages")
+        return self
+
+
+class PlanSection(Section):
+    """Stages that `nouscoder train` runs one after the other; without any it makes one run."""
+
+    stages: tuple[StageSection, ...] = Field((), description="the stages, in order")
+
+    @model_validator(mode="after")
+    def _names(self) -> PlanSection:
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two stages have one name: {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_before_the_first(self) -> PlanSection:
+        if self.stages and self.stages[0].start is StartFrom.BEST:
+            raise ValueError('the first stage begins with policy.path: it has no from = "best"')
+        return self
+
+
+def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`tree` with the values of `changes`, section by section.
+
+    A section with another `name` or `kind`, such as another objective, replaces the one of `tree`, whose keys it does
+    not have.
+    """
+    whole = dict(tree)
+    for key, value in changes.items():
+        before = whole.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping) and not _renamed(before, value):
+            whole[key] = merged(before, value)
+        else:
+            whole[key] = value
+    return whole
+
+
+def _renamed(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    return any(key in before and value.get(key, before[key]) != before[key] for key in ("name", "kind"))
+
+
+_PROMPT = """Below is a programming problem. Write a new one of your own, which is different, about as hard, and \
+solved by a program that reads its input and prints its answer. The answer must depend on the input, and there must be \
+only one right answer.
+
+Answer in exactly this form:
+<question>
+the whole problem, with the form of the input and of the output
+</question>
+<program>
+a Python program that solves it
+</program>
+<inputs>
+a JSON list of 5 to 10 different texts, each a whole input
+</inputs>
+
+The problem:
+{example}"""
+
+
+class SelfPlaySection(Section):
+    """What `nouscoder self-play` does; `nouscoder train` does not read it."""
+
+    rounds: int = Field(4, ge=1, le=49, description="rounds of proposing and training; run.total_batches is their sum")
+    proposals: int = Field(
+        128, ge=0, description="problems that are proposed in a round, a multiple of broker.group_size; 0: none"
+    )
+    solutions: int = Field(8, ge=2, description="the solver's samples for each valid proposal: they give its pass rate")
+    agree: int = Field(
+        2, ge=1, description="samples of the solver that must print what the reference prints; fewer reject a proposal"
+    )
+    prompt: str = Field(
+        _PROMPT,
+        min_length=1,
+        description="what the proposer is asked; {example} is a problem of the training file or the pool",
+    )
+    max_new_tokens: int = Field(4096, ge=1, description="of a proposal")
+    max_chars: int = Field(
+        8000, ge=1, description="characters of a statement, of a program, and of all inputs together, at most"
+    )
+    min_inputs: int = Field(3, ge=2, description="different inputs of a proposal at least")
+    max_inputs: int = Field(10, ge=2, description="inputs of a proposal that are used at most")
+    near_duplicate: float = Field(
+        0.8,
+        ge=0.3,
+        le=1,
+        description="Jaccard similarity of statements from which a proposal is a near-duplicate of a training problem,"
+        " a held-out problem or an earlier proposal",
+    )
+    proposer_steps: int = Field(
+        2, ge=0, description="optimizer steps of the proposer on the proposals of a round; 0: it is not trained"
+    )
+    pool_size: int = Field(256, ge=1, description="accepted problems that are trained on at most")
+    pool_share: float = Field(
+        0.5, gt=0, lt=1, description="share of the pool among the problems of a round's training, if there are enough"
+    )
+    max_age: int = Field(4, ge=1, description="rounds that train on an accepted problem at most")
+    solved_at: float = Field(
+        0.95, gt=0, le=1, description="a problem leaves the pool when a round's training solves it at this rate"
+    )
+
+    @model_validator(mode="after")
+    def _enough(self) -> SelfPlaySection:
+        if self.agree > self.solutions - 1:
+            raise ValueError("agree must be less than solutions: a problem that all samples solve is not accepted")
+        if self.max_inputs < self.min_inputs:
+            raise ValueError("max_inputs must not be less than min_inputs")
+        return self
+
+
+class MutualTlsSection(Section):
+    """Mutual TLS between broker, generation, learner and their clients.
+
+    The verifier's server uses verifier.tls instead. Either all three files are set, or none.
+    """
+
+    certificate: InputFile = Field("", description="PEM file of this process's certificate chain; empty turns TLS off")
+    key: InputFile = Field("", description="PEM file of its private key")
+    ca: InputFile = Field("", description="PEM file of the authority that signed the certificates of all services")
+
+    @model_validator(mode="after")
+    def _all(self) -> MutualTlsSection:
+        if len({bool(self.certificate), bool(self.key), bool(self.ca)}) > 1:
+            raise ValueError("give certificate, key and ca together")
+        return self

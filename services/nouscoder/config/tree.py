@@ -1,31 +1,39 @@
-"""The configuration of a run: one typed tree, read from TOML or JSON, changed by `--set a.b=c`. Unknown keys fail."""
+"""The configuration of a run: one typed tree, read from TOML or JSON, changed by `--set a.b=c`.
+
+Unknown keys fail. Each fault is one sentence, with the nearest known key. A run begins with a recipe of configs/, or
+with what `nouscoder init` writes, in which the comment of each key is its description in the configuration's models.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
-from nouscoder.config.base import ConfigError, Section
+from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, place_paths
 from nouscoder.config.broker import BrokerSection
-from nouscoder.config.environment import InterpreterSection, ToolsSection
-from nouscoder.config.faults import sentences
-from nouscoder.config.generation import GenerationSection
-from nouscoder.config.learner import LearnerSection
-from nouscoder.config.paths import place_paths
-from nouscoder.config.plan import PlanSection, merged
-from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
-from nouscoder.config.self_play import SelfPlaySection
-from nouscoder.config.sft import SftSection
-from nouscoder.config.tls import MutualTlsSection
+from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
+from nouscoder.config.learner import LearnerSection, SftSection
+from nouscoder.config.run import (
+    DemoSection,
+    MutualTlsSection,
+    PlanSection,
+    PolicySection,
+    ProblemsSection,
+    RunSection,
+    SelfPlaySection,
+    merged,
+)
 from nouscoder.config.verifier import VerifierSection
 from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.staleness import StalePolicy
+from nouscoder.errors import did_you_mean
 
 
 class Config(Section):
@@ -179,7 +187,7 @@ def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
     """Read a file and apply overrides `a.b=value`, where value is TOML, or a bare string when it is not.
 
     A file whose name ends in .json is JSON, any other is TOML. Relative paths of the file start at its folder, those of
-    an override at the working directory (config/paths.py). Raises ConfigError with a sentence for each fault.
+    an override at the working directory (config/base.py). Raises ConfigError with a sentence for each fault.
     """
     tree: dict[str, Any] = {} if path is None else read_tree(path)
     if path is not None:
@@ -250,3 +258,114 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"--set {key}: {parent} is a value, not a section")
     node[leaf] = given[leaf]
+
+
+def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """The faults of a configuration in the order of its keys."""
+    return [_sentence(fault, model) for fault in error.errors(include_url=False)]
+
+
+def _sentence(fault: Any, model: type[BaseModel]) -> str:
+    loc = [str(part) for part in fault["loc"] if not str(part).startswith(TAGS)]
+    where = ".".join(loc) or "configuration"
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key {where}{_nearest(loc, model)}"
+    if fault["type"] == "string_pattern_mismatch":
+        return f"{where}: expected: {_description(loc, model)} (given: {fault['input']!r:.80})"
+    message = fault["msg"].removeprefix("Value error, ")
+    if where == "configuration" or isinstance(fault["input"], dict):
+        return f"{where}: {message}"
+    return f"{where}: {message} (given: {fault['input']!r:.80})"
+
+
+def _description(loc: list[str], model: type[BaseModel]) -> str:
+    """What the key is. `loc` may have the index of a section in a list, which keys do not have."""
+    path = tuple(part for part in loc if not part.isdigit())
+    return next((key.field.description or "" for key in keys_of(model) if key.path == path), "another text")
+
+
+def _nearest(loc: list[str], model: type[BaseModel]) -> str:
+    """A key of the same name elsewhere; else the nearest name in the same section; else the nearest of all keys."""
+    keys = [key.path for key in keys_of(model)]
+    namesakes = [".".join(path) for path in keys if path[-1] == loc[-1]]
+    if namesakes:
+        return f": did you mean {' or '.join(namesakes[:3])}?"
+    section = tuple(loc[:-1])
+    siblings = {path[len(section)] for path in keys if path[: len(section)] == section and len(path) > len(section)}
+    near = did_you_mean(loc[-1], siblings)
+    if near and section:
+        return near.replace("mean ", f"mean {'.'.join(section)}.")
+    return near or did_you_mean(".".join(loc), [".".join(path) for path in keys])
+
+
+_STARTER_HEAD = """\
+# A run of NousCoder. Begin it with: nouscoder train {file}
+# Relative paths start at the folder of this file. docs/configuration.md describes every key.
+# nouscoder data schema prints the format of the problem file.
+"""
+_STARTER_TEMPLATE = "{prompt}\n\nWrite the solution in Python, in one block that begins with ```python."
+_STARTER_TOKENS = 4096  # of prompt and completion, unless the model was made for fewer
+
+
+def starter(model: str, problems: str, name: str, positions: int | None = None) -> dict[str, Any]:
+    """The values of the file. `positions` is the number of tokens that the model was made for, if it is known."""
+    tokens = min(_STARTER_TOKENS, positions or _STARTER_TOKENS)
+    return {
+        "run": {"name": name, "root": "runs", "seed": 0, "total_batches": 30},
+        "policy": {"path": model},
+        "problems": {"train": problems, "held_out_share": 0.1, "held_out_samples": 1},
+        "generation": {
+            "device": "cpu",
+            "max_running": 32,
+            "max_tokens_total": tokens,
+            "sampling": {"temperature": 1.0, "max_new_tokens": tokens // 2},
+            "environment": {"prompt_as": "auto", "prompt_template": _STARTER_TEMPLATE},
+        },
+        "broker": {"group_size": 8, "batch_size": 64, "drop_zero_variance": True, "reward": {"rule": "sign"}},
+        "learner": {"device": "cpu", "steps_per_batch": 4, "learning_rate": 1e-6},
+    }
+
+
+def starter_text(values: dict[str, Any], file: str) -> str:
+    """The values as TOML, each key below its description."""
+    described = {key.path: key.field.description or "" for key in keys_of(Config)}
+    return _STARTER_HEAD.format(file=file) + "".join(
+        _starter_section(described, (name,), section) for name, section in values.items()
+    )
+
+
+def _starter_section(described: dict[tuple[str, ...], str], path: tuple[str, ...], values: dict[str, Any]) -> str:
+    lines = [f"\n[{'.'.join(path)}]\n"]
+    for name, value in values.items():
+        if not isinstance(value, dict):
+            lines.append(f"# {described[(*path, name)]}\n{tomli_w.dumps({name: value})}")
+    lines += [
+        _starter_section(described, (*path, name), value) for name, value in values.items() if isinstance(value, dict)
+    ]
+    return "".join(lines)
+
+
+def write_starter(file: Path, model: str, problems: str, positions: int | None) -> None:
+    """Write a new file. Raises ConfigError when it exists or cannot be written."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("._-") or "run"
+    values = starter(model, problems, name, positions)
+    try:
+        with file.open("x", encoding="utf8") as out:
+            out.write(starter_text(values, file.name))
+    except FileExistsError:
+        raise ConfigError(f"{file} exists already: give another name") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
+
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def recipe_path(name: str) -> Path:
+    """The TOML file of a recipe. Raises ConfigError naming the existing recipes."""
+    folders = [_PACKAGE / "configs", _PACKAGE.parents[1] / "configs"]
+    for folder in folders:
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    known = sorted({file.stem for folder in folders for file in folder.glob("*.toml")})
+    raise ConfigError(f"there is no recipe {name!r}; there are: {', '.join(known)}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section
+from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
 
 
 class ModalSection(Section):
@@ -36,6 +39,11 @@ class ModalSection(Section):
     dollars: float = Field(10.0, gt=0, description="dollars that all containers may cost in one life of the service")
     dollars_per_core_s: float = Field(0.00003942, ge=0, description="price of a physical core for a second")
     dollars_per_gib_s: float = Field(0.00000672, ge=0, description="price of a GiB of memory for a second")
+
+    @property
+    def dollars_a_second(self) -> float:
+        """The most that one container can cost a second, because its request is also its limit."""
+        return self.cores * self.dollars_per_core_s + self.memory_mib / 1024 * self.dollars_per_gib_s
 
 
 class SpillOverSection(Section):
@@ -83,16 +91,25 @@ class SandboxSection(Section):
     compile_cache_bytes: int = Field(
         256 * 1024**2, ge=0, description="backend local: bytes of compiled programs on the disk; 0: compile every time"
     )
+    start_limit_s: float = Field(30.0, gt=0, description="seconds in which a slot must give its first answer")
+    compile_time_s: float = Field(
+        30.0, gt=0, description="seconds of CPU and wall time of a compiler that has a CPU; Python always has 10"
+    )
+    grace_s: float = Field(10.0, gt=0, description="seconds after a test's wall limit until its slot counts as lost")
+    tmp_bytes: int = Field(256 * 1024**2, gt=0, description="size of a candidate's /tmp")
     modal: ModalSection = ModalSection()
     spill_over: SpillOverSection = SpillOverSection()
-    second_runner_share: float = Field(
-        0.01, ge=0, le=1, description="backends gvisor, modal: share of the submissions that a second runner repeats"
-    )
 
     @model_validator(mode="after")
     def _own_runners(self) -> SandboxSection:
         if self.pool_min >= 0 and not (self.backend == "gvisor" and self.pool_managed):
             raise ValueError("pool_min needs backend gvisor and pool_managed: only its gateway makes and ends runners")
+        return self
+
+    @model_validator(mode="after")
+    def _another_backend(self) -> SandboxSection:
+        if self.spill_over.backend == self.backend:
+            raise ValueError(f"spill_over.backend must be another backend than {self.backend}")
         return self
 
 
@@ -115,6 +132,8 @@ class TlsSection(Section):
 class TestsSection(Section):
     """Tests named by their digest: those of a run's problems, and those that clients store."""
 
+    __test__ = False  # not a pytest class
+
     cache: OutputFile = Field(
         "", description="folder of fetched tests; empty: nouscoder-tests-UID in the temporary folder"
     )
@@ -127,6 +146,11 @@ class TestsSection(Section):
         1024**3, ge=0, description="bytes that all clients' tests may take in the store together, compressed"
     )
     expiry_s: float = Field(7 * 86400.0, gt=0, description="seconds after their last use when stored tests are deleted")
+
+    @property
+    def folder(self) -> Path:
+        """The folder of fetched tests."""
+        return Path(self.cache or Path(tempfile.gettempdir()) / f"nouscoder-tests-{os.getuid()}")
 
 
 class JobsSection(Section):
@@ -151,6 +175,16 @@ class JobsSection(Section):
             raise ValueError("webhook_origins needs webhook_key_file")
         return self
 
+    @property
+    def keep_s(self) -> float:
+        """Seconds after its end when a job is removed."""
+        return 60 * self.keep_minutes
+
+    @property
+    def max_s(self) -> float:
+        """Seconds after which a job that has not finished is ended."""
+        return 3600 * self.max_hours
+
 
 class ToolSessionsSection(Section):
     """Tool sessions: Python interpreters in sandboxes of their own, for environments that let the policy call one."""
@@ -166,14 +200,12 @@ class ToolSessionsSection(Section):
     memory_bytes: int = Field(1024**3, ge=64 * 1024**2, description="memory of one interpreter")
 
 
-class VerifierSection(Section):
+class VerifierSection(ServiceSection):
     """The grading service."""
 
-    grpc: str = Field("127.0.0.1:50051", description="address to listen on; port 0 takes a free one")
+    grpc: str = grpc_address(50051)
     http: str = Field("", description="address of the REST API; empty turns it off")
-    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
     health: str = Field("", description="address of /healthz and /readyz alone, never encrypted; empty: only on http")
-    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
     tls: TlsSection = TlsSection()
     tokens_file: InputFile = Field(
         "", description="file of clients' tokens (nouscoder tokens new NAME); empty: no token needed"
@@ -192,7 +224,12 @@ class VerifierSection(Section):
     max_submission_s: float = Field(
         600.0, gt=0, description="time limit in seconds for all tests of a submission together"
     )
-    max_body_bytes: int = Field(64 * 1024**2, ge=1024, description="largest request, over REST and gRPC")
+    max_body_bytes: int = Field(
+        8 * 1024**2,
+        ge=1024,
+        le=8 * 1024**2,
+        description="largest JSON body; a batch or a gRPC message may have 8 times this; larger tests go to /v1/tests",
+    )
     max_bodies_bytes: int = Field(
         256 * 1024**2,
         ge=1024,
@@ -242,3 +279,16 @@ class VerifierSection(Section):
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError("max_bodies_bytes must be at least max_body_bytes")
         return self
+
+    def not_served(self, with_broker: bool) -> list[str]:
+        """What the service does not do, each with the key or option that turns it on."""
+        off = {
+            "REST API and playground (--http HOST:PORT)": not self.http,
+            "jobs (verifier.jobs.folder)": not self.jobs.folder,
+            "tool sessions (verifier.tools.sessions)": not self.tools.sessions,
+            "rollouts of a broker (--broker)": not with_broker,
+            "TLS (verifier.tls)": not self.tls.certificate,
+            "audit log (verifier.audit_log)": not self.audit_log,
+            "traces (verifier.tracing_endpoint)": not self.tracing_endpoint,
+        }
+        return [name for name, is_off in off.items() if is_off]

@@ -2,32 +2,170 @@
 
 The audit runs every reference solution on all tests of its problem in several rounds. It uses the verifier's grader
 with the configured sandbox and without the verdict cache.
+
+The flaws follow from the results of these rounds. A reference is assumed to be right. If it fails a test, or passes
+only sometimes, the test or the reference is wrong. In both cases rewards would depend on chance.
+
+A sandbox records the output of each run by its input. INVARIANT: each run in a session inside a `recorded()` block,
+also in tasks started there, is recorded exactly in that block's record. The runs are those of the inner sandbox,
+unchanged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from nouscoder.config import VerifierSection
-from nouscoder.data.flakiness import Finding, Round, Seen, findings_of
-from nouscoder.data.problems import ProblemFileError
-from nouscoder.data.reading import read_referenced
-from nouscoder.data.recording import Outputs, RecordingSandbox, digest, recorded
-from nouscoder.data.references import Reference, ReferencedProblem
+from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallTests, Prelude, StdinTests, Submission
-from nouscoder.domain.verdict import TestOutcome, Verdict
+from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.grading.grader import Grader
-from nouscoder.verifier.grading.judging import judge_for
+from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.local_grader import local_grader
+from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, SandboxDecorator, Session
 from nouscoder.verifier.toolchains.languages import registry
+
+NEAR_LIMIT = 0.5
+
+
+class Flaw(StrEnum):
+    """The kinds of flaws of a test or of a whole problem."""
+
+    OUTCOME_VARIES = "outcome_varies"
+    OUTPUT_VARIES = "output_varies"
+    NEVER_PASSED = "never_passed"
+    NEAR_LIMIT = "near_limit"  # a reference uses more than the share NEAR_LIMIT of the time limit
+    NOT_RUN = "not_run"  # a reference does not compile, or cannot be graded
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The result of one reference in one test in one round. `output` is a digest; empty if none is recorded."""
+
+    outcome: VerdictKind
+    output: bytes
+    share_of_limit: float  # the larger of the shares of the CPU and the wall time limit
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The results of one reference in all tests [num_tests]. When it could not run, `trouble` says why."""
+
+    reference: int
+    tests: tuple[Seen, ...] = ()
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One flaw. `test` is None for a flaw of the whole problem."""
+
+    problem_id: str
+    test: int | None
+    flaw: Flaw
+    detail: str
+
+
+def findings_of(problem_id: str, rounds: Sequence[Round]) -> list[Finding]:
+    """All flaws of one problem: those of the whole problem, then those of each test."""
+    troubles = Counter(f"reference {one.reference}: {one.trouble}" for one in rounds if one.trouble)
+    found = [
+        Finding(problem_id, None, Flaw.NOT_RUN, f"{text} ({count} times)") for text, count in sorted(troubles.items())
+    ]
+    whole = [one for one in rounds if not one.trouble]
+    for test in range(len(whole[0].tests) if whole else 0):
+        seen = [(one.reference, one.tests[test]) for one in whole]
+        found += (Finding(problem_id, test, flaw, detail) for flaw, detail in _flaws(seen))
+    return found
+
+
+def _flaws(seen: Sequence[tuple[int, Seen]]) -> list[tuple[Flaw, str]]:
+    flaws = []
+    for reference in sorted({number for number, _ in seen}):
+        own = [one for number, one in seen if number == reference]
+        outcomes = Counter(one.outcome.value for one in own)
+        if len(outcomes) > 1:
+            counts = ", ".join(f"{outcome} {count} times" for outcome, count in outcomes.most_common())
+            flaws.append((Flaw.OUTCOME_VARIES, f"reference {reference}: {counts}"))
+        outputs = {one.output for one in own}
+        if len(outputs) > 1:
+            flaws.append((Flaw.OUTPUT_VARIES, f"reference {reference}: {len(outputs)} outputs in {len(own)} rounds"))
+        slowest = max(one.share_of_limit for one in own)
+        passed = VerdictKind.ACCEPTED.value in outcomes
+        if passed and slowest > NEAR_LIMIT:
+            flaws.append((Flaw.NEAR_LIMIT, f"reference {reference} took {slowest:.0%} of the limit"))
+    if not any(one.outcome is VerdictKind.ACCEPTED for _, one in seen):
+        got = ", ".join(sorted({one.outcome.value for _, one in seen}))
+        flaws.append((Flaw.NEVER_PASSED, f"{len(seen)} runs of references got {got}"))
+    return flaws
+
+
+Outputs = dict[bytes, set[bytes]]  # digests of outputs, by the digest of the input
+
+_record: ContextVar[Outputs | None] = ContextVar("outputs", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[Outputs]:
+    """Record the runs of this task, and of the tasks that it starts, inside the block."""
+    outputs: Outputs = {}
+    token = _record.set(outputs)
+    try:
+        yield outputs
+    finally:
+        _record.reset(token)
+
+
+def digest(*parts: bytes) -> bytes:
+    """A digest of several byte strings that depends on where each one ends."""
+    made = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "little") + part)
+    return made.digest()
+
+
+class RecordingSandbox(SandboxDecorator):
+    """Forwards to `inner` and records the runs of sessions. Pairs (for checkers and interactors) are not recorded."""
+
+    @asynccontextmanager
+    async def session(self, program: Program) -> AsyncIterator[Session]:
+        """See `Sandbox`."""
+        async with self._inner.session(program) as session:
+            yield _RecordingSession(session)
+
+
+class _RecordingSession:
+    def __init__(self, inner: Session) -> None:
+        self._inner = inner
+
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
+        """See `Session`."""
+        result = await self._inner.run(stdin, args=args, files=files)
+        outputs = _record.get()
+        if outputs is not None:
+            outputs.setdefault(digest(stdin), set()).add(digest(result.stdout, result.result or b""))
+        return result
+
+    async def dialogue_with(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        """See `Session`. Never called, because pairs return the inner sandbox's own sessions."""
+        return await self._inner.dialogue_with(partner, args=args, files=files)
 
 
 @dataclass(frozen=True, slots=True)

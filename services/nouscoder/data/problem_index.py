@@ -28,9 +28,8 @@ from pydantic_core import to_json
 
 from nouscoder.atomic_files import make_folder, removed_when_refused
 from nouscoder.config import Config
-from nouscoder.data.problem_parquet import is_parquet, read_rows, store_of
+from nouscoder.data.problem_parquet import is_parquet, load_problems, read_problems, read_rows, store_of
 from nouscoder.data.problems import ProblemFileError
-from nouscoder.data.reading import load_problems, read_problems
 from nouscoder.domain.problem import GradingRules, Problem, PublicTests, is_held_out
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests, Tests
 from nouscoder.errors import NousCoderError

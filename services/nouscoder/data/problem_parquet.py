@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nouscoder.data.references import Reference, ReferencedProblem
+from nouscoder.data.problems import Reference, ReferencedProblem, read_bodies
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Tests
 from nouscoder.errors import Unusable
@@ -184,3 +184,15 @@ def _libraries() -> tuple[Any, Any]:
     except ImportError:
         raise ParquetUnusable("parquet needs the library pyarrow: pip install 'nouscoder[data]'") from None
     return pyarrow, pyarrow.parquet
+
+
+def read_problems(path: Path) -> Iterator[Problem]:
+    """The problems of a problem file. One at a time is in memory. Raises Unusable, naming the file and the line."""
+    if is_parquet(path):
+        return (item.problem for item in read_parquet(path))
+    return (body.record() for body in read_bodies(path))
+
+
+def load_problems(path: Path) -> list[Problem]:
+    """All problems of a problem file, in memory. Raises what `read_problems` raises."""
+    return list(read_problems(path))

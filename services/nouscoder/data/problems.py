@@ -1,26 +1,24 @@
 """Problem files: JSONL, one problem per line, plain or compressed (.gz, .zst).
 
-Tests have the grading API's JSON form. `nouscoder data schema` prints the format (schema.py).
+Tests have the grading API's JSON form. `nouscoder data schema` prints the format.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from nouscoder.data.compressed import created, opened
+from nouscoder.data.json_records import created, opened
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Prelude, Profile, Tests
-from nouscoder.errors import Unusable
-from nouscoder.formats.body import Body, all_faults
-from nouscoder.formats.rules import ComparatorBody, LimitsBody
+from nouscoder.errors import Unusable, did_you_mean
+from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, all_faults
 from nouscoder.formats.tests import TestsBody, canonical_json
-from nouscoder.nearest_name import did_you_mean
 
 # Public tests travel with each task.
 MAX_PUBLIC_BYTES = 16 * 1024
@@ -165,3 +163,104 @@ def _line(problem: Problem) -> bytes:
         record["public_tests"] = json.loads(canonical_json(problem.public_tests))
     head = json.dumps(record, ensure_ascii=False).encode()
     return head[:-1] + b', "tests": ' + canonical_json(problem.tests) + b"}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A program that is assumed to be right."""
+
+    code: str
+    language: str = "python"
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencedProblem:
+    """A problem, its reference solutions and other facts about it, such as contest_date, if any."""
+
+    problem: Problem
+    references: tuple[Reference, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+_CHECKER = """import sys
+
+given, output, answer = (open(name).read().split() for name in sys.argv[1:4])
+sys.exit(0 if sum(map(int, output)) == int(given[0]) else 1)  # testlib's exit codes: 0 right, 1 wrong
+"""
+_INTERACTOR = """import sys
+
+secret = int(open(sys.argv[1]).read())  # the arguments: input, output, answer
+for _ in range(20):
+    guess = int(input())
+    print("right" if guess == secret else "larger" if secret > guess else "smaller", flush=True)
+    if guess == secret:
+        sys.exit(0)
+sys.exit(1)
+"""
+EXAMPLES: list[dict[str, Any]] = [
+    {
+        "problem_id": "sum",
+        "prompt": "Read two integers from standard input and print their sum.",
+        "tests": {"type": "stdin", "cases": [{"input": "1 2\n", "output": "3\n"}]},
+        "limits": {"wall_time_s": 5},
+        "difficulty": "easy",
+        "references": ["print(sum(map(int, input().split())))"],
+    },
+    {
+        "problem_id": "two-sum",
+        "prompt": "Write twoSum(nums, target) that returns the indices of the two numbers whose sum is target.",
+        "tests": {
+            "type": "call",
+            "entry_point": "twoSum",
+            "cases": [
+                {"args": [[2, 7, 11], 9], "expected": [0, 1]},
+                {"kwargs": {"nums": [3, 3], "target": 6}, "expected": [0, 1]},
+            ],
+        },
+        "prelude": "lcb",
+    },
+    {
+        "problem_id": "double",
+        "prompt": "Write double(x).",
+        "tests": {
+            "type": "assert",
+            "setup": "import math",
+            "cases": ["assert double(2) == 4", "assert math.isnan(double(math.nan))"],
+        },
+    },
+    {
+        "problem_id": "split",
+        "prompt": "Read n and print two integers whose sum is n.",
+        "tests": {
+            "type": "checker",
+            "checker": {"language": "python", "code": _CHECKER},
+            "cases": [{"input": "7\n"}],
+        },
+    },
+    {
+        "problem_id": "guess",
+        "prompt": "Guess an integer from 1 to 1000. Print a guess; read larger, smaller or right.",
+        "tests": {
+            "type": "interactive",
+            "interactor": {"language": "python", "code": _INTERACTOR},
+            "cases": [{"input": "417\n"}],
+        },
+    },
+    {
+        "problem_id": "half",
+        "prompt": "What is one half of one half? Put the answer in a box.",
+        "tests": {"type": "math", "cases": [{"expected": "\\frac{1}{4}"}]},
+    },
+]
+
+
+def problem_schema() -> dict[str, Any]:
+    """The JSON Schema of one line of a problem file."""
+    schema = ProblemBody.model_json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "A problem",
+        "description": "One line of a problem file (JSON lines: .jsonl, .jsonl.gz, .jsonl.zst).",
+        "examples": EXAMPLES,
+    }

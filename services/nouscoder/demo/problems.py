@@ -12,10 +12,7 @@ from functools import cache
 from hashlib import sha256
 from random import Random
 
-from nouscoder.demo.families_lists import LISTS
-from nouscoder.demo.families_numbers import ARITHMETIC, CONDITIONS, LOOPS
-from nouscoder.demo.families_strings import STRINGS
-from nouscoder.demo.family import Family, Parameters, fill
+from nouscoder.demo.families import ARITHMETIC, CONDITIONS, LISTS, LOOPS, STRINGS, Family, Parameters, fill
 from nouscoder.domain.submission import StdinCase
 
 FAMILIES: tuple[Family, ...] = ARITHMETIC + CONDITIONS + LOOPS + STRINGS + LISTS

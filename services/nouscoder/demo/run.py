@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from nouscoder.config import Config, load_config
-from nouscoder.config.recipes import recipe_path
+from nouscoder.config.tree import recipe_path
 from nouscoder.errors import NousCoderError
 from nouscoder.run.folder import RunFolder, unused_name
 from nouscoder.run.loop import interruptible, run_loop
-from nouscoder.run.shared_cores import SHARED_CORES
+from nouscoder.run.supervisor import SHARED_CORES
 from nouscoder.run.view import View, open_view
 
 PREPARE_LIMIT_S = 900.0

@@ -1,11 +1,11 @@
 """The warm start before reinforcement learning: supervised fine-tuning (sft/training.py) on demonstrations.
 
-There are three stages: excerpts of right demonstrations whose width grows (excerpts.py), whole right demonstrations,
-and noisy ones (noise.py), which set the error rate of the finished policy. A share of the whole ones may be proposals
-of the problem (proposals.py), with the same noise in their program. Only program tokens and the eos are in the loss.
+There are three stages, all made by proposals.py: excerpts of right demonstrations whose width grows, whole right
+demonstrations, and noisy ones, which set the error rate of the finished policy. A share of the whole ones may be
+proposals of the problem, with the same noise in their program. Only program tokens and the eos are in the loss.
 
-Muon (learner/muon.py) trains the matrices, because the policy then learns to copy in a third of the steps that AdamW
-takes. AdamW trains the embedding and the norms.
+Muon (learner/optimizer.py) trains the matrices, because the policy then learns to copy in a third of the steps that
+AdamW takes. AdamW trains the embedding and the norms.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ from nouscoder.config import (
     RunSection,
     ScheduleSection,
 )
-from nouscoder.demo.excerpts import excerpt
-from nouscoder.demo.noise import NOISE_PROBABILITY, demonstrate
-from nouscoder.demo.policy import PolicySize, build_policy, save_policy
+from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, save_policy
 from nouscoder.demo.problems import DemoProblem, prompt_of
-from nouscoder.demo.proposals import PROPOSING_PROMPT, can_be_proposed, proposed
-from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.proposals import (
+    NOISE_PROBABILITY,
+    PROPOSING_PROMPT,
+    can_be_proposed,
+    demonstrate,
+    excerpt,
+    proposed,
+)
 from nouscoder.domain.rollout import Rollout
-from nouscoder.learner.line_file import Line
-from nouscoder.sft.rollouts import demonstration
+from nouscoder.learner.state.run_log import Line
+from nouscoder.sft.reading import demonstration
 from nouscoder.sft.training import ListedBatches, SupervisedTraining
 
 _WIDEST = 60  # characters; wider than any statement or program

@@ -7,6 +7,7 @@ and runs a program in it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -14,17 +15,72 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from nouscoder.config import SandboxSection
 from nouscoder.doctor.finding import Finding, report
-from nouscoder.doctor.host_probe import Probe, probe_host
 from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError
-from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, open_sandbox
+from nouscoder.verifier.harness import kernel, seccomp
+from nouscoder.verifier.sandbox import Exit, Program, open_sandbox
 from nouscoder.verifier.sandbox.cgroup import Groups
 from nouscoder.verifier.sandbox.runsc import HOW_TO_GET, find_runsc
 from nouscoder.verifier.toolchains.languages import installed, registry
 from nouscoder.verifier.toolchains.toolchain_cache import HOW_TO_PREPARE
+
+# Tests which namespaces and filters this kernel allows. Each test runs in its own process, which then exits.
+
+_NAMESPACES = {
+    "user": kernel.CLONE_NEWUSER,
+    "pid": kernel.CLONE_NEWPID,
+    "mount": kernel.CLONE_NEWNS,
+    "net": kernel.CLONE_NEWNET,
+    "ipc": kernel.CLONE_NEWIPC,
+    "uts": kernel.CLONE_NEWUTS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The results. `refused` has the reason for each refused namespace; `seccomp_refused` is "" if a filter works."""
+
+    namespaces: tuple[str, ...]
+    refused: dict[str, str]
+    seccomp_refused: str
+
+
+def probe_host() -> Probe:
+    """Run all tests. Without root, the other namespaces are made inside a user namespace."""
+    base = 0 if os.geteuid() == 0 else kernel.CLONE_NEWUSER
+    reasons = {name: _tried(functools.partial(kernel.unshare, base | flags)) for name, flags in _NAMESPACES.items()}
+    made = tuple(name for name, reason in reasons.items() if not reason)
+    return Probe(made, {name: reason for name, reason in reasons.items() if reason}, _tried(_install_filter))
+
+
+def _install_filter() -> None:
+    program = kernel.make_filter(seccomp.build_filter())
+    kernel.forbid_new_privileges()
+    kernel.install_filter(program)
+
+
+def _tried(act: Callable[[], None]) -> str:
+    """Run `act` in a child process. Returns why it failed, or ""."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        except OSError as error:
+            os.write(into, str(error.strerror).encode())
+        finally:
+            os._exit(0)
+    os.close(into)
+    with os.fdopen(out, "rb") as reasons:
+        reason = reasons.read()
+    os.waitpid(pid, 0)
+    return reason.decode()
+
 
 _FREE_BYTES = 2 * 1024**3  # for a run folder, and for /tmp
 _COMMAND_LIMIT_S = 60.0
@@ -112,7 +168,7 @@ def _sandbox(backend: str, *, needed: bool, fix: str) -> Finding:
 
 async def _try_sandbox(backend: str) -> str:
     """Run one program in the sandbox. Raises NousCoderError when its result is wrong."""
-    sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
+    sandbox = open_sandbox(SandboxSection(backend=backend, slots=1))
     try:
         await sandbox.start()
         program = Program(registry()["python"], "print(int(input()) + 1)", Limits(wall_time_s=20.0))
@@ -135,11 +191,11 @@ def _gvisor() -> Finding:
 
 def _modal() -> Finding:
     """Log in to Modal, without making anything there."""
-    from nouscoder.verifier.sandbox.modal_cloud import ModalCloud
-    from nouscoder.verifier.sandbox.modal_config import ModalConfig
+    from nouscoder.config import ModalSection
+    from nouscoder.verifier.sandbox.modal.cloud import ModalCloud
 
     async def log_in() -> str:
-        cloud = ModalCloud(ModalConfig())
+        cloud = ModalCloud(ModalSection())
         try:
             return await cloud.log_in()
         finally:

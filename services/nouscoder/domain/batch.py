@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from nouscoder.domain.books import group_number
+from nouscoder.domain.learner_state import group_number
 from nouscoder.domain.rollout import Rollout, RolloutHeader
 from nouscoder.domain.verdict import Verdict
 
@@ -19,6 +19,25 @@ class GradedRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedRollout:
+    """A graded rollout as the broker passes it on: header and verdict are the bytes that it got."""
+
+    header: bytes
+    verdict: bytes
+    reward: float
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """A batch as the broker passes it on."""
+
+    batch_id: int
+    rollouts: tuple[EncodedRollout, ...]
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedRollout:
     """A graded rollout whose record is in the broker's record store, under the name `record`."""
 
@@ -30,11 +49,15 @@ class RecordedRollout:
 
 @dataclass(frozen=True, slots=True)
 class RecordedBatch:
-    """A batch without its records: B graded rollouts in group order, to train the weights of `policy_version`."""
+    """A batch without its records: B graded rollouts in group order, to train the weights of `policy_version`.
+
+    `index` has the bytes of the batch as they came from the broker; empty for one that was made here.
+    """
 
     batch_id: int
     rollouts: tuple[RecordedRollout, ...]
     policy_version: int
+    index: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def num_bytes(self) -> int:

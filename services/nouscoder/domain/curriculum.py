@@ -5,6 +5,15 @@ over pools of problems. A gate skips places because of the statistics of their p
 
 INVARIANT: the choice depends only on seed, place and statistics, so a restarted broker continues with the same choices.
 Every epoch has each problem of its pool at exactly one place.
+
+What a run has learned of each problem: how often it was sampled and accepted, and its last pass rates.
+
+The record of a problem changes in the script that completes a group (broker/lua/common.lua). Its text form is
+"GROUPS FILTERED SAMPLED ACCEPTED SOLVED_IN_ROW PLACE HISTORY", where HISTORY is "ACCEPTED/SAMPLED,..." of the last
+groups.
+
+INVARIANT: of two records of one problem in one run, the one with more groups is the later one, so a copy never
+overwrites what came after it.
 """
 
 from __future__ import annotations
@@ -12,11 +21,83 @@ from __future__ import annotations
 import hashlib
 import random
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from nouscoder.domain.problem_statistics import ProblemStatistics
+# What a run has learned of each problem: how often it was sampled and accepted, and its last pass rates.
+
+
+class GroupOutcome(NamedTuple):
+    """Rollouts of one complete group."""
+
+    accepted: int
+    sampled: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemStatistics:
+    """The complete groups of one problem.
+
+    `groups` are those with a graded rollout, `filtered` those of equal rewards that were filtered. `sampled` and
+    `accepted` are rollouts over the run. `solved_in_row` counts the last groups in a row whose pass rate reached
+    broker.curriculum.retire_pass_rate. `place` is the place in the curriculum of the latest group, -1 if none had one.
+    `history` has the last groups, the newest at the end.
+    """
+
+    problem_id: str
+    groups: int = 0
+    filtered: int = 0
+    sampled: int = 0
+    accepted: int = 0
+    solved_in_row: int = 0
+    place: int = -1
+    history: tuple[GroupOutcome, ...] = ()
+
+    @property
+    def pass_rate(self) -> float:
+        """Accepted rollouts by graded rollouts over the run; 0 without one."""
+        return self.accepted / self.sampled if self.sampled else 0.0
+
+    @property
+    def last_pass_rate(self) -> float:
+        """The pass rate of the last group; 0 without one."""
+        return self.history[-1].accepted / self.history[-1].sampled if self.history else 0.0
+
+    def to_text(self) -> str:
+        """As Redis keeps it."""
+        history = ",".join(f"{accepted}/{sampled}" for accepted, sampled in self.history)
+        counts = (self.groups, self.filtered, self.sampled, self.accepted, self.solved_in_row, self.place)
+        return f"{' '.join(map(str, counts))} {history}"
+
+    @classmethod
+    def of_text(cls, problem_id: str, text: str) -> ProblemStatistics:
+        """From `to_text`. Raises ValueError."""
+        try:
+            *counts, history = text.split(" ")
+            groups, filtered, sampled, accepted, solved_in_row, place = map(int, counts)
+            pairs = [entry.split("/") for entry in history.split(",") if entry]
+            outcomes = tuple(GroupOutcome(int(accepted), int(sampled)) for accepted, sampled in pairs)
+        except ValueError as error:
+            raise ValueError(f"{text[:100]!r} is not a record of a problem") from error
+        return cls(problem_id, groups, filtered, sampled, accepted, solved_in_row, place, outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class CurriculumState:
+    """The place that the curriculum uses next, and the records of the problems."""
+
+    cursor: int = 0
+    problems: tuple[ProblemStatistics, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """For a file."""
+        return {"cursor": self.cursor, "problems": {each.problem_id: each.to_text() for each in self.problems}}
+
+    @classmethod
+    def of_records(cls, cursor: int, records: Iterable[tuple[str, str]]) -> CurriculumState:
+        """From pairs of problem id and text. Raises ValueError."""
+        return cls(cursor, tuple(ProblemStatistics.of_text(problem_id, text) for problem_id, text in records))
 
 
 @dataclass(frozen=True, slots=True)

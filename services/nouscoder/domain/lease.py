@@ -9,7 +9,7 @@ from enum import StrEnum
 from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.problem import GradingRules
-from nouscoder.domain.rollout import RolloutHeader, Task
+from nouscoder.domain.rollout import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +69,17 @@ class LeasedGrading:
 
 @dataclass(frozen=True, slots=True)
 class RecordedGrading:
-    """A rollout to grade before its text is read: it is in the record `record`."""
+    """A rollout to grade before its text is read: it is in the record `record`.
+
+    `header` is encoded, as the broker got it. Only the broker knows `rollout_id` apart from that.
+    """
 
     lease: Lease
-    header: RolloutHeader
+    header: bytes
     record: str
     tests_digest: str
     rules: GradingRules
-
-    @property
-    def rollout_id(self) -> str:
-        """Which rollout."""
-        return self.header.rollout_id
+    rollout_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Self, TypeAlias
 
-from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.tokens import (
+    ExpertChoices,
     SampledTokens,
     Segment,
     SegmentedTokens,
@@ -169,7 +169,7 @@ def _concatenated(parts: Sequence[Part]) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPiece:
-    """A piece of a rollout under its lease, as bytes (store/partial_record.py), and what the broker must know of it."""
+    """A piece of a rollout under its lease, as bytes (store/rollout_record.py), and what the broker must know of it."""
 
     lease_id: str
     first_token: int

@@ -77,7 +77,7 @@ class PolicyManifest:
 
     `folder` is the folder of the shards on the disk of their writer. The shards hold every tensor. With `delta` they
     can also be made from those of an earlier version. With `base`, which is the first policy, the only shard is instead
-    an adapter (policy_folder/adapter.py) of the weights of `base`.
+    an adapter (policy_folder/policy_tensors.py) of the weights of `base`.
 
     Raises ValueError on construction when there is no shard, a name occurs twice, the delta has another number of
     files, or an adapter has several shards, a delta, or a base that is itself an adapter.

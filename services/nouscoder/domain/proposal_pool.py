@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from nouscoder.domain.curriculum import potential
-from nouscoder.domain.problem_statistics import ProblemStatistics
+from nouscoder.domain.curriculum import ProblemStatistics, potential
 
 
 class Retired(StrEnum):

@@ -5,28 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nouscoder.domain.expert_choices import ExpertChoices, joined
 from nouscoder.domain.problem import PublicTests
 from nouscoder.domain.tokens import (
     Completion,
+    ExpertChoices,
     FinishReason,
     Segment,
     SegmentedTokens,
     VersionSpan,
     check_sampled,
     concatenated,
+    joined,
     merged,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are sampled; NousCoder-14B trains at temperature 1, top-p 1. `seed` 0 lets the engine choose."""
+    """How tokens are sampled; NousCoder-14B trains at temperature 1, top-p 1. `seed` 0 lets the engine choose.
+
+    Raises ValueError for a temperature below 0.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     max_new_tokens: int = 128
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError("sampling.temperature must be at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,8 @@ class Task:
     """A rollout to be sampled, with no weights older than `min_policy_version`.
 
     `prompt_template` is a text with {prompt} in it that is used in place of the environment's own; empty takes that.
-    `public_tests` are those that the policy may see; the tests that decide the reward never come here.
+    `public_tests` are those that the policy may see; the tests that decide the reward never come here. Raises
+    ValueError without an id, and when it may sample no token.
     """
 
     rollout_id: str
@@ -45,6 +54,12 @@ class Task:
     min_policy_version: int = 0
     prompt_template: str = ""
     public_tests: PublicTests | None = None
+
+    def __post_init__(self) -> None:
+        if not self.rollout_id:
+            raise ValueError("task.rollout_id is empty")
+        if self.sampling.max_new_tokens < 1:
+            raise ValueError("sampling.max_new_tokens must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,7 @@ class RolloutHeader:
     """What the broker knows of a rollout; the rest is in its record, which the broker never decodes.
 
     The text starts at `text_offset` in the record and has `text_bytes`. A turn is a sampled segment. `has_thinking` is
-    that of the text.
+    that of the text. Raises ValueError without an id, and when the oldest version is newer than the newest.
     """
 
     rollout_id: str
@@ -134,6 +149,12 @@ class RolloutHeader:
     text_bytes: int
     num_turns: int
     has_thinking: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.rollout_id:
+            raise ValueError("header.rollout_id is empty")
+        if self.oldest_version > self.newest_version:
+            raise ValueError("header.oldest_version is newer than header.newest_version")
 
 
 def has_thinking(text: str) -> bool:

@@ -1,12 +1,28 @@
-"""The causes that stop a run, and the snapshot from which stall_judge.py finds them."""
+"""The causes that stop a run, and how they are found in a snapshot.
+
+Which workers hold the next batch up: the verifiers, and the generation workers.
+
+Nobody asks for work that waits, or workers hold leases on rollouts that do not move: because they send no heartbeats,
+because they hang, or because a person paused the engine.
+
+Why the next batch does not come: a judgement on one snapshot of a run.
+
+`judge` first looks for what stops a run at once: an operator, Redis, a batch that is held back. It looks for other
+causes only when the next batch is late, because a run that commits batches is not stalled, whatever single workers do.
+Then it follows the batch backwards: training here, grading and sampling, and what became of the
+rollouts that were finished.
+
+INVARIANT: each cause is reported once, however many rollouts it holds up; a run whose work moves and becomes batches
+has none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from nouscoder.domain.run_status import RunStatus
+from nouscoder.domain.run_status import RunMode, RunStatus
 
 
 class StallCause(StrEnum):
@@ -120,3 +136,305 @@ class Snapshot:
     batch_groups: int
     group_size: int
     redis_faults: tuple[StallCause, ...] = ()
+
+
+# Which workers hold the next batch up: the verifiers, and the generation workers.
+
+# A rollout that has not moved for so long stands still: no test and no update of the weights takes longer.
+_STILL_S = 120.0
+_SILENT = "their workers send no heartbeats: these are dead, stopped or cannot reach the broker. Others get the work."
+
+
+def is_unasked(snapshot: Snapshot, stream: str) -> bool:
+    """Nobody has asked for work of this stream for a lease's length."""
+    return snapshot.asked_s.get(stream, snapshot.since_commit_s) >= snapshot.lease_s
+
+
+def asking(snapshot: Snapshot, stream: str) -> str:
+    """When a worker last asked for work of this stream, in words."""
+    asked_s = snapshot.asked_s.get(stream)
+    return "nobody has ever asked for them" if asked_s is None else f"nobody has asked for {asked_s:.0f} s"
+
+
+def _is_silent(snapshot: Snapshot, holder: Holder) -> bool:
+    return holder.silent_s >= snapshot.lease_s / 2
+
+
+def _is_still(snapshot: Snapshot, holder: Holder) -> bool:
+    return holder.paused or holder.still_s >= _STILL_S or _is_silent(snapshot, holder)
+
+
+def is_moving(snapshot: Snapshot) -> bool:
+    """Some rollout under lease moves."""
+    return not all(_is_still(snapshot, holder) for holder in (*snapshot.sampling, *snapshot.grading))
+
+
+def num_waiting(snapshot: Snapshot, stream: str) -> int:
+    """Rollouts of this stream that nobody holds."""
+    return next((s.lag for s in snapshot.status.streams if s.stream == stream), 0)
+
+
+def grading_blockers(snapshot: Snapshot, *, only_if_nothing_moves: bool) -> Iterator[Blocker]:
+    """What blocks grading. `only_if_nothing_moves`: workers without progress count only when no rollout moves."""
+    lag, alive = num_waiting(snapshot, "grading"), [h for h in snapshot.grading if not _is_silent(snapshot, h)]
+    if lag and not alive and is_unasked(snapshot, "grading"):
+        yield Blocker(
+            StallCause.VERIFIER_ABSENT,
+            f"{lag} rollouts wait for grading and {asking(snapshot, 'grading')}: no verifier runs with --broker, or"
+            " none can reach the broker.",
+            idle_s=snapshot.asked_s.get("grading", snapshot.since_commit_s),
+            num_items=lag,
+        )
+        return
+    if only_if_nothing_moves and is_moving(snapshot):
+        return
+    silent = [h for h in snapshot.grading if _is_silent(snapshot, h)]
+    still = [h for h in alive if _is_still(snapshot, h)]
+    if silent:
+        yield _standing(StallCause.VERIFIER_SILENT, silent, "being graded", _SILENT)
+    if still:
+        yield _standing(
+            StallCause.VERIFIER_HUNG, still, "being graded", "no test has ended meanwhile: the verifier hangs."
+        )
+
+
+def sampling_blockers(snapshot: Snapshot, *, only_if_nothing_moves: bool) -> Iterator[Blocker]:
+    """What blocks sampling. `only_if_nothing_moves` is as in grading_blockers."""
+    alive = [h for h in snapshot.sampling if not _is_silent(snapshot, h)]
+    slots = num_waiting(snapshot, "tasks") + snapshot.status.admission_slots_free
+    if slots and not alive and snapshot.num_problems and is_unasked(snapshot, "tasks"):
+        yield Blocker(
+            StallCause.GENERATION_ABSENT,
+            f"{slots} rollouts could be sampled and {asking(snapshot, 'tasks')}: no generation worker runs, or none"
+            " has loaded a policy or can reach the broker.",
+            idle_s=snapshot.asked_s.get("tasks", snapshot.since_commit_s),
+            num_items=slots,
+        )
+        return
+    if only_if_nothing_moves and is_moving(snapshot):
+        return
+    silent = [h for h in snapshot.sampling if _is_silent(snapshot, h)]
+    paused = [h for h in alive if h.paused]
+    still = [h for h in alive if not h.paused and _is_still(snapshot, h)]
+    if silent:
+        yield _standing(StallCause.GENERATION_SILENT, silent, "being sampled", _SILENT)
+    if paused:
+        what = "a person paused the engine: it continues after Resume, or when the pause ends."
+        yield _standing(StallCause.ENGINE_PAUSED, paused, "being sampled", what)
+    if still:
+        what = "no token has been sampled meanwhile: the engine hangs. See the log of generation."
+        yield _standing(StallCause.ENGINE_HUNG, still, "being sampled", what)
+
+
+def _standing(cause: StallCause, holders: Sequence[Holder], doing: str, what: str) -> Blocker:
+    longest = max(holders, key=lambda holder: max(holder.still_s, holder.silent_s))
+    idle_s = max(longest.still_s, longest.silent_s)
+    workers = sorted({holder.worker_id for holder in holders})
+    others = f" and {len(workers) - 1} more" if len(workers) > 1 else ""
+    return Blocker(
+        cause,
+        f"{len(holders)} rollouts are {doing} by {longest.worker_id}{others} and have not moved for up to"
+        f" {idle_s:.0f} s; {what} The first is {longest.item_id}, delivery {longest.delivery}.",
+        longest.item_id,
+        longest.worker_id,
+        idle_s,
+        len(holders),
+    )
+
+
+# Why the next batch does not come: a judgement on one snapshot of a run.
+
+# A batch is late when it takes this many times as long as usual.
+_LATE = 3.0
+# A batch in training is slow when it takes this many times as long as usual, but at least _SLOW_S.
+_SLOW, _SLOW_S = 10.0, 600.0
+# A batch that was leased to this many learner processes makes them crash.
+_CRASHES = 3
+_WATCH = "`nouscoder status` shows where every rollout is."
+
+
+def judge(snapshot: Snapshot) -> tuple[Blocker, ...]:
+    """What delays the next batch, the learner's causes first. Empty when nothing does."""
+    if snapshot.status.finished:
+        return ()
+    blockers = tuple(_at_once(snapshot)) or tuple(_when_late(snapshot))
+    if not blockers:
+        return ()
+    return (replace(blockers[0], reason=f"{_lateness(snapshot)} {blockers[0].reason}"), *blockers[1:])
+
+
+def _lateness(snapshot: Snapshot) -> str:
+    usual = f" (one usually takes {snapshot.usual_batch_s:.0f} s)" if snapshot.usual_batch_s else ""
+    if snapshot.status.batches_committed:
+        return f"No batch has been committed for {snapshot.since_commit_s:.0f} s{usual}."
+    return f"No batch has been committed yet, {snapshot.since_commit_s:.0f} s after the first rollout was admitted."
+
+
+def _at_once(snapshot: Snapshot) -> Iterator[Blocker]:
+    """Causes that stop a run immediately, so they are reported even when the next batch is not late."""
+    for fault in snapshot.redis_faults:
+        yield Blocker(fault, _REDIS[fault])
+    if snapshot.status.back_pressure and StallCause.REDIS_FULL not in snapshot.redis_faults:
+        yield Blocker(StallCause.REDIS_FULL, f"{snapshot.status.back_pressure}.")
+    if snapshot.status.mode is not RunMode.RUNNING:
+        yield _stopped_by_operator(snapshot.status.mode)
+        return
+    if snapshot.status.policy_version is None:
+        yield Blocker(
+            StallCause.NO_POLICY,
+            "No policy has been published yet: the learner publishes version 0 when it has loaded the model. If it"
+            " runs, see its log.",
+        )
+        return
+    batch = snapshot.batch
+    if batch is None:
+        return
+    if batch.held_back:
+        why = f": {batch.failure}" if batch.failure else ""
+        tries = f"{batch.failures} failures" if batch.failures else f"{batch.delivery} learners that died with it"
+        yield Blocker(
+            StallCause.BATCH_HELD_BACK,
+            f"Batch {batch.batch_id} cannot be trained on and is held back after {tries}{why}."
+            f" `nouscoder batch drop {batch.batch_id}` abandons its rollouts, and the run goes on.",
+            *_of_batch(batch),
+        )
+
+
+_REDIS = {
+    StallCause.REDIS_FULL: "Redis holds as much as maxmemory allows and refuses to write: raise maxmemory, or free"
+    " memory. Nothing is lost meanwhile.",
+    StallCause.REDIS_CANNOT_SAVE: "Redis cannot write its file and refuses to change anything: see its log and its"
+    " disk.",
+    StallCause.REDIS_READ_ONLY: "Redis refuses to change anything: it is a replica, or it lacks the replicas that its"
+    " setting min-replicas-to-write asks for. See its log, and INFO replication.",
+}
+
+
+def _stopped_by_operator(mode: RunMode) -> Blocker:
+    if mode is RunMode.PAUSED:
+        return Blocker(StallCause.PAUSED, "The run was paused by `nouscoder pause`: `nouscoder resume` goes on.")
+    return Blocker(
+        StallCause.DRAINING,
+        "The run is being drained by `nouscoder drain` and admits nothing: `nouscoder resume` goes on.",
+    )
+
+
+def _of_batch(batch: HeldBatch) -> tuple[str, str, float, int]:
+    return str(batch.batch_id), batch.worker_id, batch.held_s, 1
+
+
+def _when_late(snapshot: Snapshot) -> Iterator[Blocker]:
+    """Causes that count only when the next batch is late, the learner's first."""
+    if snapshot.since_commit_s < max(snapshot.lease_s, _LATE * snapshot.usual_batch_s):
+        return
+    if snapshot.batch is not None:
+        yield from _training(snapshot, snapshot.batch)
+        return
+    num_batches = snapshot.ready_groups // snapshot.batch_groups
+    if num_batches and is_unasked(snapshot, "batches"):
+        yield Blocker(
+            StallCause.LEARNER_ABSENT,
+            f"{num_batches} batches wait for training and {asking(snapshot, 'batches')}: no learner runs, or it is"
+            " paused or starting. See its log.",
+            idle_s=snapshot.asked_s.get("batches", snapshot.since_commit_s),
+            num_items=num_batches,
+        )
+        return
+    only_if_nothing_moves = not num_batches
+    blockers = [
+        *grading_blockers(snapshot, only_if_nothing_moves=only_if_nothing_moves),
+        *sampling_blockers(snapshot, only_if_nothing_moves=only_if_nothing_moves),
+    ]
+    blockers += _outcomes(snapshot)
+    if not blockers and not is_moving(snapshot):
+        blockers += _nothing_moves(snapshot)
+    yield from blockers
+
+
+def _training(snapshot: Snapshot, batch: HeldBatch) -> Iterator[Blocker]:
+    name = f"Batch {batch.batch_id} has been with {batch.worker_id} for {batch.held_s:.0f} s"
+    if batch.delivery >= _CRASHES:
+        why = f", last with: {batch.failure}" if batch.failure else ""
+        yield Blocker(
+            StallCause.LEARNER_CRASHES,
+            f"Batch {batch.batch_id} has been leased to {batch.delivery} learner processes, and none has committed"
+            f" it{why}. See the learner's log. After more failures the batch is held back.",
+            *_of_batch(batch),
+        )
+    elif batch.silent_s >= snapshot.batch_lease_s / 2:
+        yield Blocker(
+            StallCause.LEARNER_SILENT,
+            f"{name}, and that learner has sent no heartbeat for {batch.silent_s:.0f} s: it is dead, stopped or"
+            " cannot reach the broker. Start it again: it continues with this batch.",
+            *_of_batch(batch),
+        )
+    elif batch.held_s >= max(_SLOW_S, _SLOW * snapshot.usual_batch_s):
+        yield Blocker(
+            StallCause.LEARNER_SLOW,
+            f"{name}, and that learner is alive: training takes much longer than usual, or hangs. See its log.",
+            *_of_batch(batch),
+        )
+
+
+def _outcomes(snapshot: Snapshot) -> Iterator[Blocker]:
+    """Causes that the counts since the last batch show: work was done, but its rollouts reach no batch."""
+    since, batch_size = snapshot.since, snapshot.batch_groups * snapshot.group_size
+    if since.internal_errors > max(snapshot.group_size - 1, since.graded):
+        yield Blocker(
+            StallCause.INTERNAL_ERRORS,
+            f"Grading failed {since.internal_errors} times since then because of the infrastructure and gave"
+            f" {since.graded} verdicts: the sandboxes are broken. `nouscoder dead-letters list` shows the errors.",
+            num_items=since.internal_errors,
+        )
+    ended = since.filtered + since.stale + since.abandoned
+    if since.filtered >= max(batch_size, ended / 2):
+        share = since.accepted / since.graded if since.graded else 0.0
+        yield Blocker(
+            StallCause.ALL_FILTERED,
+            f"{since.filtered} rollouts were filtered since then, because all of their group got the same reward;"
+            f" {share:.0%} of the graded ones were accepted. The problems are too {'easy' if share > 0.5 else 'hard'}"
+            " for this policy, or grading treats all answers alike: choose other problems, or set"
+            " broker.drop_zero_variance=false.",
+            num_items=since.filtered,
+        )
+    if since.stale >= max(batch_size, ended / 2):
+        yield Blocker(
+            StallCause.ALL_STALE,
+            f"{since.stale} rollouts were dropped as stale since then: sampling and grading take longer than the"
+            " versions that broker.max_staleness and broker.pipeline_k allow. Raise them, set"
+            " broker.stale_policy=finish_first, or add workers.",
+            num_items=since.stale,
+        )
+    if since.abandoned >= max(batch_size, ended / 2) and not since.internal_errors > since.graded:
+        yield Blocker(
+            StallCause.ALL_GIVEN_UP,
+            f"{since.abandoned} rollouts were given up since then: their leases were lost too often, or their batch was"
+            " dropped. `nouscoder dead-letters list` shows why.",
+            num_items=since.abandoned,
+        )
+
+
+def _nothing_moves(snapshot: Snapshot) -> Iterator[Blocker]:
+    """Causes when nothing makes progress and none of the causes above applies."""
+    status = snapshot.status
+    waiting = num_waiting(snapshot, "tasks") + num_waiting(snapshot, "grading")
+    if not waiting and status.admission_slots_free and not snapshot.num_problems:
+        yield Blocker(
+            StallCause.EMPTY_CURRICULUM,
+            "The curriculum has no problem left to sample: give the run more problems, or end it.",
+        )
+    elif not waiting and not status.admission_slots_free:
+        unpublished = max(0, status.batches_committed - (status.policy_version or 0))
+        yield Blocker(
+            StallCause.ADMISSION_CLOSED,
+            f"Nothing may be admitted, and nothing in flight waits for a worker; {unpublished} trained batches have no"
+            f" published policy. See the learner's log; {_WATCH}",
+            num_items=unpublished,
+        )
+    elif waiting or status.admission_slots_free:
+        yield Blocker(
+            StallCause.LEASES_FAIL,
+            f"{waiting} rollouts wait, and workers that ask for work get none: see the broker's log for calls that"
+            " fail.",
+            num_items=waiting,
+        )

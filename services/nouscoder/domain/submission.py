@@ -91,6 +91,7 @@ class Comparator:
     """Tolerances apply to `tokens`, `kattis` and call results. 0 is off, and the widest one counts.
 
     `float_tolerance` counts as both an absolute and a relative tolerance. `ignore_case` is about ASCII letters of text.
+    Raises ValueError for a tolerance below 0.
     """
 
     kind: ComparatorKind = ComparatorKind.TOKENS
@@ -98,6 +99,13 @@ class Comparator:
     absolute_tolerance: float = 0.0
     relative_tolerance: float = 0.0
     ignore_case: bool = False
+
+    def __post_init__(self) -> None:
+        if self.float_tolerance >= 0 and self.absolute_tolerance >= 0 and self.relative_tolerance >= 0:
+            return
+        for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"comparator.{name} must be at least 0")
 
     @property
     def absolute(self) -> float:

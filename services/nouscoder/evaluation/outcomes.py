@@ -1,7 +1,7 @@
 """The results of an evaluation as one record, report.json: a pure function of its samples and verdicts, without times.
 
 Problems count alike. pass@k is the unbiased estimate from a problem's samples, and its intervals are 95% bootstrap
-intervals over problems. The Elo rating is that of domain/elo.py, from the problems that have a rating.
+intervals over problems. The Elo rating is that of domain/estimates.py, from the problems that have a rating.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from nouscoder.domain.bootstrap import bootstrap_interval
-from nouscoder.domain.elo import RatedResult, elo_rating
-from nouscoder.domain.pass_at_k import USUAL_K, pass_at_k
+from nouscoder.domain.estimates import USUAL_K, RatedResult, bootstrap_interval, elo_rating, pass_at_k
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.evaluation.problems import EvaluatedProblem
 

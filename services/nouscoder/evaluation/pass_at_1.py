@@ -23,7 +23,7 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError, first_error
 from nouscoder.retry import Retry
-from nouscoder.rpc.channel import PeerUnreachable
+from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, Pin
 from nouscoder.rpc.verifier_client import VerifierClient
 
@@ -36,6 +36,9 @@ _WHILE_AWAY = Retry("sampling for the evaluation", (PeerUnreachable,), for_s=60.
 
 class EvaluationError(NousCoderError):
     """The evaluation failed. The message names the rollout and the reason."""
+
+
+EVALUATION_ERRORS = (EvaluationError, PeerError)  # after which an evaluation may be tried again
 
 
 class _InternalError(Exception):

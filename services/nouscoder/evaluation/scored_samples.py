@@ -10,9 +10,8 @@ from pathlib import Path
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
-from nouscoder.evaluation.grading import answer_of, verdict_key
-from nouscoder.evaluation.problems import Window, read_evaluated
-from nouscoder.evaluation.prompts import PromptFormat, messages_of
+from nouscoder.evaluation.problems import PromptFormat, Window, messages_of, read_evaluated
+from nouscoder.evaluation.samples import answer_of, verdict_key
 from nouscoder.record_log import RecordLog
 
 _NOT_RUN = frozenset({VerdictKind.NO_CODE.value, VerdictKind.COMPILE_ERROR.value})

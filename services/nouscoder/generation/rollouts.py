@@ -9,18 +9,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 
 from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.rollout import Rollout, Task
-from nouscoder.generation.context_limit import ContextLimit
-from nouscoder.generation.engines.base import Engine
+from nouscoder.domain.tokens import Completion
+from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest, checked_max_tokens
 from nouscoder.generation.environments.base import Environment, Sampler, TaskRefused
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics, PartialTokens
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.resumable import ResumableSampler
+from nouscoder.generation.partials import KeepPartials, PartialReports, ResumableSampler
+from nouscoder.generation.weights.policies import Policies
 
 _POLICY_LIMIT_S = 900.0
+
+
+class ContextLimit:
+    """Passes requests to `sampler`, cut so that prompt and completion have at most `max_tokens_total` tokens.
+
+    The limit of a run may be below what the engine was started for.
+    """
+
+    def __init__(self, sampler: Sampler, max_tokens_total: int) -> None:
+        self._sampler = sampler
+        self._max_tokens_total = max_tokens_total
+
+    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        """A future of the completion. It raises EngineError when the prompt leaves no room."""
+        try:
+            max_new_tokens = checked_max_tokens(request, (), self._max_tokens_total)
+        except EngineError as error:
+            refused: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
+        sampling = replace(request.sampling, max_new_tokens=max_new_tokens)
+        return self._sampler.sample(replace(request, sampling=sampling))
 
 
 class Rollouts:
@@ -100,39 +123,9 @@ class Rollouts:
                 known[rollout_id] = min(version, known.get(rollout_id, version))
         return known
 
-    async def unsaved(
-        self, rollout_ids: Iterable[str], every_tokens: int, *, is_last: bool
-    ) -> dict[str, PartialRollout]:
-        """The tokens that the broker does not keep, of each rollout that has sampled `every_tokens` of them.
-
-        `is_last`: of each rollout that has sampled so many in all. Raises EngineError.
-        """
-        chosen, progress = {}, self._engine.progress
-        for rollout_id in rollout_ids:
-            sampler = self._samplers.get(rollout_id)
-            if sampler is not None:
-                num_sampled = sampler.num_sampled + progress.get(sampler.request_id or "", 0)
-                num_unsaved = num_sampled - sampler.num_saved_sampled
-                if num_unsaved > 0 and (num_sampled if is_last else num_unsaved) >= every_tokens:
-                    chosen[rollout_id] = sampler
-        if not chosen:
-            return {}
-        starts = {s.request_id: s.first_unsaved for s in chosen.values() if s.request_id is not None}
-        running = await self._engine.sampled(starts)
-        pieces = {name: sampler.unsaved(running.get(sampler.request_id or "")) for name, sampler in chosen.items()}
-        return {name: piece for name, piece in pieces.items() if piece is not None}
-
-    def note_saved(self, rollout_id: str, piece: PartialRollout | None) -> None:
-        """The broker keeps `piece` of the rollout after what it kept before; None: it keeps other tokens."""
-        sampler = self._samplers.get(rollout_id)
-        if piece is not None:
-            self._count(PartialTokens.SAVED, piece.num_sampled_tokens)
-        if sampler is None:
-            return
-        if piece is None:
-            sampler.forgotten()
-        else:
-            sampler.saved(piece)
+    def partial_reports(self, keep: KeepPartials, every_tokens: int) -> PartialReports:
+        """Reports of the rollouts in progress, for which `keep` is called; see PartialReports."""
+        return PartialReports(self._engine, self._samplers, keep, every_tokens, self._metrics)
 
     async def all_of(self, tasks: Sequence[Task]) -> AsyncIterator[Rollout]:
         """The rollouts in order of completion. Leaving early cancels the rest. Raises the first error of a task."""

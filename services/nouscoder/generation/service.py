@@ -1,4 +1,8 @@
-"""GenerationService over gRPC, and the process that serves it together with the worker loop."""
+"""GenerationService over gRPC, and the process that serves it together with the worker loop, one run after the other.
+
+INVARIANT: the next run is one that the engine in use can sample for. Whoever asks for the change gets one answer: the
+run that is served, or the reason why the engine would have to be started again.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +16,29 @@ from typing import Any, cast
 import grpc
 
 from nouscoder.config import Config, ConfigError
-from nouscoder.config.environment import ToolsSection
-from nouscoder.domain.policy import WeightTransfer
+from nouscoder.config.generation import ToolsSection
+from nouscoder.domain.policy import Transport, WeightTransfer
+from nouscoder.errors import NousCoderError
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, StagingEngine
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.tools import Tools
-from nouscoder.generation.errors import PolicyMissing, PolicyRefused, PolicyUnusable
-from nouscoder.generation.learner_memory import LearnerMemory
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.next_run import NextRun, RunRefused
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.policy_cache import PolicyCache
-from nouscoder.generation.policy_source import FolderSource, LearnerSource, PolicySource
 from nouscoder.generation.rollouts import Rollouts
+from nouscoder.generation.weights.cache import PolicyCache, PolicyMissing, PolicyRefused, PolicyUnusable
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.generation.weights.source import FolderSource, LearnerMemory, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
+from nouscoder.json_file import read_json_object
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.faults import InvalidMessage
-from nouscoder.rpc.health import Health
+from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.rpc.learner_client import LearnerClient
-from nouscoder.rpc.policy_convert import manifest_from
-from nouscoder.rpc.rollout_convert import task_from
-from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.pairs import MANIFEST, TASK
+from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.rpc.worker_identity import held_worker_id
+from nouscoder.rpc.worker import held_worker_id
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
@@ -50,6 +51,90 @@ _PREFETCH_SHARE = 4
 _PAUSE_S = 60.0
 _LONGEST_PAUSE_S = 3600.0
 _LONGEST_PIN_S = 86_400.0
+# Keys of the section `generation` that a run can have otherwise than the one before, without a new engine.
+_LIVE = ("max_tokens_total", "engine_tokens_total", "sampling", "environment", "partial_every_tokens", "openai")
+
+
+# The change from one run to the next, with the same engine: the stages of a plan are runs of their own.
+
+
+class RunRefused(NousCoderError):
+    """The next run cannot be served. The message says why."""
+
+
+class NextRun:
+    """`started`: the configuration with which the engine was started; `reread` gives that of the next run."""
+
+    def __init__(self, started: Config, reread: Callable[[], Config] | None) -> None:
+        self._started = started
+        self._current = started
+        self._reread = reread
+        self._wanted: Config | None = None
+        self._asked = asyncio.Event()
+        self._served: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def change(self) -> str:
+        """Change to the next run. Returns its name when it is served. Raises RunRefused and ConfigError."""
+        if self._reread is None:
+            raise RunRefused("the process was started without a configuration file, so there is no next run")
+        config = await asyncio.to_thread(self._reread)
+        if config == self._current:
+            return config.run.name
+        if self._wanted is not None:
+            raise RunRefused(f"the change to run {self._wanted.run.name} is in progress")
+        reason = await asyncio.to_thread(reason_to_start_again, self._started, config)
+        if reason is not None:
+            raise RunRefused(reason)
+        self._wanted = config
+        self._asked.set()
+        return await asyncio.shield(self._served)
+
+    async def asked(self) -> None:
+        """Wait until a change is asked for."""
+        await self._asked.wait()
+
+    def take(self) -> Config | None:
+        """The configuration of the run that was asked for; None when none was."""
+        return self._wanted
+
+    def begun(self, config: Config) -> None:
+        """The run of `config` is served now."""
+        self._current, self._wanted = config, None
+        self._asked.clear()
+        served, self._served = self._served, asyncio.get_running_loop().create_future()
+        served.set_result(config.run.name)
+
+
+def reason_to_start_again(started: Config, wanted: Config) -> str | None:
+    """Why the engine that was started with one configuration cannot sample for another; None when it can."""
+    before, after = started.generation, wanted.generation
+    if after.max_tokens_total > before.engine_tokens:
+        return (
+            f"generation.max_tokens_total {after.max_tokens_total} is more than the {before.engine_tokens} tokens that"
+            " the engine was started for"
+        )
+    for name in type(after).model_fields:
+        if name not in _LIVE and getattr(before, name) != getattr(after, name):
+            return f"generation.{name} is not what the engine was started with"
+    if before.policy_from is not Transport.FOLDER:
+        return "policies are fetched from the learner, which is another one in each run"
+    if before.engine == "vllm" and before.vllm.on_update == "keep":
+        # Its prefix cache has a key for each version, and versions begin again at 0 in each run.
+        return "generation.vllm.on_update keep would find prompts in the cache of the run before"
+    if started.policy.router_replay != wanted.policy.router_replay:
+        return "policy.router_replay is not what the engine was started with"
+    if _architecture_of(started) != _architecture_of(wanted):
+        return "config.json of its first policy is another one, as with YaRN"
+    return None
+
+
+def _architecture_of(config: Config) -> dict[str, Any]:
+    """config.json of the policy that a run begins with. Raises RunRefused."""
+    file: Path = config.in_run_folder(config.policy.path) / "config.json"
+    return read_json_object(file, RunRefused)
+
+
+# The gRPC API.
 
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     EngineError: grpc.StatusCode.INVALID_ARGUMENT,  # a task that cannot be sampled
@@ -87,7 +172,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         UNAVAILABLE without a policy, INVALID_ARGUMENT naming a task that cannot be sampled, FAILED_PRECONDITION when
         another version is in use than the pin names.
         """
-        tasks = [task_from(message) for message in request.tasks]
+        tasks = [TASK.of(message) for message in request.tasks]
         if self._policies.current is None:
             raise PolicyMissing("no policy has been loaded yet")
         async with self._pinned(request):
@@ -109,7 +194,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         FAILED_PRECONDITION for one that is not newer (except the one in use), INVALID_ARGUMENT when its files differ
         from the manifest or do not fit. After an error the old weights stay in use.
         """
-        manifest = manifest_from(request.manifest)
+        manifest = MANIFEST.of(request.manifest)
         pause_s = await self._policies.update(manifest)
         return generation_pb2.UpdatePolicyResponse(policy_version=manifest.policy_version, pause_s=pause_s)
 
@@ -155,12 +240,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         return generation_pb2.ServeNextRunResponse(run_name=await self._next_run.change())
 
 
+# The process.
+
+
 async def serve(config: Config, reread: Callable[[], Config] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Generate works while the broker does not answer.
 
     `reread` gives the configuration of the next run, for ServeNextRun. With generation.policy_from "learner" the
     process is alive but not ready until it has fetched the policy folder. Raises EngineError, EnvironmentUnusable,
-    AddressError, PeerError, PolicyUnusable, CacheUnusable, TokenUnreadable, ApiKeysUnusable, TlsUnusable or
+    AddressError, PeerError, PolicyUnusable, PolicyCacheUnusable, TokenUnreadable, ApiKeysUnusable, TlsUnusable or
     CertificatesUnusable.
     """
     stop = stop_event()
@@ -213,7 +301,7 @@ async def _start_openai(
 ) -> None:
     if config.generation.openai.http:
         # Its libraries are loaded only where it is wanted.
-        from nouscoder.generation.openai.serve import start_openai
+        from nouscoder.generation.openai.api import start_openai
 
         await start_openai(config, folder, engine, policies, metrics.api, stack)
 

@@ -9,7 +9,7 @@ rollout that the broker refuses costs only itself.
     loop     waits for                         does
     pull     a policy, and room for tasks      lease_tasks -> rollouts.start
     submit   rollouts that ended               submit_rollouts; never waits for grading
-    follow   a newer policy                    loads it into the engine (policy_follower.py)
+    follow   a newer policy                    loads it into the engine (weights/policies.py)
     drop     leases that were lost             cancels their rollouts; the engine stops sampling them
     return   rollouts whose tool is away       release_leases
     report   new tokens of a long rollout      keep_partials (partials.py)
@@ -20,21 +20,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from nouscoder.domain.lease import LeasedTask, LeaseLoss, WorkReport
+from nouscoder.domain.lease import LeasedTask, LeasedTasks, LeaseLoss, WorkReport
+from nouscoder.domain.partial import PartialRollout
+from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.environments.base import ToolUnavailable
-from nouscoder.generation.partials import PartialReports
-from nouscoder.generation.policies import Policies
-from nouscoder.generation.policy_follower import follow_policies
 from nouscoder.generation.rollouts import Rollouts
-from nouscoder.generation.task_broker import TaskBroker
+from nouscoder.generation.weights.policies import Policies, follow_policies
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
-from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.rpc.server import run_until_stopped
+from nouscoder.rpc.worker import LeaseKeeper
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,39 @@ _SUBMIT_LIMIT_S = 2.0
 _HUNG_S = 60.0
 
 
+class TaskBroker(Protocol):
+    """The calls to the broker that a worker needs; BrokerClient has them. Each raises PeerError."""
+
+    async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
+        """Lease up to `max_tasks` tasks. Waits up to `wait_s` seconds for the first."""
+        ...
+
+    async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
+        """Submit (lease_id, rollout) pairs. Returns the rollout ids that were refused."""
+        ...
+
+    async def keep_partials(self, pieces: Mapping[str, PartialRollout]) -> dict[str, int | None]:
+        """Have the broker keep a piece of a rollout for each lease id; a piece from token 0 on replaces what it keeps.
+
+        Returns how many tokens it keeps of each rollout then; None: the lease is lost.
+        """
+        ...
+
+    def watch_policy(self) -> AsyncIterator[PolicyManifest]:
+        """The newest policy, then each newer one."""
+        ...
+
+    async def release_leases(self, lease_ids: Sequence[str] = ()) -> None:
+        """Give these leases back; none: all that this worker holds."""
+        ...
+
+    def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
+        """A keeper of leases."""
+        ...
+
+
 @dataclass(slots=True)
-class _Held:
+class _HeldTask:
     lease_id: str
     future: asyncio.Task[Rollout]
 
@@ -71,8 +102,8 @@ class RolloutWorker:
         self._max_held = max_running + prefetch
         # Leasing for each free place would take one call per rollout.
         self._ask_for = max(1, prefetch // 2)
-        self._partials = PartialReports(broker, rollouts, partial_every_tokens)
-        self._held: dict[str, _Held] = {}
+        self._partials = rollouts.partial_reports(broker.keep_partials, partial_every_tokens)
+        self._held: dict[str, _HeldTask] = {}
         self._ended: list[Rollout] = []
         self._some_ended = asyncio.Event()
         self._returned: list[str] = []
@@ -139,7 +170,7 @@ class RolloutWorker:
             known.lease_id = leased.lease.lease_id
             return
         future = self._rollouts.start(leased.task, leased.kept)
-        self._held[rollout_id] = _Held(leased.lease.lease_id, future)
+        self._held[rollout_id] = _HeldTask(leased.lease.lease_id, future)
         self._count_room()
         future.add_done_callback(lambda ended: self._take(rollout_id, ended, keeper))
 
@@ -266,7 +297,7 @@ class RolloutWorker:
             if LeaseLoss.PROGRESS in dropped.values() and still_s >= _HUNG_S:
                 raise EngineStopped(f"the engine has sampled no token for {still_s:.0f} s: it hangs")
 
-    def _leave(self, rollout_id: str, keeper: LeaseKeeper) -> _Held:
+    def _leave(self, rollout_id: str, keeper: LeaseKeeper) -> _HeldTask:
         held = self._held.pop(rollout_id)
         keeper.drop(held.lease_id)
         self._count_room()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,36 @@ from nouscoder.config import Config
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.submission import Profile, Submission, Tests
 from nouscoder.errors import Unusable
-from nouscoder.grade_files.continuation import continued_program
 from nouscoder.grade_files.entries import Entry
 from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import answer_record, parse_submission, request_of
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.local_grader import local_grader
+
+# Completions that continue a prompt of code, as sample files of HumanEval and EvalPlus have them.
+
+_MOST_KEPT = 256
+
+
+def continued_program(prompt: str, completion: str) -> str | None:
+    """The prompt and the completion as one program; None for a completion that is an answer.
+
+    It continues the prompt when the prompt is Python that defines a function, and the completion is the function's
+    body: it begins with an indented line, and has no fence.
+    """
+    first = next((line for line in completion.splitlines() if line.strip()), "")
+    if not first[:1].isspace() or "```" in completion or not _defines_a_function(prompt):
+        return None
+    return prompt + completion
+
+
+@lru_cache(_MOST_KEPT)
+def _defines_a_function(prompt: str) -> bool:
+    try:
+        return any(isinstance(node, ast.FunctionDef) for node in ast.parse(prompt).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+
 
 SERVER_AT_ONCE = 16
 

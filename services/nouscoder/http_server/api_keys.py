@@ -1,6 +1,12 @@
-"""API keys of clients. Only the SHA-256 of a key is stored, one per line, in a file or in the environment.
+"""Who may send requests: clients with an API key, or without keys all but browsers that a foreign site sends.
+
+Only the SHA-256 of a key is stored, one per line, in a file or in the environment:
 
     client-name:sha256hex[:max_in_flight[:submissions_per_minute]]
+
+Any web page can make a visitor's browser send requests to a service on the visitor's machine or network. Such a request
+names the page in `Origin`. A page whose own DNS name is pointed at the service (DNS rebinding) shows that name in
+`Host`. A service without keys refuses both, unless the name is configured.
 
 INVARIANT: a file that cannot be read or has an invalid line changes nothing: the keys read before stay valid until the
 file is correct again. If no keys are configured at all, every request is admitted. A file without a key admits none.
@@ -10,14 +16,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from nouscoder.errors import Unusable
 
@@ -169,3 +177,41 @@ def _read(file: Path) -> tuple[ApiKey, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ApiKeysUnusable(f"{file} cannot be read: {reason}") from error
+
+
+# Which requests from browsers a service without API keys accepts. Pure.
+
+_PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".svc")  # no public DNS has names like these
+
+
+def foreign_part(host: str | None, origin: str | None, names: Collection[str]) -> str | None:
+    """The header ("Host" or "Origin") that names a foreign site; None when there is none.
+
+    `host` and `origin` are the headers of a request, None when missing: programs that are not browsers send no Origin.
+    `names` are the configured host names.
+    """
+    if host is not None and not _is_own(_name_of(f"//{host}"), names):
+        return "Host"
+    if origin is None or _name_of(origin) in names:
+        return None
+    parts = urlsplit(origin)
+    same = parts.scheme in ("http", "https") and host is not None and parts.netloc.lower() == host.lower()
+    return None if same else "Origin"
+
+
+def _is_own(name: str, names: Collection[str]) -> bool:
+    """Whether no foreign site can have this name: addresses, names without a dot, and private endings."""
+    if name in names or (name and "." not in name) or name.endswith(_PRIVATE_ENDINGS):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _name_of(url: str) -> str:
+    try:
+        return (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return ""

@@ -1,14 +1,23 @@
-"""Reads a request's body within limits of size and time."""
+"""Reads the body of a request within limits of size and time, and ends the work for a client that has disconnected."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from nouscoder.atomic_files import naming_storage_faults
+
 READ_PATIENCE_S = 60.0
+_PART_PATIENCE_S = 60.0  # for the next part of a body that goes to the disk
+_FILE_PATIENCE_S = 3600.0  # for all of it
+_FLUSH_BYTES = 1024**2
 
 
 class BodyFault(Exception):
@@ -50,5 +59,68 @@ async def read_whole(declared: str, receive: Receive, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
+async def write_body(parts: AsyncIterator[bytes], file: Path, charge: Callable[[int], None]) -> None:
+    """Write a body to a new file as it arrives. `charge` gets the size of each part, and may refuse it.
+
+    Raises what `charge` raises, BodyFault and StorageError.
+    """
+    waiting = bytearray()
+    with naming_storage_faults(file), file.open("xb") as output:
+        try:
+            async with asyncio.timeout(_FILE_PATIENCE_S):
+                while (part := await asyncio.wait_for(anext(parts, None), _PART_PATIENCE_S)) is not None:
+                    charge(len(part))
+                    waiting += part
+                    if len(waiting) >= _FLUSH_BYTES:
+                        await asyncio.to_thread(output.write, bytes(waiting))
+                        waiting.clear()
+        except TimeoutError:
+            raise BodyFault(408, "the body arrived too slowly") from None
+        await asyncio.to_thread(_finish, output, bytes(waiting))
+
+
+def _finish(output: BinaryIO, rest: bytes) -> None:
+    output.write(rest)
+    output.flush()
+    os.fsync(output.fileno())
+
+
 def _too_large(max_bytes: int) -> BodyFault:
     return BodyFault(413, f"must have at most {max_bytes} bytes")
+
+
+# Work for a request that ends when its client disconnects.
+
+Answer = TypeVar("Answer")
+
+
+async def while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
+    """Await `work`. A client that disconnects cancels it, which frees what it holds at once. Raises BodyFault then.
+
+    `receive` is ASGI's, of a request whose body has been read.
+    """
+    me = asyncio.current_task()
+    assert me is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        await _disconnected(receive)
+        gone = True
+        me.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        me.uncancel()
+        raise BodyFault(499, "the client disconnected") from None
+    finally:
+        watching.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,7 +1,9 @@
-"""Serves an ASGI application in the service's own event loop, without installing signal handlers.
+"""Serves an ASGI application in the service's own event loop, without installing signal handlers, over HTTP or HTTPS.
 
 INVARIANT: a connection that has not sent the complete head of a request is closed after HEAD_PATIENCE_S, or once it has
-sent MAX_HEAD_BYTES and one packet. One that does not take its answer is ended too (delivery.py).
+sent MAX_HEAD_BYTES and one packet. `send` of ASGI returns when the transport has given the message to the system, or
+the connection has ended, so an application that holds an answer until then knows how long it takes memory. A client has
+ANSWER_PATIENCE_S for each message (a whole answer, or a part of a stream). Then its connection is ended.
 """
 
 from __future__ import annotations
@@ -13,13 +15,85 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 
-from nouscoder.http_server.delivery import Delivery
-from nouscoder.rpc.address import AddressError, socket_host, split_address
+from nouscoder.config import TlsSection
+from nouscoder.errors import Unusable
+from nouscoder.rpc.server import AddressError, socket_host, split_address
+from nouscoder.rpc.tls import Renewed
+
+# Delivery of the answers of one connection, piece by piece.
+
+ANSWER_PATIENCE_S = 60.0
+_PIECE_BYTES = 64 * 1024
+
+
+class Delivery:
+    """ASGI application of one connection: `app` with another `send`. The protocol tells it when writing pauses."""
+
+    def __init__(self, app: ASGIApp, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._app = app
+        self._transport = transport
+        self._flow = flow
+        self._limit: asyncio.TimerHandle | None = None
+        self._in_pieces = False
+
+    def begin(self) -> None:
+        """Have the protocol told of each pause in writing, which it passes on from now on.
+
+        Writing pauses when a byte waits, and goes on when none does. uvloop's TLS tells of a pause at once.
+        """
+        self._transport.set_write_buffer_limits(high=1, low=0)  # high=0: asyncio's TLS would pause for ever
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
+        """Handle one request."""
+
+        async def deliver(message: Message) -> None:
+            body = message.get("body", b"")
+            if len(body) > _PIECE_BYTES:
+                await self._deliver_pieces(message, send)
+            else:
+                await send(message)
+                await self._flow.drain()
+
+        return await self._app(scope, receive, deliver)
+
+    async def _deliver_pieces(self, message: Message, send: Send) -> None:
+        body, is_last = message["body"], not message.get("more_body", False)
+        self._in_pieces = True
+        self.writing_paused()
+        try:
+            for start in range(0, len(body), _PIECE_BYTES):
+                piece = body[start : start + _PIECE_BYTES]
+                more = not is_last or start + len(piece) < len(body)
+                await send({**message, "body": piece, "more_body": more})
+                await self._flow.drain()
+        finally:
+            self._in_pieces = False
+            if not self._flow.write_paused:
+                self.writing_resumed()
+
+    def writing_paused(self) -> None:
+        """Bytes wait in the transport from now on."""
+        if self._limit is None:
+            self._limit = asyncio.get_running_loop().call_later(ANSWER_PATIENCE_S, self._transport.abort)
+
+    def writing_resumed(self) -> None:
+        """The transport holds no byte any more."""
+        if self._limit is not None and not self._in_pieces:
+            self._limit.cancel()
+            self._limit = None
+
+    def ended(self) -> None:
+        """The connection has ended."""
+        self._in_pieces = False
+        self.writing_resumed()
+
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _UvicornProtocol
@@ -196,3 +270,47 @@ def listen(address: str) -> socket.socket:
 def _reason(error: OSError) -> str:
     """The reason in words. The error of a name that cannot be resolved has no system errno."""
     return str(error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+
+
+# The TLS context of an HTTP API from the files of its configuration.
+
+
+class TlsUnusable(Unusable):
+    """The certificate files cannot be used. The message names them."""
+
+
+def http_context(section: TlsSection) -> ssl.SSLContext | None:
+    """The TLS context of an HTTP API; None when TLS is off. Renewed files count from the next connection on.
+
+    Raises TlsUnusable.
+    """
+    if not section.certificate:
+        return None
+    renewed = Renewed(files_of(section), lambda: checked_context(section))
+    first = renewed.current()
+
+    def choose(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, of: ssl.SSLContext) -> None:
+        connection.context = renewed.current()
+
+    first.sni_callback = choose  # OpenSSL calls it for each connection, also for one that names no server
+    return first
+
+
+def files_of(section: TlsSection) -> tuple[str, str, str]:
+    """The files of certificate and key, and of the clients' authority or ""."""
+    return section.certificate, section.key, section.client_ca
+
+
+def checked_context(section: TlsSection) -> ssl.SSLContext:
+    """The context of the files as they are now. Raises TlsUnusable."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(section.certificate, section.key)
+        if section.client_ca:
+            context.load_verify_locations(section.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(filter(None, files_of(section)))
+        raise TlsUnusable(f"TLS cannot be set up from {files}: {error.strerror or error}") from error
+    return context

@@ -15,27 +15,23 @@ from typing import TextIO
 import torch
 from transformers import PreTrainedModel
 
-from nouscoder.atomic_files import naming_storage_faults
+from nouscoder.atomic_files import lock_file, naming_storage_faults
 from nouscoder.config import Config
 from nouscoder.domain.batch import Batch, RecordedBatch
-from nouscoder.domain.books import Books, RunIdentity
+from nouscoder.domain.learner_state import RunIdentity, TrainedState
 from nouscoder.domain.policy import PolicyManifest, Transport, WeightTransfer
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.folder_lock import lock_file
-from nouscoder.learner.batch_settings import BatchSettings
-from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress
-from nouscoder.learner.commands import Command, Leader, Work
-from nouscoder.learner.identity import open_identity
 from nouscoder.learner.loading import prepare_thread, trainer_at
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.ranks import Ranks
-from nouscoder.learner.run_files import RunFiles
-from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
-from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.step_metrics import TrainedBatch
-from nouscoder.learner.token_records import TokenRecords
+from nouscoder.learner.metrics.step import TokenRecords, TrainedBatch
+from nouscoder.learner.model.weights import stored_dtypes
+from nouscoder.learner.parallel.rank_messages import Command, Leader, Work
+from nouscoder.learner.parallel.ranks import Ranks
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress
+from nouscoder.learner.state.run_files import RunFiles, open_identity
+from nouscoder.learner.state.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
+from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatches
 from nouscoder.learner.trainer import Trainer
-from nouscoder.learner.weights import stored_dtypes
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -139,10 +135,10 @@ class LearnerCore:
             raise LearnerError("the learner has not started")
         return self._identity
 
-    def books(self, policy: PolicyManifest | None) -> Books:
+    def books(self, policy: PolicyManifest | None) -> TrainedState:
         """What was trained on up to now; `policy` is the newest that was published. From any thread."""
         done = self._progress
-        return Books(self.identity, done.batch_id + 1, done.step, done.rollouts, done.groups, policy)
+        return TrainedState(self.identity, done.batch_id + 1, done.step, done.rollouts, done.groups, policy)
 
     def next_was_trained(self) -> bool:
         """Whether an earlier process saved and completely trained the next batch, so that its last log line exists."""

@@ -10,12 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from nouscoder.domain.batch import Batch, RecordedBatch, RecordedRollout
-from nouscoder.domain.books import Books, Restored
+from nouscoder.domain.curriculum import CurriculumState
+from nouscoder.domain.learner_state import Restored, TrainedState
 from nouscoder.domain.lease import Lease, LeasedBatch
-from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.problem_statistics import CurriculumState
-from nouscoder.domain.run_status import RunStatus
+from nouscoder.domain.run_status import Ledger, RunStatus
 from nouscoder.rpc.channel import PeerError, PeerRefused
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import encode_rollout
@@ -79,7 +78,7 @@ class FakeBroker:
             run_id=self.run_id,
         )
 
-    async def restore_run(self, books: Books) -> Restored:
+    async def restore_run(self, books: TrainedState) -> Restored:
         """Take over the progress of the learner."""
         if self.run_id not in ("", books.identity.run_id):
             raise PeerRefused(f"broker: this is run {self.run_id}")

@@ -1,6 +1,6 @@
 """A Hugging Face folder from the configuration and tokenizer of one folder and the weights of another.
 
-The learner publishes only weights, or an adapter of the first ones (adapter.py). Everything else of a policy is in the
+The learner publishes only weights, or an adapter of the first ones. Everything else of a policy is in the
 folder that the run began with.
 """
 

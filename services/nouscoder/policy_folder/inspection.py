@@ -1,4 +1,7 @@
-"""What the files of a policy folder say, read without a model library: before a run starts a process."""
+"""What the files of a policy folder say, read without a model library: before a run starts a process.
+
+The folder may be one of a hub: ORGANISATION/MODEL is downloaded once, into Hugging Face's cache.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,42 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nouscoder.policy_folder.stop_tokens import StopTokensError, stop_token_ids
+from nouscoder.config.base import HUB_ID
+from nouscoder.errors import Unusable
 from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
 
+_STOP_FILES = ("generation_config.json", "config.json")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _MAX_HEADER_BYTES = 100_000_000  # of safetensors, as its library bounds it
+
+
+class StopTokensError(ValueError):
+    """A configuration file has invalid token ids. The message names the file."""
+
+
+def stop_token_ids(folder: Path) -> frozenset[int]:
+    """Every `eos_token_id` of generation_config.json and config.json; empty when neither has one.
+
+    A chat model has several: for example, one for the end of a turn and one for the end of a document. Raises
+    StopTokensError.
+    """
+    found: set[int] = set()
+    for file in (folder / name for name in _STOP_FILES):
+        if file.is_file():
+            found |= _eos_ids(file)
+    return frozenset(found)
+
+
+def _eos_ids(file: Path) -> set[int]:
+    try:
+        config: Any = json.loads(file.read_text(encoding="utf8"))
+        value = config.get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise StopTokensError(f"{file} is not a configuration: {error}") from error
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if any(not isinstance(each, int) or isinstance(each, bool) for each in values):
+        raise StopTokensError(f"{file}: eos_token_id must be a token id or a list of token ids")
+    return set(values)
 
 
 def faults_of(folder: Path) -> list[str]:
@@ -22,12 +57,12 @@ def faults_of(folder: Path) -> list[str]:
 def has_chat_template(folder: Path) -> bool:
     """Whether the tokenizer's files hold a chat template."""
     beside = any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json"))
-    return beside or bool(_json(folder / "tokenizer_config.json").get("chat_template"))
+    return beside or bool(_json_of(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def context_tokens(folder: Path) -> int | None:
     """The number of positions that the model was made for; None when its configuration does not say."""
-    found = _json(folder / "config.json").get("max_position_embeddings")
+    found = _json_of(folder / "config.json").get("max_position_embeddings")
     return found if isinstance(found, int) else None
 
 
@@ -36,7 +71,7 @@ def config_faults(folder: Path) -> list[str]:
     file = folder / "config.json"
     if not file.is_file():
         return [f"{folder} has no config.json, so it is not a Hugging Face model folder"]
-    return [] if _json(file).get("model_type") else [f"{file} is not a model's configuration: it has no model_type"]
+    return [] if _json_of(file).get("model_type") else [f"{file} is not a model's configuration: it has no model_type"]
 
 
 def _tokenizer_faults(folder: Path) -> list[str]:
@@ -47,7 +82,7 @@ def _tokenizer_faults(folder: Path) -> list[str]:
         stops = stop_token_ids(folder)
     except StopTokensError as error:
         return [str(error)]
-    if not stops and not _json(folder / "tokenizer_config.json").get("eos_token"):
+    if not stops and not _json_of(folder / "tokenizer_config.json").get("eos_token"):
         return [f"{folder}: neither the tokenizer nor config.json has an end-of-sequence token"]
     return []
 
@@ -80,10 +115,31 @@ def _is_whole(file: Path) -> bool:
     return bool(ends) and size == 8 + length + max(ends)
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json_of(file: Path) -> dict[str, Any]:
     """The file's JSON object; empty when there is none."""
     try:
         value = json.loads(file.read_text(encoding="utf8"))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+class HubUnavailable(Unusable):
+    """A model cannot be fetched from the hub. The message names it and says why."""
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether the text has the form ORGANISATION/MODEL."""
+    return HUB_ID.fullmatch(text) is not None
+
+
+def downloaded(hub_id: str) -> Path:
+    """The folder of a hub's model, fetched when it is not in the cache. Raises HubUnavailable."""
+    # Importing the library takes a second.
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
+    except Exception as error:  # the library raises errors of httpx, of the disk and of its own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise HubUnavailable(f"{hub_id} is no folder here, and a hub did not give it: {reason[:200]}") from error

@@ -1,23 +1,44 @@
 """The tensors of a policy, read from its files one at a time: whole weights, or a base with an adapter merged into it.
 
 INVARIANT: each tensor of an adapter's policy is computed from the base, never from an earlier version, so rounding does
-not add up over versions. Files that do not fit together are refused before the first tensor is given.
+not add up over versions. Files that do not fit together are refused before the first tensor is given, and an adapter
+that does not fit its base is refused as a whole.
+
+A low-rank adapter (arXiv 2106.09685) is a few small matrices that change the weights of a base. Its folder has PEFT's
+form: adapter_config.json, and adapter_model.safetensors with two matrices of each adapted layer, by its path:
+
+    base_model.model.PATH.lora_A.weight [rank, in]      base_model.model.PATH.lora_B.weight [out, rank]
+
+The weight of the layer becomes W + alpha / rank * B A. The metadata of the file have alpha, and the digest of the base.
+
+A Hugging Face folder holds each expert's matrices alone (Qwen3-MoE):
+
+    model.layers.0.mlp.experts.5.{gate,up,down}_proj.weight
+
+A model of transformers holds those of all experts of a layer together:
+
+    model.layers.0.mlp.experts.gate_up_proj [experts, 2 * width, hidden]    (gate first)
+    model.layers.0.mlp.experts.down_proj    [experts, hidden, width]
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+import json
+import re
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.policy_folder.adapter import Adapter, read_adapter
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_FILE,
     FileState,
@@ -29,6 +50,90 @@ from nouscoder.policy_folder.weights_files import (
 )
 
 _CPU = torch.device("cpu")
+_PREFIX = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+# One entry, because safetensors writes several in any order, and equal adapters must have equal bytes.
+_METADATA = "nouscoder_adapter"
+_OF_ONE = re.compile(r"(?P<layer>.*\.mlp\.experts)\.(?P<expert>\d+)\.(?P<kind>gate|up|down)_proj\.weight")
+_GATE_UP, _DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """`matrices`: A [rank, in] and B [out, rank] of each layer, by its path. `base_digest`: see PolicyManifest."""
+
+    alpha: float
+    matrices: Mapping[str, tuple[Tensor, Tensor]]
+    base_digest: str = ""
+
+    @cached_property
+    def changes(self) -> frozenset[str]:
+        """The names of the weights that it changes."""
+        return frozenset(f"{path}.weight" for path in self.matrices)
+
+    def merged_into(self, name: str, weight: Tensor, device: torch.device) -> Tensor:
+        """The weight of this name with the adapter's change, in its own type, computed on `device`.
+
+        It is `weight` itself when the adapter does not change it.
+        """
+        if name not in self.changes:
+            return weight
+        a, b = self.matrices[name.removesuffix(".weight")]
+        return merged(weight.to(device), a.to(device), b.to(device), self.alpha / len(a)).to(weight.dtype)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of its file, by name."""
+        named: dict[str, Tensor] = {}
+        for path, (a, b) in self.matrices.items():
+            named |= {f"{_PREFIX}{path}{_A}": a, f"{_PREFIX}{path}{_B}": b}
+        return named
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of its file."""
+        return {_METADATA: json.dumps({"alpha": self.alpha, "base": self.base_digest})}
+
+    def config(self, base: str) -> str:
+        """The text of adapter_config.json. `base` is the name or the folder of the base."""
+        rank = len(next(iter(self.matrices.values()))[0])
+        fields = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": sorted({path.rpartition(".")[2] for path in self.matrices}),
+            "bias": "none",
+            "inference_mode": True,
+        }
+        return json.dumps(fields, indent=1) + "\n"
+
+
+def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """weight + scale * b a, in float32. weight [out, in], a [rank, in], b [out, rank]."""
+    return weight.float().addmm(b.float(), a.float(), alpha=scale)
+
+
+def read_adapter(file: Path, shapes: Mapping[str, Sequence[int]]) -> Adapter:
+    """The adapter in a file, for a base with weights of these shapes, by name. Raises WeightsUnusable."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            about = json.loads((stored.metadata() or {})[_METADATA])
+            alpha, base_digest = float(about["alpha"]), str(about["base"])
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is not iterable
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise WeightsUnusable(f"{file} holds no readable adapter: {error}") from error
+    paths = sorted(name.removeprefix(_PREFIX).removesuffix(_A) for name in tensors if name.endswith(_A))
+    if not paths or set(tensors) != {f"{_PREFIX}{path}{side}" for path in paths for side in (_A, _B)}:
+        raise WeightsUnusable(f"{file} must hold two matrices of each adapted layer, and nothing else")
+    matrices = {path: (tensors[f"{_PREFIX}{path}{_A}"], tensors[f"{_PREFIX}{path}{_B}"]) for path in paths}
+    for path, (a, b) in matrices.items():
+        fits = a.dim() == b.dim() == 2 and len(a) == b.shape[1]
+        if not fits or [*shapes.get(f"{path}.weight", ())] != [len(b), a.shape[1]]:
+            raise WeightsUnusable(f"{file} is an adapter of another policy: its matrices do not fit {path}")
+    return Adapter(alpha, matrices, base_digest)
 
 
 class PolicyTensors:
@@ -108,3 +213,54 @@ def _opened(file: Path) -> Iterator[Any]:
             yield shard
     except (OSError, SafetensorError) as error:
         raise _unreadable(file, error) from error
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """The routers of the layers with experts, in the order of the layers; none for a dense model."""
+    # Importing a model of transformers takes seconds.
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+    return [module for module in model.modules() if isinstance(module, Qwen3MoeTopKRouter)]
+
+
+def split_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A model's weights, named as in a Hugging Face folder. Those of experts are views."""
+    split: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        layer = name.rpartition(".")[0]
+        if name.endswith(_GATE_UP):
+            for expert, both in enumerate(tensor):
+                gate, up = both.chunk(2)
+                split |= {f"{layer}.{expert}.gate_proj.weight": gate, f"{layer}.{expert}.up_proj.weight": up}
+        elif name.endswith(_DOWN):
+            split |= {f"{layer}.{expert}.down_proj.weight": down for expert, down in enumerate(tensor)}
+        else:
+            split[name] = tensor
+    return split
+
+
+def merge_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `split_experts`. Raises ValueError when an expert lacks a matrix, or has one of another shape."""
+    merged: dict[str, Tensor] = {}
+    experts: defaultdict[str, dict[tuple[str, int], Tensor]] = defaultdict(dict)
+    for name, tensor in weights.items():
+        if match := _OF_ONE.fullmatch(name):
+            experts[match["layer"]][match["kind"], int(match["expert"])] = tensor
+        else:
+            merged[name] = tensor
+    for layer, matrices in experts.items():
+        count = 1 + max(expert for _, expert in matrices)
+        gates, ups, downs = (_all_of(layer, kind, count, matrices) for kind in ("gate", "up", "down"))
+        try:
+            merged[f"{layer}.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gates, ups, strict=True)])
+            merged[f"{layer}.down_proj"] = torch.stack(downs)
+        except RuntimeError as error:
+            raise ValueError(f"the experts of {layer} have different shapes: {error}") from error
+    return merged
+
+
+def _all_of(layer: str, kind: str, count: int, matrices: dict[tuple[str, int], Tensor]) -> list[Tensor]:
+    missing = next((expert for expert in range(count) if (kind, expert) not in matrices), None)
+    if missing is not None:
+        raise ValueError(f"{layer}.{missing}.{kind}_proj.weight is missing")
+    return [matrices[kind, expert] for expert in range(count)]

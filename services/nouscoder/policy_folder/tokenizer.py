@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nouscoder.domain.message import Message, Role
-from nouscoder.policy_folder.stop_tokens import StopTokensError, stop_token_ids
+from nouscoder.domain.conversation import Message, Role
+from nouscoder.policy_folder.inspection import StopTokensError, stop_token_ids
 
 
 class TokenizerError(ValueError):

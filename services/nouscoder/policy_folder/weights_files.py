@@ -1,6 +1,6 @@
 """The safetensors files with the weights of a policy: one file, or shards that an index names.
 
-The folder of an adapter (adapter.py) has the adapter's file instead, and the weights are those of the first policy.
+The folder of an adapter has the adapter's file instead, and the weights are those of the first policy.
 """
 
 from __future__ import annotations

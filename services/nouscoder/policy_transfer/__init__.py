@@ -1,5 +1,5 @@
 """Policies sent from the learner's memory to the processes of an engine; the learner and generation share this code.
 
 group.py       the processes of one transfer meet, and rank 0 broadcasts bytes to the others: gloo or NCCL
-shard_bytes.py the bytes of a safetensors file, made from tensors in memory and read as tensors again
+transfer.py    the bytes of the shards, made from tensors in memory, sent, checked, and read as tensors again
 """

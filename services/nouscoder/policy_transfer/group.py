@@ -40,7 +40,7 @@ class TransferError(NousCoderError):
     """A transfer failed. The message says why; the files of the policy are the way out."""
 
 
-class Group(Protocol):
+class TransferGroup(Protocol):
     """The processes of a transfer, seen from one of them."""
 
     def broadcast(self, piece: Tensor) -> None:
@@ -82,7 +82,7 @@ def join_meeting(meeting: Meeting) -> Store:
         raise TransferError(f"nobody is at {meeting.host}:{meeting.port}: {_reason(error)}") from error
 
 
-def open_group(meeting: Meeting, store: Store, rank: int, device: torch.device) -> Group:
+def open_group(meeting: Meeting, store: Store, rank: int, device: torch.device) -> TransferGroup:
     """Wait for all ranks, then connect them. `device` is the GPU for NCCL. Raises TransferError."""
     try:
         store.set(f"here/{rank}", "1")

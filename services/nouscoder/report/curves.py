@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import mean
 
-from nouscoder.report.charts import Chart, Series, line_chart, share_chart
+from nouscoder.report.charts import Chart, Series, line_chart, share_chart, table
+from nouscoder.report.markup import escape
 from nouscoder.report.run_data import Record, RunData, number
 
 Lines = Sequence[Record]
@@ -81,7 +83,7 @@ def time_chart(batches: Sequence[Lines]) -> Chart:
 
 
 def _batch_charts(batches: Sequence[Lines]) -> list[Chart]:
-    """Charts with one point per batch, at its last step. The keys are those of learner/run_log.py."""
+    """Charts with one point per batch, at its last step. The keys are those of learner/state/run_log.py."""
 
     def chart(
         title: str, *series: Series, unit: str = "", low: float | None = None, high: float | None = None
@@ -149,3 +151,33 @@ def _over(batches: Sequence[Lines], fold: Fold, key: str) -> tuple[float | None,
     """One value per batch: `fold` over the values of its lines, None when they have none."""
     found = ([value for line in lines if (value := number(line, key)) is not None] for lines in batches)
     return tuple(fold(values) if values else None for values in found)
+
+
+# A chart with its title, legend and values, as a figure of a page.
+
+
+def figure(drawn: Drawn) -> str:
+    """The figure. Its values are also a table, for readers without a script."""
+    chart = drawn.chart
+    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
+    values = f'<details><summary>values</summary><div class="values" tabindex="0">{table(chart)}</div></details>'
+    caption = f"<figcaption><h3>{escape(chart.title)}</h3>{_legend(drawn)}</figcaption>"
+    return f'<figure>{caption}{drawn.svg}<div class="readout" aria-live="polite" hidden></div>{note}{values}</figure>'
+
+
+def _legend(drawn: Drawn) -> str:
+    items = []
+    for index, series in enumerate(drawn.chart.series):
+        swatch = f'<svg viewBox="0 0 22 10" aria-hidden="true">{_mark(drawn, index)}</svg>'
+        items.append(f"<li>{swatch}{escape(series.name)}</li>")
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _mark(drawn: Drawn, index: int) -> str:
+    """The mark of a series in the legend: a layer, a dot when no two neighbours have a value, else a line."""
+    values = drawn.chart.series[index].values
+    if drawn.is_layered:
+        return f'<rect class="fill-{index}" x="6" y="0" width="10" height="10"/>'
+    if all(left is None or right is None for left, right in pairwise(values)):
+        return f'<circle class="fill-{index}" cx="11" cy="5" r="4"/>'
+    return f'<line class="line-{index}" x1="0" x2="22" y1="5" y2="5"/>'

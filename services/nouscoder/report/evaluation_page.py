@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.domain.elo import Elo, elo_text
+from nouscoder.domain.estimates import Elo, elo_text
 from nouscoder.report.charts import Chart, Series, count_chart, format_number, heads, interval
-from nouscoder.report.curves import Drawn
-from nouscoder.report.figures import figure
-from nouscoder.report.markup import clip, escape
+from nouscoder.report.curves import Drawn, figure
+from nouscoder.report.markup import clip, escape, html_page, section, tiles
 from nouscoder.report.samples import badge
-from nouscoder.report.shell import html_page, section, tiles
 
 MOST_SHOWN = 400
 _MOST_DISAGREEMENTS = 200

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.report.bars import BarChart, bar_figure
-from nouscoder.report.charts import Series, heads
-from nouscoder.report.markup import escape
-from nouscoder.report.shell import html_page, section, tiles
+from nouscoder.report.charts import BarChart, Series, bar_figure, heads
+from nouscoder.report.markup import escape, html_page, section, tiles
 
 # An objective's figures, as `nouscoder objectives compare --json` prints them.
 Figures = Mapping[str, Any]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.run_status import Ledger
 from nouscoder.report.charts import dumbbell, format_number
-from nouscoder.report.curves import curves
-from nouscoder.report.figures import figure
-from nouscoder.report.markup import escape
-from nouscoder.report.rollouts_page import write_rollouts_page
+from nouscoder.report.curves import curves, figure
+from nouscoder.report.markup import escape, html_page, section, tiles
 from nouscoder.report.run_data import Record, RunData, number, read_run, whole_number
-from nouscoder.report.samples import pairs, pairs_section, training_section
-from nouscoder.report.shell import html_page, section, tiles
+from nouscoder.report.samples import pairs, pairs_section, training_section, write_rollouts_page
 
 _CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."
 _TOKENS_NOTE = '<p class="note">rollouts.html beside this page shows tokens of rollouts by ratio and clip.</p>'

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from nouscoder.domain.message import Message, Role
+from nouscoder.domain.conversation import Message, Role
 from nouscoder.errors import Unusable
-from nouscoder.learner.packed_attention import PACKED_ATTENTION, RowLayout
-from nouscoder.learner.packing import plan
+from nouscoder.learner.model.packing import PACKED_ATTENTION, RowLayout, plan
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 

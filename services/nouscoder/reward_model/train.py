@@ -24,10 +24,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from nouscoder.atomic_files import naming_storage_faults, whole_file, whole_folder
+from nouscoder.atomic_files import lock_file, naming_storage_faults, whole_file, whole_folder
 from nouscoder.errors import NousCoderError
-from nouscoder.folder_lock import lock_file
-from nouscoder.learner.packing import plan
+from nouscoder.learner.model.packing import plan
 from nouscoder.policy_folder.compose import CONFIG_FILE
 from nouscoder.progress_bar import Advance, progress_bar
 from nouscoder.reward_model.model import AnswerEncoder, RewardModelUnusable, new_reward_model, row_scores

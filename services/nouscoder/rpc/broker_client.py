@@ -4,38 +4,48 @@ Each method waits at most `patience_s` seconds for a broker that does not answer
 `watch_policy` waits for ever, and some methods make one attempt, as they say. A method raises PeerRefused with the
 broker's message when the broker refuses the call, and PeerError for any other failure. Calls are repeated, which is
 safe because the broker's transitions are idempotent.
+
+A worker submits rollouts, and pieces of those that are being sampled, in messages of bounded size, because the broker
+holds a whole message in memory while it handles it. It reads ranges of records as a stream of pieces, and after an
+interruption asks for what is still missing (`RangeReader`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
-from nouscoder.domain.books import Books, Restored
-from nouscoder.domain.dead_letter import DeadLetter
-from nouscoder.domain.lease import LeasedBatch, LeasedGrading, LeasedGradings, LeasedTasks, LeaseLoss, WorkReport
-from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.curriculum import CurriculumState
+from nouscoder.domain.learner_state import Restored, TrainedState
+from nouscoder.domain.lease import (
+    LeasedBatch,
+    LeasedGrading,
+    LeasedGradings,
+    LeasedTask,
+    LeasedTasks,
+    LeaseLoss,
+    WorkReport,
+)
+from nouscoder.domain.partial import EncodedPiece, PartialRollout
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.problem_statistics import CurriculumState
 from nouscoder.domain.rollout import Rollout
-from nouscoder.domain.run_status import RunMode, RunStatus
+from nouscoder.domain.run_status import DeadLetter, Ledger, RunMode, RunStatus
 from nouscoder.domain.stall import Blocker
 from nouscoder.domain.verdict import Verdict
-from nouscoder.rpc import broker_convert, curriculum_convert, policy_convert, rollout_convert, verdict_convert
-from nouscoder.rpc.channel import PeerNotFound, PeerUnreachable, peer_error
-from nouscoder.rpc.lease_keeper import LeaseKeeper
-from nouscoder.rpc.partial_client import PartialClient
-from nouscoder.rpc.record_transfer import RangeReader, messages_of
+from nouscoder.rpc import pairs
+from nouscoder.rpc.channel import PeerError, PeerNotFound, PeerUnreachable, ServiceClient, peer_error
+from nouscoder.rpc.pairs import HEADER, PIECE, RANGE
 from nouscoder.rpc.tls import ChannelTls
-from nouscoder.store.record_sections import RecordError
+from nouscoder.rpc.worker import LeaseKeeper
 from nouscoder.store.record_store import ByteRange
-from nouscoder.store.rollout_record import decode_text
+from nouscoder.store.rollout_record import RecordError, decode_pieces, decode_text, encode_piece, encode_rollout
 from nouscoder.store.tests import UnknownTests
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
@@ -43,15 +53,98 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 _CALL_LIMIT_S = 30.0
+_PARTIAL_LIMIT_S = 5.0
 _PIECE_LIMIT_S = 30.0
 _STREAM_ATTEMPTS = 10
 _RELEASE_LIMIT_S = 2.0
 _READ_CURRICULUM_LIMIT_S = 10.0
 _WATCH_AGAIN_S = 0.3
+_MESSAGE_BYTES = 2 * 1024**2
+_MAX_RANGES = 4096
+
+Item = TypeVar("Item")
 
 
-class BrokerClient(PartialClient):
-    """Use as `async with BrokerClient(config.broker.grpc, worker_id) as broker:`; worker_identity.py makes the ids."""
+def messages_of(rollouts: Iterable[tuple[str, Rollout]]) -> Iterator[list[broker_pb2.SubmittedRollout]]:
+    """(lease_id, rollout) pairs, cut into messages of at most _MESSAGE_BYTES, or of one rollout that is larger."""
+    return _bounded((_submitted(lease_id, rollout) for lease_id, rollout in rollouts), lambda item: len(item.record))
+
+
+def partial_messages(pieces: Mapping[str, PartialRollout]) -> Iterator[list[broker_pb2.PartialPiece]]:
+    """The pieces by lease id, cut into messages of at most _MESSAGE_BYTES, or of one piece that is larger."""
+    return _bounded((_piece(lease_id, piece) for lease_id, piece in pieces.items()), lambda item: len(item.data))
+
+
+def _submitted(lease_id: str, rollout: Rollout) -> broker_pb2.SubmittedRollout:
+    header, record = encode_rollout(rollout)
+    return broker_pb2.SubmittedRollout(lease_id=lease_id, header=HEADER.encode(header), record=record)
+
+
+def _piece(lease_id: str, piece: PartialRollout) -> broker_pb2.PartialPiece:
+    versions = (piece.oldest_version, piece.newest_version)
+    return PIECE.to(EncodedPiece(lease_id, piece.first_token, piece.end_token, *versions, encode_piece(piece)))
+
+
+def _bounded(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    message: list[Item] = []
+    num_bytes = 0
+    for item in items:
+        if message and num_bytes + size_of(item) > _MESSAGE_BYTES:
+            yield message
+            message, num_bytes = [], 0
+        message.append(item)
+        num_bytes += size_of(item)
+    if message:
+        yield message
+
+
+class RangeReader:
+    """How far the bytes of some ranges have come. Use: send `next_request`, pass each answer to `take`, then `end`.
+
+    After an interruption, do not call `end`: the next request asks for the rest.
+    """
+
+    def __init__(self, ranges: Sequence[ByteRange]) -> None:
+        self._ranges = ranges
+        self._place = 0  # of the range that is being read
+        self._offset = 0  # of the next byte in it
+        self._base = 0  # the place of the first range of the last request
+        self._num_asked = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing is left to read."""
+        return self._place == len(self._ranges)
+
+    def next_request(self) -> broker_pb2.StreamRecordsRequest:
+        """Asks for what is still missing, at most _MAX_RANGES ranges at once."""
+        wanted = self._ranges[self._place : self._place + _MAX_RANGES]
+        self._base, self._num_asked = self._place, len(wanted)
+        rest = [_without_first(wanted[0], self._offset), *wanted[1:]]
+        return broker_pb2.StreamRecordsRequest(ranges=map(RANGE.to, rest))
+
+    def take(self, answer: broker_pb2.StreamRecordsResponse) -> Iterator[tuple[int, bytes]]:
+        """The pieces of an answer: (the range's place, bytes)."""
+        for piece in answer.pieces:
+            place = self._base + piece.range
+            if place > self._place:  # the ranges between are of records that are not there, or too short
+                self._place, self._offset = place, 0
+            yield place, piece.data
+            self._offset += len(piece.data)
+            if self._offset == self._ranges[place].num_bytes:
+                self._place, self._offset = place + 1, 0
+
+    def end(self) -> None:
+        """The broker sent everything that it has for the last request."""
+        self._place, self._offset = self._base + self._num_asked, 0
+
+
+def _without_first(whole: ByteRange, num_bytes: int) -> ByteRange:
+    return replace(whole, offset=whole.offset + num_bytes, num_bytes=whole.num_bytes - num_bytes)
+
+
+class BrokerClient(ServiceClient):
+    """Use as `async with BrokerClient(config.broker.grpc, worker_id) as broker:`; worker.py makes the ids."""
 
     def __init__(
         self,
@@ -65,16 +158,44 @@ class BrokerClient(PartialClient):
 
     def _connect(self, channel: grpc.aio.Channel) -> None:
         """Make the stub."""
-        self._stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        self._stub: broker_pb2_grpc.BrokerServiceAsyncStub = broker_pb2_grpc.BrokerServiceStub(channel)
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
         """Up to `max_tasks` rollouts to sample and what is kept of them, or none after `wait_s` seconds."""
         request = broker_pb2.LeaseTasksRequest(worker_id=self.worker_id, max_tasks=max_tasks, wait_s=wait_s)
         answer = await self._call(lambda: self._stub.LeaseTasks(request, timeout=wait_s + _CALL_LIMIT_S))
-        leased = broker_convert.leased_tasks_from(answer)
+        leased = pairs.LEASED_TASKS.of(answer)
         kept = await asyncio.gather(*map(self._kept_tokens, leased.tasks))
         tasks = [replace(item, kept=tokens) for item, tokens in zip(leased.tasks, kept, strict=True)]
         return replace(leased, tasks=tuple(tasks))
+
+    async def keep_partials(self, pieces: Mapping[str, PartialRollout]) -> dict[str, int | None]:
+        """Have the broker keep a piece of a rollout for each lease id; a piece from token 0 on replaces what it keeps.
+
+        Returns how many tokens it keeps of each rollout then; None: the lease is lost. Makes one attempt: when
+        it fails, some tokens are sampled again.
+        """
+        kept: dict[str, int | None] = {}
+        for items in partial_messages(pieces):
+            request = broker_pb2.KeepPartialsRequest(worker_id=self.worker_id, pieces=items)
+            call = functools.partial(self._stub.KeepPartials, request, timeout=_PARTIAL_LIMIT_S)
+            answer = await self._call(call, patience_s=0.0)
+            for item, number in zip(items, answer.num_kept_tokens, strict=True):
+                kept[item.lease_id] = number if number >= 0 else None
+        return kept
+
+    async def _kept_tokens(self, item: LeasedTask) -> PartialRollout | None:
+        """The kept tokens of a leased rollout. When they cannot be read, it is sampled from its start."""
+        if not item.num_kept_tokens:
+            return None
+        request = broker_pb2.ReadPartialRequest(rollout_id=item.task.rollout_id)
+        try:
+            answer = await self._call(lambda: self._stub.ReadPartial(request, timeout=_PARTIAL_LIMIT_S), patience_s=0.0)
+            return decode_pieces(answer.data) if answer.data else None
+        except (PeerError, RecordError) as error:
+            extra = {"rollout_id": item.task.rollout_id, "reason": str(error)}
+            log.warning("a rollout begins again, because its tokens cannot be read", extra=extra)
+            return None
 
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Submit (lease_id, rollout) pairs; returns the rollout ids refused because their lease was lost."""
@@ -95,19 +216,22 @@ class BrokerClient(PartialClient):
         """
         request = broker_pb2.LeaseGradingRequest(worker_id=self.worker_id, max_rollouts=max_rollouts, wait_s=wait_s)
         answer = await self._call(lambda: self._stub.LeaseGrading(request, timeout=wait_s + _CALL_LIMIT_S))
-        leased = broker_convert.leased_gradings_from(answer)
-        ranges = [ByteRange(item.record, item.header.text_offset, item.header.text_bytes) for item in leased.gradings]
+        leased = pairs.LEASED_GRADINGS.of(answer)
+        headers = [pairs.HEADER.decode(item.header) for item in leased.gradings]
+        ranges = [
+            ByteRange(item.record, header.text_offset, header.text_bytes)
+            for item, header in zip(leased.gradings, headers, strict=True)
+        ]
         sections: list[bytearray] = [bytearray() for _ in ranges]
         async for place, data in self.stream_records(ranges):
             sections[place] += data
         gradings = []
-        for item, section in zip(leased.gradings, sections, strict=True):
+        for item, header, section in zip(leased.gradings, headers, sections, strict=True):
             try:
                 text = decode_text(bytes(section))
             except RecordError as error:
-                log.error("no text to grade", extra={"rollout_id": item.rollout_id, "reason": str(error)})
+                log.error("no text to grade", extra={"rollout_id": header.rollout_id, "reason": str(error)})
                 continue
-            header = item.header
             gradings.append(
                 LeasedGrading(item.lease, header.rollout_id, header.problem_id, text, item.tests_digest, item.rules)
             )
@@ -158,9 +282,7 @@ class BrokerClient(PartialClient):
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
         """Submit (lease_id, rollout_id, verdict); returns the rollout ids refused because their lease was lost."""
         items = [
-            broker_pb2.SubmittedVerdict(
-                lease_id=lease_id, rollout_id=rollout_id, verdict=verdict_convert.verdict_to(verdict)
-            )
+            broker_pb2.SubmittedVerdict(lease_id=lease_id, rollout_id=rollout_id, verdict=pairs.VERDICT.to(verdict))
             for lease_id, rollout_id, verdict in verdicts
         ]
         request = broker_pb2.SubmitVerdictsRequest(worker_id=self.worker_id, verdicts=items)
@@ -175,13 +297,14 @@ class BrokerClient(PartialClient):
         """
         request = broker_pb2.LeaseBatchRequest(worker_id=self.worker_id, wait_s=wait_s, run_id=run_id, batches=batches)
         answer = await self._call(lambda: self._stub.LeaseBatch(request, timeout=wait_s + _CALL_LIMIT_S))
-        return broker_convert.leased_batch_from(answer)
+        leased = pairs.LEASED_BATCH.of(answer)
+        index = answer.batch.SerializeToString()
+        return replace(leased, batch=None if leased.batch is None else replace(leased.batch, index=index))
 
-    async def restore_run(self, books: Books) -> Restored:
-        """Have the broker compare its state with the learner's books and restore it. PeerRefused: another run."""
-        request = broker_convert.books_to(books)
-        answer = await self._call(lambda: self._stub.RestoreRun(request, timeout=_CALL_LIMIT_S))
-        return Restored(answer.was_behind, answer.rollouts_lost)
+    async def restore_run(self, trained: TrainedState) -> Restored:
+        """Have the broker restore what Redis forgot of the learner's state. PeerRefused: another run."""
+        request = pairs.TRAINED_STATE.to(trained)
+        return pairs.RESTORED.of(await self._call(lambda: self._stub.RestoreRun(request, timeout=_CALL_LIMIT_S)))
 
     async def read_curriculum(self) -> tuple[str, CurriculumState]:
         """The name of the run, and its curriculum's cursor and statistics. Makes one attempt."""
@@ -189,7 +312,7 @@ class BrokerClient(PartialClient):
         answer = await self._call(
             lambda: self._stub.ReadCurriculum(request, timeout=_READ_CURRICULUM_LIMIT_S), patience_s=0.0
         )
-        return answer.run, curriculum_convert.curriculum_from(answer.curriculum)
+        return answer.run, pairs.CURRICULUM.of(answer.curriculum)
 
     async def commit_batch(self, batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
         """The batch was trained on, up to `step` of the run, and is on the disk. True: it was committed before.
@@ -206,7 +329,7 @@ class BrokerClient(PartialClient):
         Raises PeerRefused for an older version or other weights, and PeerBehind when the broker lacks the version
         before it.
         """
-        request = broker_pb2.PublishPolicyRequest(manifest=policy_convert.manifest_to(manifest))
+        request = broker_pb2.PublishPolicyRequest(manifest=pairs.MANIFEST.to(manifest))
         answer = await self._call(lambda: self._stub.PublishPolicy(request, timeout=_CALL_LIMIT_S))
         return answer.policy_version
 
@@ -217,7 +340,7 @@ class BrokerClient(PartialClient):
             request = broker_pb2.WatchPolicyRequest(worker_id=self.worker_id)
             try:
                 async for answer in self._stub.WatchPolicy(request):
-                    manifest = policy_convert.manifest_from(answer.manifest)
+                    manifest = pairs.MANIFEST.of(answer.manifest)
                     if manifest.policy_version > known:
                         known = manifest.policy_version
                         yield manifest
@@ -236,10 +359,9 @@ class BrokerClient(PartialClient):
         if report is not None:
             request.paused = report.paused
             request.progress.extend(report.progress.get(lease_id, 0) for lease_id in lease_ids)
-            versions = broker_convert.oldest_versions_to(map(report.oldest_versions.get, lease_ids))
-            request.oldest_versions.extend(versions)
+            request.oldest_versions.extend(report.oldest_versions.get(lease_id, -1) for lease_id in lease_ids)
         answer = await self._call(lambda: self._stub.Heartbeat(request, timeout=_CALL_LIMIT_S), patience_s=0.0)
-        return broker_convert.lost_leases_from(answer)
+        return dict(zip(answer.lost_lease_ids, map(LeaseLoss, answer.reasons), strict=True))
 
     def keep_leases(self, report: Callable[[], WorkReport] | None = None) -> LeaseKeeper:
         """A keeper of leases: `async with broker.keep_leases() as keeper: keeper.add(lease) ...`.
@@ -267,15 +389,15 @@ class BrokerClient(PartialClient):
 
     async def set_mode(self, mode: RunMode) -> RunMode:
         """Run, drain or pause the run; returns the mode before."""
-        request = broker_pb2.SetRunModeRequest(mode=broker_convert.mode_to(mode))
+        request = broker_pb2.SetRunModeRequest(mode=pairs.MODE.of_member[mode])
         answer = await self._call(lambda: self._stub.SetRunMode(request, timeout=_CALL_LIMIT_S))
-        return broker_convert.mode_from(answer.former)
+        return pairs.MODE[answer.former]
 
     async def dead_letters(self, max_letters: int = 0) -> list[DeadLetter]:
         """At most `max_letters` rollouts that were given up, newest first; 0: all that are kept."""
         request = broker_pb2.ListDeadLettersRequest(max_letters=max_letters)
         answer = await self._call(lambda: self._stub.ListDeadLetters(request, timeout=_CALL_LIMIT_S))
-        return [broker_convert.letter_from(letter) for letter in answer.letters]
+        return [pairs.DEAD_LETTER.of(letter) for letter in answer.letters]
 
     async def remove_dead_letters(self, letter_ids: Iterable[str], *, requeue: bool) -> tuple[int, list[str]]:
         """Remove dead letters; returns how many there were, and the problems that are asked again."""
@@ -287,14 +409,14 @@ class BrokerClient(PartialClient):
         """End the run; returns the last state of the ledger."""
         request = broker_pb2.FinishRunRequest(reason=reason)
         answer = await self._call(lambda: self._stub.FinishRun(request, timeout=_CALL_LIMIT_S))
-        return rollout_convert.ledger_from(answer.ledger)
+        return pairs.LEDGER.of(answer.ledger)
 
     async def status(self) -> RunStatus:
         """The run at one instant."""
         answer = await self._call(lambda: self._stub.Status(broker_pb2.StatusRequest(), timeout=_CALL_LIMIT_S))
-        return broker_convert.run_status_from(answer)
+        return pairs.STATUS.of(answer)
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
-        """What blocks the next batch, in the order of domain/stall_judge.py; empty when nothing does."""
+        """What blocks the next batch, in the order of domain/stall.py; empty when nothing does."""
         answer = await self._call(lambda: self._stub.WhyStalled(broker_pb2.WhyStalledRequest(), timeout=_CALL_LIMIT_S))
-        return tuple(broker_convert.blocker_from(blocker) for blocker in answer.blockers)
+        return tuple(map(pairs.BLOCKER.of, answer.blockers))

@@ -12,8 +12,7 @@ import grpc
 
 from nouscoder.errors import NousCoderError
 from nouscoder.retry import Retry
-from nouscoder.rpc.server import MAX_MESSAGE_BYTES
-from nouscoder.rpc.status_codes import ERROR_TRAILER
+from nouscoder.rpc.server import ERROR_TRAILER, MAX_MESSAGE_BYTES
 from nouscoder.rpc.tls import ChannelTls
 
 Answer = TypeVar("Answer")

@@ -11,8 +11,8 @@ import grpc
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.rpc.channel import PeerError, PeerRefused, ServiceClient
-from nouscoder.rpc.policy_convert import manifest_to
-from nouscoder.rpc.rollout_convert import task_to
+from nouscoder.rpc.convert import Pair
+from nouscoder.rpc.pairs import MANIFEST, TASK
 from nouscoder.rpc.tls import ChannelTls
 from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
@@ -48,6 +48,9 @@ class Pin:
     limit_s: float
 
 
+_PIN = Pair(Pin, generation_pb2.Pin)
+
+
 class PolicyReplaced(PeerRefused):
     """The service samples from another policy than the one that was asked for, so from a newer one."""
 
@@ -77,7 +80,7 @@ class GenerationClient(ServiceClient):
         """
         if (await self.status(_START_LIMIT_S)).policy_version == manifest.policy_version:
             return
-        request = generation_pb2.UpdatePolicyRequest(manifest=manifest_to(manifest))
+        request = generation_pb2.UpdatePolicyRequest(manifest=MANIFEST.to(manifest))
         with _replaced():
             await self._call(lambda: self._stub.UpdatePolicy(request, timeout=_POLICY_LIMIT_S))
 
@@ -110,8 +113,8 @@ class GenerationClient(ServiceClient):
         in use, and PeerRefused for a task that cannot be sampled.
         """
         missing = len(tasks)
-        pinned = generation_pb2.Pin(policy_version=pin.policy_version, limit_s=pin.limit_s) if pin else None
-        request = generation_pb2.GenerateRequest(tasks=[task_to(task) for task in tasks], pin=pinned)
+        pinned = None if pin is None else _PIN.to(pin)
+        request = generation_pb2.GenerateRequest(tasks=map(TASK.to, tasks), pin=pinned)
         with _replaced():
             async with aclosing(self._stream(self._stub.Generate(request), stall_limit_s)) as answers:
                 async for answer in answers:

@@ -10,6 +10,7 @@ import grpc
 
 from nouscoder.domain.policy import Meeting, Shard, WeightTransfer
 from nouscoder.rpc.channel import PeerError, ServiceClient
+from nouscoder.rpc.convert import Pair
 from nouscoder.rpc.tls import ChannelTls
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
@@ -27,10 +28,12 @@ class LearnerStatus:
     total_steps: int
     policy_version: int
     state: str
+    state_s: float
     reward_mean: float
     pass_rate: float
     staleness_mean: float
     staleness_max: float
+    loss: float
     tokens_per_second: float
 
 
@@ -41,6 +44,10 @@ class RemoteFile:
     name: str
     sha256: str
     num_bytes: int
+
+
+_STATUS = Pair(LearnerStatus, learner_pb2.LearnerServiceStatusResponse)
+_FILE = Pair(RemoteFile, learner_pb2.PolicyFile)
 
 
 class LearnerClient(ServiceClient):
@@ -57,23 +64,13 @@ class LearnerClient(ServiceClient):
         """What it is doing now."""
         request = learner_pb2.LearnerServiceStatusRequest()
         answer = await self._call(lambda: self._stub.Status(request, timeout=_STATUS_LIMIT_S))
-        return LearnerStatus(
-            answer.step,
-            answer.total_steps,
-            answer.policy_version,
-            answer.state,
-            answer.reward_mean,
-            answer.pass_rate,
-            answer.staleness_mean,
-            answer.staleness_max,
-            answer.tokens_per_second,
-        )
+        return _STATUS.of(answer)
 
     async def first_files(self) -> list[RemoteFile]:
         """The files of the run's first policy. Raises PeerNotFound while there are none."""
         request = learner_pb2.ListPolicyFilesRequest()
         answer = await self._call(lambda: self._stub.ListPolicyFiles(request, timeout=_LIST_LIMIT_S))
-        return [RemoteFile(file.name, file.sha256, file.num_bytes) for file in answer.files]
+        return [_FILE.of(file) for file in answer.files]
 
     def first_file(self, name: str) -> AsyncIterator[bytes]:
         """One of them, in pieces. Raises PeerNotFound."""

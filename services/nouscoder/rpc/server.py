@@ -2,27 +2,229 @@
 
 INVARIANT: from the first SIGTERM on no new call is accepted, health says NOT_SERVING, and calls in progress have
 `drain_s` seconds to end before they are cancelled.
+
+grpc.health.v1 is on the port of the API, and for probes on a port of its own, which is never encrypted. INVARIANT:
+"liveness" is SERVING from `start` to the drain; "readiness" and "" are SERVING while the API takes calls.
+From the drain on all are NOT_SERVING, and the health port still answers until the service has ended.
+
+Handlers raise the errors of their service. The service passes a table from error classes to gRPC status codes; an error
+gets the code of its nearest class in the table. An error that is not in the table is a defect: gRPC logs it and sends
+UNKNOWN.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import platform
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import grpc
-from grpc_health.v1 import health
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from nouscoder.rpc.address import AddressError, socket_host, split_address
-from nouscoder.rpc.build_info import BuildCollector
-from nouscoder.rpc.certificate_expiry import ExpiryCollector
-from nouscoder.rpc.health import Health
-from nouscoder.rpc.status_codes import StatusCodes, StatusTable
+from nouscoder import __version__
+from nouscoder.errors import Unusable
+from nouscoder.rpc.convert import InvalidMessage
+from nouscoder.rpc.tls import ExpiryCollector
+
+if TYPE_CHECKING:
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+    _Context = grpc.aio.ServicerContext[Any, Any]
+
+
+# Addresses to listen on.
+
+
+class AddressError(Unusable):
+    """An address cannot be listened on; the message names it."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of a text HOST:PORT. Raises AddressError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise AddressError(f"{address!r} is not of the form host:port")
+    return host, int(port)
+
+
+def socket_host(host: str) -> str:
+    """The host as sockets want it: an address of IPv6 without its brackets. On Linux, `::` takes IPv4 too."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+# The metric of every service that says what runs: version of the project, of Python, and commit of the image.
+
+_REVISION = "NOUSCODER_REVISION"  # set by the images
+
+
+class BuildCollector(Collector):
+    """`nouscoder_build_info`, always 1; registers itself."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        revision = os.environ.get(_REVISION, "unknown")
+        self._labels = {"version": __version__, "python": platform.python_version(), "revision": revision}
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The one sample."""
+        yield InfoMetricFamily("nouscoder_build", "What this process runs", value=self._labels)
+
+
+# grpc.health.v1.
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_STOP_GRACE_S = 0.2
+
+
+class Health:
+    """The health of a service. Without an `address` it has no port of its own."""
+
+    def __init__(self, address: str = "") -> None:
+        self.bound = ""
+        self._address = address
+        self._checks = health.aio.HealthServicer()
+        self._is_started = False
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve health checks on this server too."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._checks, server)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Report alive and not ready. Listen on its own port until `stack` is closed. A second call does nothing.
+
+        Raises AddressError.
+        """
+        if self._is_started:
+            return
+        self._is_started = True
+        await self._checks.set("liveness", _SERVING)
+        for name in ("", "readiness"):
+            await self._checks.set(name, _NOT_SERVING)
+        if self._address:
+            await self._listen(stack)
+
+    async def ready(self, full_names: Iterable[str]) -> None:
+        """Report that the API takes calls."""
+        for name in ("", "readiness", *full_names):
+            await self._checks.set(name, _SERVING)
+
+    async def drain(self) -> None:
+        """Report that nothing is served any more."""
+        await self._checks.enter_graceful_shutdown()
+
+    async def _listen(self, stack: AsyncExitStack) -> None:
+        host, port = split_address(self._address)
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self.add_to(server)
+        try:
+            bound = server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise AddressError(
+                f"cannot listen on {self._address} for health checks: the port is in use or not allowed"
+            ) from error
+        await server.start()
+        stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        self.bound = f"{host}:{bound or port}"
+
+
+# Status codes: one interceptor for all methods of a service.
+
+# Names the class of the error. Errors of the connection, which gRPC makes itself, have no such trailer.
+ERROR_TRAILER = "error"
+
+StatusTable = Mapping[type[Exception], grpc.StatusCode]
+
+
+@runtime_checkable
+class RetryLater(Protocol):
+    """An error that says after how many seconds the same call may succeed; sent as the trailer `retry-after`."""
+
+    retry_after_s: int
+
+
+class StatusCodes(grpc.aio.ServerInterceptor):
+    """Ends a call with the status code of the error that its handler raised, for the services in `full_names`."""
+
+    def __init__(self, table: StatusTable, full_names: Sequence[str]) -> None:
+        self._table: dict[type[Exception], grpc.StatusCode] = {
+            InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
+            **table,
+        }
+        self._prefixes = tuple(f"/{name}/" for name in full_names)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """The handler of this call, wrapped."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not str(handler_call_details.method).startswith(self._prefixes):
+            return handler
+        return self._wrapped(handler)
+
+    def code_of(self, error: Exception) -> grpc.StatusCode | None:
+        """The status code of the nearest class of `error` in the table."""
+        return next((self._table[kind] for kind in type(error).__mro__ if kind in self._table), None)
+
+    def _wrapped(self, handler: _Handler) -> _Handler:
+        act: Any = handler.unary_unary or handler.stream_unary or handler.unary_stream or handler.stream_stream
+
+        async def answer(request: Any, context: _Context) -> Any:
+            try:
+                return await act(request, context)
+            except Exception as error:
+                ending = self._ending(error)
+            del request  # gRPC keeps this frame until a garbage collection
+            return await context.abort(*ending)
+
+        async def answers(request: Any, context: _Context) -> AsyncIterator[Any]:
+            stream = act(request, context)
+            try:
+                async with aclosing(stream):
+                    async for one in stream:
+                        yield one
+            except Exception as error:
+                ending = self._ending(error)
+            else:
+                return
+            del request, stream
+            await context.abort(*ending)
+
+        return rebuilt(handler, answers if handler.response_streaming else answer)
+
+    def _ending(self, error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+        """Code, message and trailers. Raises `error` when it is not in the table."""
+        code = self.code_of(error)
+        if code is None:
+            raise error
+        trailer = [(ERROR_TRAILER, type(error).__name__)]
+        if isinstance(error, RetryLater):
+            trailer.append(("retry-after", str(error.retry_after_s)))
+        return code, str(error), tuple(trailer)
+
+
+def rebuilt(handler: _Handler, act: Callable[..., Any], deserializer: Any = None) -> _Handler:
+    """A handler of the same kind as `handler` that calls `act`."""
+    makers: dict[tuple[bool, bool], Callable[..., _Handler]] = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    make = makers[handler.request_streaming, handler.response_streaming]
+    return make(act, deserializer or handler.request_deserializer, handler.response_serializer)
+
 
 __all__ = ["AddressError", "Served", "run_until_stopped", "split_address", "start_grpc", "start_metrics", "stop_event"]
 

@@ -2,19 +2,73 @@
 
 Only this module makes credentials of servers and channels. Both are None when the section is empty. Renewed files
 count from the next connection on, without a restart.
+
+`Renewed` is what is made from files that are renewed while a service runs: certificates, keys, authorities. INVARIANT:
+`current` never fails. While new files are incomplete, unreadable or do not belong together, the value of the last
+usable ones stays.
+
+`ExpiryCollector` says when the certificates of a service expire, for Prometheus. The fields are those of RFC 5280,
+section 4.1; Python's ssl module decodes a certificate only in a connection.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import ssl
-from collections.abc import Callable, Sequence
+from calendar import timegm
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from time import strptime
+from typing import Generic, TypeVar
 
 import grpc
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from nouscoder.config import MutualTlsSection
 from nouscoder.errors import Unusable
-from nouscoder.rpc.renewed import Renewed
+
+log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+Stamp = tuple[tuple[int, int, int], ...] | None
+
+
+class Renewed(Generic[Made]):
+    """A value and the files that it was made from."""
+
+    def __init__(self, files: Sequence[str], make: Callable[[], Made]) -> None:
+        """Raises what `make` raises."""
+        self._files = [file for file in files if file]
+        self._make = make
+        self._stamp = self._seen()
+        self._value = make()
+
+    def current(self) -> Made:
+        """The value of the newest usable files. Any thread may call it; it costs a stat of each file."""
+        stamp = self._seen()
+        if stamp is None or stamp == self._stamp:
+            return self._value
+        try:
+            value = self._make()
+        except Exception as error:
+            log.error("renewed files cannot be used: the old ones stay", extra={"detail": str(error)})
+            self._stamp = stamp
+            return self._value
+        if self._seen() == stamp:  # otherwise they were replaced meanwhile: the next call reads them again
+            self._stamp, self._value = stamp, value
+            log.info("renewed files are in use", extra={"files": ", ".join(self._files)})
+        return self._value
+
+    def _seen(self) -> Stamp:
+        """What changes when a file is written or replaced; None when one is missing."""
+        try:
+            seen = [os.stat(file) for file in self._files]
+        except OSError:
+            return None
+        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in seen)
 
 
 class CertificatesUnusable(Unusable):
@@ -80,3 +134,71 @@ def _files(section: MutualTlsSection) -> tuple[bytes, bytes, bytes]:
             f"[tls] cannot be set up from {', '.join(names)}: {error.strerror or error}"
         ) from error
     return certificate, key, authority
+
+
+# When the certificates of a service expire, for Prometheus. Files are read at each scrape, because they are renewed.
+
+_END = "-----END CERTIFICATE-----"
+_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
+
+
+class ExpiryCollector(Collector):
+    """`nouscoder_certificate_expiry_timestamp_seconds` of each file that can be read; registers itself."""
+
+    def __init__(self, registry: CollectorRegistry, files: Sequence[str]) -> None:
+        self._files = tuple(dict.fromkeys(name for name in files if name))
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """A sample a file."""
+        family = GaugeMetricFamily(
+            "nouscoder_certificate_expiry_timestamp_seconds",
+            "Unix time after which the first certificate of the file is not valid",
+            labels=["file"],
+        )
+        for name in self._files:
+            try:
+                family.add_metric([name], expiry_of(Path(name).read_text("ascii")))
+            except (OSError, ValueError) as error:
+                log.warning("the expiry of a certificate is unknown", extra={"file": name, "reason": str(error)})
+        yield family
+
+
+def expiry_of(pem: str) -> float:
+    """Unix time after which the first certificate of a PEM file is not valid. Raises ValueError."""
+    begin = pem.find("-----BEGIN CERTIFICATE-----")
+    end = pem.find(_END, begin)
+    if begin < 0 or end < 0:
+        raise ValueError("it holds no certificate")
+    try:
+        certificate = _items(ssl.PEM_cert_to_DER_cert(pem[begin : end + len(_END)]))
+        fields = [item for item in _items(_items(certificate[0][1])[0][1]) if item[0] != _VERSION]
+        _serial, _signature, _issuer, (_, validity) = fields[:4]
+        kind, text = _items(validity)[1]
+        return timegm(strptime(_with_century(kind, text.decode("ascii")), "%Y%m%d%H%M%SZ"))
+    except (IndexError, ValueError) as error:
+        raise ValueError("its certificate cannot be decoded") from error
+
+
+def _with_century(kind: int, text: str) -> str:
+    """The time with a year of four digits."""
+    if kind == _UTC_TIME:
+        return ("19" if text[:2] >= "50" else "20") + text
+    if kind == _GENERALIZED_TIME:
+        return text
+    raise ValueError(f"{kind} is no kind of time")
+
+
+def _items(data: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of each element of a DER sequence. Raises IndexError where it is cut off."""
+    found, at = [], 0
+    while at < len(data):
+        tag, length, at = data[at], data[at + 1], at + 2
+        if length & 0x80:
+            num_bytes = length & 0x7F
+            length, at = int.from_bytes(data[at : at + num_bytes], "big"), at + num_bytes
+        if at + length > len(data):
+            raise IndexError("cut off")
+        found.append((tag, data[at : at + length]))
+        at += length
+    return found

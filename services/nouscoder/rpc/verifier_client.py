@@ -2,23 +2,67 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
 from nouscoder.config import Config
+from nouscoder.domain.conversation import InterpreterAnswer
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import Unusable
 from nouscoder.retry import Retry
-from nouscoder.rpc.channel import PeerBusy, ServiceClient
-from nouscoder.rpc.interpreter_client import InterpreterCalls
-from nouscoder.rpc.renewed import Renewed
-from nouscoder.rpc.tls import ChannelTls
-from nouscoder.rpc.verdict_convert import submission_to, verdict_from
+from nouscoder.rpc.channel import PeerBusy, PeerUnreachable, ServiceClient, peer_error
+from nouscoder.rpc.pairs import ANSWER, SUBMISSION, VERDICT
+from nouscoder.rpc.tls import ChannelTls, Renewed
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
+
+if TYPE_CHECKING:
+    Stream = grpc.aio.StreamStreamCall[verifier_pb2.InterpretRequest, verifier_pb2.InterpretResponse]
+
+
+# A tool session of the verifier, from its client's side.
+
+# What gRPC says when the service ends the call during a write. The service's own status is lost.
+_WRITE_FAILED = "Internal error from Core"
+
+
+class InterpreterCalls:
+    """Calls of one interpreter, one at a time. The session begins with the first of them.
+
+    After an error the session is over: its state cannot be had again.
+    """
+
+    def __init__(self, name: str, start: Callable[[], Stream]) -> None:
+        self._name = name
+        self._start = start
+        self._stream: Stream | None = None
+
+    def close(self) -> None:
+        """End the session."""
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def run(self, code: str) -> InterpreterAnswer:
+        """Run `code` after all code before. Raises PeerError; PeerUnreachable when the session ends meanwhile."""
+        stream = self._stream = self._stream or self._start()
+        try:
+            with contextlib.suppress(asyncio.InvalidStateError):  # the session is over; reading says why
+                await stream.write(verifier_pb2.InterpretRequest(code=code))
+            answer = await stream.read()
+        except grpc.aio.AioRpcError as error:
+            if error.details() == _WRITE_FAILED:
+                raise PeerUnreachable(f"{self._name} ended the session while code was sent") from error
+            raise peer_error(self._name, error) from error
+        if not isinstance(answer, verifier_pb2.InterpretResponse):
+            raise PeerUnreachable(f"{self._name} ended the session")
+        return ANSWER.of(answer)
+
 
 _GRADE_LIMIT_S = 600.0
 
@@ -51,14 +95,14 @@ class VerifierClient(ServiceClient):
 
     async def grade(self, submission: Submission) -> Verdict:
         """The verdict. Waits while the verifier is unreachable or full. Raises PeerUnreachable, PeerBusy, PeerError."""
-        request = verifier_pb2.GradeRequest(submission=submission_to(submission))
+        request = verifier_pb2.GradeRequest(submission=SUBMISSION.to(submission))
 
         async def once() -> verifier_pb2.GradeResponse:
             return await self._call(
                 lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata())
             )
 
-        return verdict_from((await self._while_full.call(once)).verdict)
+        return VERDICT.of((await self._while_full.call(once)).verdict)
 
     @asynccontextmanager
     async def interpreter(self) -> AsyncIterator[InterpreterCalls]:

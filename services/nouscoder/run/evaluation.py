@@ -1,34 +1,152 @@
 """pass@1 of policies of a run, measured through the services of the run.
 
 INVARIANT: a policy is measured once per run, and its result is recorded. A resumed run reads the recorded result.
+
+The evaluations of a run on its disk, and the policy with the best one.
+
+evaluation_before.json and evaluation_after.json hold those of the first and the last policy. evaluations/00000012.json
+holds that of version 12, measured during the run.
+
+INVARIANT: the weights of the best evaluated policy of a run are on its disk: its first policy, a folder of kept/, or
+(the last policy) the newest of policies/. Its checkpoint is too: in kept/, or (the last policy) the newest of
+checkpoints/; the first policy has none. After `drop_worse` kept/ holds no other.
+
+The checkpoint of the policy that an evaluation measures: the learner keeps it in the run folder.
+
+The learner has the state of a version only until it trains the next batch. So it is asked before that version exists,
+and the version that it keeps is the one that is measured.
+
+INVARIANT: when the block of `kept_checkpoint` ends without an error, the checkpoint of its version is complete on the
+disk.
+
+Measures a new policy about every `run.evaluate_every_batches` batches, keeps the best, and ends a run early.
+
+Training goes on meanwhile. The generation worker that samples the evaluation keeps the version that is measured until
+all of it is sampled, and takes over the newest policy then; other workers follow the learner. Its rollouts for the
+training are older for that time, within the bound of staleness.
+
+INVARIANT: a recorded evaluation is of one policy version, whose weights and checkpoint were kept before that. While no
+evaluation runs, only those of the best policy are left of what was kept. A run that fulfils its condition for an early
+end is ended by the next step. At most one evaluation runs at a time, and it is over when the block ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
+from nouscoder.atomic_files import numbered, remove
 from nouscoder.config import Config
 from nouscoder.data.problem_index import held_out_problems
-from nouscoder.domain.plan import Evaluated
+from nouscoder.domain.plan import EarlyEnd, Evaluated, best_of
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
 from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
+from nouscoder.policy_folder.compose import PolicyFilesMissing, has_weights, link_weights
 from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.generation_client import GenerationClient
+from nouscoder.rpc.channel import PeerError
+from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
+from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.rpc.worker_identity import observer_id
-from nouscoder.run.evaluations import evaluated_of, evaluation_file
+from nouscoder.rpc.worker import observer_id
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import RunServices
 from nouscoder.run.view import View
+
+# The evaluations of a run on its disk, and the policy with the best one.
+
+DURING = "evaluations"
+_KEPT = "kept"
+_CHECKPOINT = ".checkpoint"  # the learner writes these folders of kept/
+_OF_A_VERSION = re.compile(r"\d{8}(\.|$)")
+_POLICIES = "policies"  # the learner writes them
+
+
+class NoSuchVersion(NousCoderError):
+    """The weights of a policy version are not on the disk any more. The message names it."""
+
+
+def evaluation_file(policy_version: int) -> str:
+    """The name of the record of an evaluation during the run, in the run folder."""
+    return f"{DURING}/{policy_version:08d}.json"
+
+
+def recorded_evaluations(run: Path) -> tuple[Evaluated, ...]:
+    """All evaluations of a run folder, one a version, in order of versions. Raises NousCoderError for a damaged one."""
+    files = [run / "evaluation_before.json", *numbered(run / DURING, ".json").values(), run / "evaluation_after.json"]
+    found = {each.policy_version: each for file in files if file.is_file() for each in [_read(file)]}
+    return tuple(found[version] for version in sorted(found))
+
+
+def keep_weights(run: Path, policy_version: int) -> None:
+    """Keep the weights of a published policy. Call it before the policy is measured, while the learner has them."""
+    link_weights(run / _KEPT / _number(policy_version), run / _POLICIES / _number(policy_version))
+
+
+def kept_checkpoint_folder(run: Path, policy_version: int) -> Path:
+    """Where the checkpoint of a version is, when the learner has kept it."""
+    return run / _KEPT / f"{_number(policy_version)}{_CHECKPOINT}"
+
+
+def drop_worse(run: Path) -> None:
+    """Remove what is kept of all policies but the best one, and what a crash left incomplete.
+
+    Call it after a policy was measured and recorded, and while the learner keeps none.
+    """
+    kept, best = run / _KEPT, best_of(recorded_evaluations(run)).policy_version
+    stay = {_number(best), kept_checkpoint_folder(run, best).name}
+    for folder in [*kept.iterdir()] if kept.is_dir() else []:
+        if _OF_A_VERSION.match(folder.name) and folder.name not in stay:
+            remove(folder)
+
+
+def weights_folder(config: Config, policy_version: int) -> Path:
+    """The folder that holds the weights of a version of a run. Raises NoSuchVersion naming those that are there."""
+    run, first = config.run.folder, config.in_run_folder(config.policy.path)
+    if policy_version == 0:
+        return first
+    for parent in (_POLICIES, _KEPT):
+        folder = run / parent / _number(policy_version)
+        if has_weights(folder):
+            return folder
+    there = sorted({0, *numbered(run / _POLICIES), *numbered(run / _KEPT)})
+    raise NoSuchVersion(
+        f"the weights of version {policy_version} are not in {run}: there are versions {', '.join(map(str, there))}"
+    )
+
+
+def newest_version(config: Config) -> int:
+    """The newest version that the learner has published; 0 when there is none."""
+    return max(numbered(config.run.folder / _POLICIES), default=0)
+
+
+def evaluated_of(record: dict[str, Any]) -> Evaluated:
+    """The version and its pass@1 in the record of an evaluation."""
+    return Evaluated(int(record["policy_version"]), float(record["pass_at_1"]))
+
+
+def _read(file: Path) -> Evaluated:
+    try:
+        return evaluated_of(json.loads(file.read_text(encoding="utf8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NousCoderError(f"{file} is not the record of an evaluation: {error}") from error
+
+
+def _number(policy_version: int) -> str:
+    return f"{policy_version:08d}"
+
 
 Answer = TypeVar("Answer")
 
@@ -66,13 +184,12 @@ async def measure(
 ) -> dict[str, Any]:
     """The record of an evaluation of this policy. Raises EVALUATION_ERRORS and CannotEvaluate."""
     credentials = channel_credentials(config.tls)
-    sampling = config.generation.sampling
     evaluation = await evaluate(
         held_out_problems(config),
         GenerationClient(config.generation.grpc, credentials=credentials),
         VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
         samples=config.problems.held_out_samples,
-        sampling=Sampling(sampling.temperature, sampling.top_p, sampling.max_new_tokens, config.run.seed),
+        sampling=config.generation.sampling.record(Sampling, seed=config.run.seed),
         manifest=manifest,
         pin_limit_s=config.run.evaluation_limit_s,
         progress=progress,
@@ -131,3 +248,153 @@ def evaluation_record(evaluation: Evaluation, policy_version: int) -> dict[str, 
         "by_family": evaluation.by_family,
         "samples": [asdict(sample) for sample in evaluation.samples],
     }
+
+
+# The checkpoint of the policy that an evaluation measures: the learner keeps it in the run folder.
+
+
+class NotKept(NousCoderError):
+    """The learner has not kept a checkpoint. The message says why."""
+
+
+@asynccontextmanager
+async def kept_checkpoint(config: Config, from_version: int) -> AsyncIterator[int]:
+    """Have the learner keep the checkpoint of this policy version, or of the first later one that is possible.
+
+    The block gets the version as soon as its state is copied, and ends when the checkpoint is complete. The learner may
+    be silent for run.evaluation_limit_s. Raises NotKept.
+    """
+    client = LearnerClient(config.learner.grpc, channel_credentials(config.tls))
+    async with client as learner, aclosing(_asked(learner, from_version, config.run.evaluation_limit_s)) as answers:
+        version = await anext(answers, None)
+        if version is None:
+            raise NotKept("the learner kept no checkpoint")
+        try:
+            yield version
+        except Exception:
+            await _ended(answers)  # the learner writes nothing more, so what it kept can be removed
+            raise
+        fault = await _ended(answers)
+    if not kept_checkpoint_folder(config.run.folder, version).is_dir():
+        raise NotKept(f"the checkpoint of version {version} was not kept: {fault or 'the learner ended'}")
+
+
+async def _asked(learner: LearnerClient, from_version: int, limit_s: float) -> AsyncGenerator[int, None]:
+    """The version, once when its state is copied and once when it is complete. Raises NotKept."""
+    try:
+        async with aclosing(learner.keep_checkpoint(from_version, limit_s)) as answers:
+            async for version, _ in answers:
+                yield version
+    except PeerError as error:
+        raise NotKept(str(error)) from error
+
+
+async def _ended(answers: AsyncGenerator[int, None]) -> str:
+    """Wait until the learner has said all. Returns why it did not, if it did not."""
+    try:
+        async for _ in answers:
+            pass
+    except NotKept as error:
+        return str(error)
+    return ""
+
+
+# Measures a new policy about every `run.evaluate_every_batches` batches, keeps the best, and ends a run early.
+
+
+class PeriodicEvaluation:
+    """The evaluations during one run. `step` is called repeatedly during the run. Use as `async with`."""
+
+    def __init__(self, folder: RunFolder, services: RunServices, view: View) -> None:
+        run = services.config.run
+        self._folder = folder
+        self._services = services
+        self._view = view
+        self._every = run.evaluate_every_batches
+        self._end = EarlyEnd(run.end_at_pass_at_1, run.end_after_no_gain)
+        self._evaluations = recorded_evaluations(folder.path)
+        self._running: asyncio.Task[None] | None = None
+        self._last_said = ""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the evaluation that runs. After an error it is cancelled. Raises what `step` raises."""
+        if self._running is None:
+            return
+        if kind is None:
+            await self._running
+            return
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    async def step(self, status: RunStatus | None) -> None:
+        """Begin to measure the next policy when that is due, and end the run when its condition is fulfilled.
+
+        Raises NousCoderError when an evaluation is not possible.
+        """
+        if self._running is not None and self._running.done():
+            ended, self._running = self._running, None
+            await ended
+        if not self._every or status is None or status.finished or status.policy_version is None:
+            return
+        if reason := self._end.reason(self._evaluations):
+            await self._finish_run(reason)
+        elif self._running is None and (version := self._due(status.policy_version)) is not None:
+            self._running = asyncio.create_task(self._evaluate(version), name="evaluation")
+
+    def _due(self, policy_version: int) -> int | None:
+        """The version to measure next, if the next batch may make it; None when it is not yet due."""
+        due = max((each.policy_version for each in self._evaluations), default=0) + self._every
+        version = max(due, policy_version)
+        # The evaluation after the run measures the last version.
+        is_due = policy_version >= due - 1 and version < self._services.config.run.total_batches
+        return version if is_due else None
+
+    async def _evaluate(self, from_version: int) -> None:
+        """Measure, record and keep. An interruption begins it again as `services.evaluation_retry` allows."""
+        services, view = self._services, self._view
+        measuring = services.evaluation_retry.call(
+            partial(self._measure, from_version), lambda error: view.say(f"the evaluation begins again: {error}")
+        )
+        record = await while_alive(services, measuring)
+        if record is not None:
+            evaluated = evaluated_of(record)
+            self._folder.write_json(evaluation_file(evaluated.policy_version), record)
+            self._evaluations = recorded_evaluations(self._folder.path)
+            view.say(f"pass@1 on held-out problems of version {evaluated.policy_version}: {evaluated.pass_at_1:.3f}")
+        await asyncio.to_thread(drop_worse, self._folder.path)
+
+    async def _measure(self, from_version: int) -> dict[str, Any] | None:
+        """The record of a policy whose weights and checkpoint are kept.
+
+        None when that was not possible, for example because a newer policy came into use before it was measured.
+        """
+        config = self._services.config
+        try:
+            async with kept_checkpoint(config, from_version) as version:
+                manifest = await announced_policy(config, version, config.run.evaluation_limit_s)
+                if manifest.policy_version != version:
+                    raise PolicyReplaced(f"version {manifest.policy_version} is published already")
+                await asyncio.to_thread(keep_weights, self._folder.path, version)
+                return await measure(config, manifest)
+        except (NotKept, CannotEvaluate, PolicyReplaced, PolicyFilesMissing, WeightsMissing) as error:
+            self._say_once(f"the evaluation of version {from_version}, or of a later one, is put off: {error}")
+            return None
+
+    def _say_once(self, message: str) -> None:
+        """Say it unless it was the last that was said so: the learner may be away for many steps."""
+        if message != self._last_said:
+            self._last_said = message
+            self._view.say(message)
+
+    async def _finish_run(self, reason: str) -> None:
+        """End the run at the broker. The learner sees it when it asks for its next batch."""
+        config = self._services.config
+        watcher = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
+        async with watcher as broker:
+            await broker.finish_run(reason)
+        self._view.say(f"the run ends early: {reason}")

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nouscoder.atomic_files import write_whole
-from nouscoder.broker.redis_address import without_password
+from nouscoder.atomic_files import FolderInUse, lock_file, write_whole
+from nouscoder.broker.redis_server import without_password
 from nouscoder.config import Config, dump_config, load_config
+from nouscoder.domain.plan import Evaluated
+from nouscoder.domain.run_status import Ledger
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.folder_lock import FolderInUse, lock_file
 from nouscoder.retry import Retry
 
 MIN_FREE_BYTES = 300 * 1024**2
@@ -174,3 +176,49 @@ def unused_name(root: Path, wanted: str) -> str:
         number += 1
         name = f"{wanted}.{number}"
     return name
+
+
+# The figures of a finished run: summary.json, and the last lines on the screen.
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """summary.json. `learning_seconds` counts from the start of the command; a resumed run adds its earlier time."""
+
+    name: str
+    seed: int
+    steps: int
+    pass_at_1_before: float
+    pass_at_1_after: float
+    learning_seconds: float
+    ledger: Ledger
+    balanced: bool
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def summarize(config: Config, before: Evaluated, after: Evaluated, learning_seconds: float, ledger: Ledger) -> Summary:
+    """The summary of a run with these evaluations of its first and last policy."""
+    return Summary(
+        name=config.run.name,
+        seed=config.run.seed,
+        steps=after.policy_version * config.learner.steps_per_batch,
+        pass_at_1_before=before.pass_at_1,
+        pass_at_1_after=after.pass_at_1,
+        learning_seconds=round(learning_seconds, 1),
+        ledger=ledger,
+        balanced=ledger.balanced,
+    )
+
+
+def closing_lines(summary: Summary, report: Path) -> list[str]:
+    """The last lines on the screen after the run."""
+    gain = summary.pass_at_1_after - summary.pass_at_1_before
+    return [
+        f"pass@1 on held-out problems: {summary.pass_at_1_before:.3f} before, {summary.pass_at_1_after:.3f} after"
+        f" {summary.steps} steps ({gain:+.3f})",
+        f"ledger {'balanced' if summary.balanced else 'NOT BALANCED'}; {summary.learning_seconds:.0f} s in all",
+        f"report: {report}",
+    ]

@@ -7,14 +7,13 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 
-from nouscoder.broker.redis_address import configured_url
+from nouscoder.broker.redis_server import configured_url
 from nouscoder.config import Config, dump_config, load_config
+from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.retry import Retry
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.kept_generation import KeptGeneration
-from nouscoder.run.services import EVALUATION_ERRORS, RunServices
-from nouscoder.run.shared_cores import SHARED_CORES
-from nouscoder.run.supervisor import ProcessSpec, Supervised, Supervisor
+from nouscoder.run.services import KeptGeneration
+from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, Supervised, Supervisor
 
 SERVICES = ("broker", "verifier", "generation", "learner")
 
@@ -126,7 +125,7 @@ class LocalServices:
 @asynccontextmanager
 async def open_local(
     folder: RunFolder, config: Config, generation: KeptGeneration | None = None
-) -> AsyncIterator[RunServices]:
+) -> AsyncIterator[LocalServices]:
     """Services as processes of this machine, after Redis has started. All but `generation` are stopped on exit."""
     config = rewrite_addresses(folder, config, generation)
     if generation is not None:

@@ -17,8 +17,8 @@ The services do the work. Each runs its own loop, and they communicate only with
       consumes  requests of the three workers
       produces  leases, and one atomic change of Redis for each request
       waits     for work to lease, for at most the caller's wait_s
-      unblocked by a submission or a commit (broker/wakeups.py); broker/sweeper.py takes back expired leases
-    RolloutWorker._pull, _submit; follow_policies                generation/worker.py, policy_follower.py
+      unblocked by a submission or a commit (broker/wakeups.py); broker/serving.py takes back expired leases
+    RolloutWorker.run, _pull, _submit                                            generation/worker.py
       consumes  tasks (lease_tasks) and policies (watch_policy)
       produces  rollouts (submit_rollouts), sampled by the engine token by token
       waits     for a policy, for room in the engine, for a task
@@ -28,7 +28,7 @@ The services do the work. Each runs its own loop, and they communicate only with
       produces  verdicts (submit_verdicts)
       waits     for a free sandbox, for a rollout
       unblocked by a submission that is graded, by submit_rollouts
-    BatchSource.next, LearnerWorker._train_on                  learner/batch_source.py, worker.py
+    BatchSource.next, LearnerWorker._train_on                                    learner/worker.py
       consumes  batches (lease_batch)
       produces  optimizer steps, checkpoints, policies (publish_policy), commits (commit_batch)
       waits     for a batch of complete groups
@@ -36,7 +36,7 @@ The services do the work. Each runs its own loop, and they communicate only with
 
 This module runs in the process of the command. `run_loop` starts the services or connects to them (services.py),
 measures pass@1 of the first policy (evaluation.py), starts the learner, watches until the learner has finished the run
-(periodic_evaluation.py measures policies meanwhile, if the configuration says so), measures pass@1 of the last policy,
+(evaluation.py measures policies meanwhile, if the configuration says so), measures pass@1 of the last policy,
 and writes the summary and the report. A run without batches only evaluates its policy. plan.py runs the stages of a
 plan one after the other, each by `run_loop`.
 
@@ -55,20 +55,15 @@ from typing import Any
 from rich.console import Console
 
 from nouscoder.config import Config
-from nouscoder.domain.ledger import NO_ROLLOUTS, Ledger
+from nouscoder.domain.run_status import NO_ROLLOUTS, Ledger
 from nouscoder.errors import NousCoderError
 from nouscoder.report import write_report
-from nouscoder.run.evaluation import evaluate_once
-from nouscoder.run.evaluations import drop_worse
-from nouscoder.run.folder import RunFolder
-from nouscoder.run.guard_watch import GuardWatch
-from nouscoder.run.kept_generation import KeptGeneration
-from nouscoder.run.learning_signal import LearningSignal, NothingToLearn
+from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once
+from nouscoder.run.folder import RunFolder, Summary, closing_lines, summarize
+from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn
 from nouscoder.run.pages import open_pages
-from nouscoder.run.periodic_evaluation import PeriodicEvaluation
-from nouscoder.run.services import RunServices, deployment
+from nouscoder.run.services import KeptGeneration, RunServices, deployment
 from nouscoder.run.sinks.processes import open_sinks
-from nouscoder.run.summary import Summary, closing_lines, summarize
 from nouscoder.run.view import View, open_view
 from nouscoder.run.watch import RunWatch
 

@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import BinaryIO
 
-from nouscoder.report.rollouts_page import rollouts_page
-from nouscoder.rpc.address import AddressError, socket_host, split_address
+from nouscoder.report.samples import rollouts_page
+from nouscoder.rpc.server import AddressError, socket_host, split_address
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@
     runs/PLAN/01-NAME/        the run of the first stage
     runs/PLAN/02-NAME/policy  the policy that the second stage begins with, chosen from those of the first
     runs/PLAN/plan.json       the state and the result of each stage
-    runs/PLAN/generation.toml the stage that the generation process serves (kept_generation.py)
+    runs/PLAN/generation.toml the stage that the generation process serves (services.py)
 
 INVARIANT: the state of a plan is the state of its stages' run folders. A stage whose summary.json is there is not run
 again, one whose config.toml is there continues, and the policy of a new stage is complete before its config.toml is.
@@ -24,13 +24,12 @@ from nouscoder.config.tree import load_config
 from nouscoder.domain.plan import NextStage, StageHistory, best_of, next_stage
 from nouscoder.errors import NousCoderError
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
-from nouscoder.run.evaluations import recorded_evaluations, weights_folder
+from nouscoder.run.evaluation import recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.kept_generation import KeptGeneration
 from nouscoder.run.loop import interruptible, run_loop
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked, checked_inputs, with_policy_folder
-from nouscoder.run.services import deployment
+from nouscoder.run.services import KeptGeneration, deployment
 from nouscoder.run.view import View, open_view
 
 

@@ -12,15 +12,19 @@ from pathlib import Path
 
 from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, ConfigError
-from nouscoder.config.base import Place
-from nouscoder.config.keys import keys_of
+from nouscoder.config.base import Place, keys_of
 from nouscoder.data.problem_index import held_out_problems, open_index
 from nouscoder.domain.policy import WeightTransfer
-from nouscoder.errors import NousCoderError
-from nouscoder.nearest_name import did_you_mean
-from nouscoder.policy_folder.hub import HubUnavailable, downloaded, is_hub_id
-from nouscoder.policy_folder.inspection import context_tokens, faults_of, has_chat_template
-from nouscoder.run.sinks.kinds import missing_packages
+from nouscoder.errors import NousCoderError, did_you_mean
+from nouscoder.policy_folder.inspection import (
+    HubUnavailable,
+    context_tokens,
+    downloaded,
+    faults_of,
+    has_chat_template,
+    is_hub_id,
+)
+from nouscoder.run.sinks.targets import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0
 _NVIDIA = Path("/dev/nvidiactl")  # NVIDIA's driver makes it; torch must not be loaded here
@@ -160,8 +164,13 @@ def _transfer_faults(config: Config) -> Iterator[str]:
 
 
 def _redis_faults(config: Config) -> Iterator[str]:
-    from nouscoder.broker.redis_address import configured_url, without_password
-    from nouscoder.broker.redis_server import RedisServerError, find_redis_binary, redis_url
+    from nouscoder.broker.redis_server import (
+        RedisServerError,
+        configured_url,
+        find_redis_binary,
+        redis_url,
+        without_password,
+    )
 
     if config.broker.redis_url_file and not Path(config.broker.redis_url_file).is_file():
         return  # reported with the other files

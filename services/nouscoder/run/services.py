@@ -1,25 +1,165 @@
 """The services of a run as the loop sees them, and the one place that chooses how they are operated.
 
 `run.services` names a Deployment: `local` starts the services as processes of this machine (local.py), `external`
-connects to services that are operated outside the run (external.py). No other module depends on the choice.
+connects to services that are operated outside the run (ExternalServices). No other module depends on the choice.
+
+The generation process of a plan: it serves one stage after the other, so that its engine is not started for each.
+
+generation.toml        the configuration of the stage that it serves, in the plan's folder
+    logs/generation.log    its log, in the plan's folder
+
+INVARIANT: at most one process is there, and it serves the stage of generation.toml. A stage that its engine cannot
+sample for gets a new process, and the reason is said.
+
+Services of a run that are operated outside of it, at the addresses of the configuration.
+
+INVARIANT: external services are never started, stopped or signalled. The run waits at most `run.peer_patience_s` for a
+service that does not answer. The start and the end of each absence are reported once.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from nouscoder.config import Config
-from nouscoder.evaluation.pass_at_1 import EvaluationError
+from nouscoder.atomic_files import write_whole
+from nouscoder.config import Config, dump_config
+from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerError
+from nouscoder.rpc.generation_client import GenerationClient
+from nouscoder.rpc.tls import channel_credentials
 from nouscoder.run.folder import RunFolder, attach_patiently
-from nouscoder.run.kept_generation import KeptGeneration
-from nouscoder.run.supervisor import Supervised
+from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, Supervised, Supervisor
 
-EVALUATION_ERRORS = (EvaluationError, PeerError)
+# The generation process of a plan: it serves one stage after the other, so that its engine is not started for each.
+
+_NAME = "generation"
+
+
+class KeptGeneration:
+    """Use `prepare` and then `start` in each stage; `close` ends the process. `folder` is the plan's."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._say = say
+        self._supervisor: Supervisor | None = None
+        self._config: Config | None = None
+
+    @property
+    def processes(self) -> list[Supervised]:
+        """The process, if there is one."""
+        return [] if self._supervisor is None else self._supervisor.processes
+
+    def with_address(self, config: Config) -> Config:
+        """`config` with the addresses at which the process listens; unchanged when there is none."""
+        if self._config is None:
+            return config
+        kept = {name: getattr(self._config.generation, name) for name in ("grpc", "metrics")}
+        return config.model_copy(update={_NAME: config.generation.model_copy(update=kept)})
+
+    async def prepare(self, config: Config) -> None:
+        """Have the process serve the stage of `config`, or end it when it cannot. Raises SupervisionError."""
+        write_whole(self._folder / "generation.toml", dump_config(config).encode())
+        if self._supervisor is None:
+            return
+        self._supervisor.check()
+        try:
+            async with GenerationClient(config.generation.grpc, credentials=channel_credentials(config.tls)) as client:
+                await client.serve_next_run()
+        except PeerError as error:
+            self._say(f"generation is started again for {config.run.name}: {error}")
+            await self.close()
+
+    def start(self, config: Config) -> Supervised:
+        """Start the process, unless it serves the stage of `config` already."""
+        if self._supervisor is None:
+            self._supervisor = Supervisor(max_restarts_per_hour=config.run.max_restarts_per_hour)
+            file = self._folder / "generation.toml"
+            command = (sys.executable, "-m", "nouscoder", "serve", _NAME, "--config", str(file))
+            log_file = self._folder / "logs" / "generation.log"
+            self._supervisor.start(ProcessSpec(_NAME, command, log_file, environment=SHARED_CORES))
+        self._config = config
+        return self._supervisor.processes[0]
+
+    def check(self) -> None:
+        """Raises SupervisionError when the process cannot be kept alive."""
+        if self._supervisor is not None:
+            self._supervisor.check()
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._supervisor is not None:
+            await self._supervisor.close()
+        self._supervisor = self._config = None
+
+
+# Services of a run that are operated outside of it, at the addresses of the configuration.
+
+EVALUATION_BEFORE = "evaluation_before.json"
+_REPORT_AFTER_S = 5.0
+
+
+class ServiceAway(NousCoderError):
+    """An external service has not answered for too long. The message names it."""
+
+
+class ExternalServices:
+    """Watches the services. `say` reports when one stops answering and when it answers again."""
+
+    watch_every_s = 2.0
+    processes: list[Supervised] = []  # noqa: RUF012  # this command starts none
+    learner_ended = True  # the learner keeps running; the broker reports the end of the run
+
+    def __init__(self, config: Config, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises Unusable when the learner would not wait for the evaluation of the first policy."""
+        if config.learner.start_after != EVALUATION_BEFORE:
+            raise Unusable(
+                f'learner.start_after must be "{EVALUATION_BEFORE}" when run.services is "external":'
+                " the learner must not train before the first policy is evaluated"
+            )
+        self.config = config
+        self._patience_s = config.run.peer_patience_s
+        self.evaluation_retry = Retry("evaluation", EVALUATION_ERRORS, for_s=self._patience_s, wait_s=2.0)
+        self._say = say
+        self._clock = clock
+        self._away_since: dict[str, float] = {}
+        self._reported: set[str] = set()
+
+    def start(self, *names: str) -> None:
+        """Do nothing: the services run already. The learner waits for the file of the first evaluation."""
+
+    def heard(self, answered: Mapping[str, bool]) -> None:
+        """Record since when each service has not answered. Interruptions of a few seconds are not reported."""
+        now = self._clock()
+        for name, is_there in answered.items():
+            since = self._away_since.setdefault(name, now)
+            if not is_there:
+                if now - since >= _REPORT_AFTER_S and name not in self._reported:
+                    self._reported.add(name)
+                    self._say(f"the {name} does not answer: waiting up to {self._patience_s:.0f} s for it")
+                continue
+            del self._away_since[name]
+            if name in self._reported:
+                self._reported.discard(name)
+                self._say(f"the {name} answers again after {now - since:.0f} s")
+
+    def check(self) -> None:
+        """Raises ServiceAway."""
+        for name, since in self._away_since.items():
+            if self._clock() - since > self._patience_s:
+                raise ServiceAway(
+                    f"the {name} has not answered for {self._patience_s:.0f} s; nothing of the run is lost: run the"
+                    " same command again when it is back"
+                )
+
+
 Say = Callable[[str], None]
 
 
@@ -119,6 +259,5 @@ async def _open_local(
 async def _open_external(
     folder: RunFolder, config: Config, say: Say, generation: KeptGeneration | None
 ) -> AsyncIterator[RunServices]:
-    from nouscoder.run.external import ExternalServices
 
     yield ExternalServices(config, say)

@@ -2,15 +2,23 @@
 
     runs/NAME-smoke64/config.toml      the configuration, as the test was begun
     runs/NAME-smoke64/problems.json    the problems
-    runs/NAME-smoke64/01-pass-rates/   a run without batches: the counts of the first policy (smoke_problems.py)
+    runs/NAME-smoke64/01-pass-rates/   a run without batches: the counts of the first policy
     runs/NAME-smoke64/02-training/     an ordinary run on the problems alone
     runs/NAME-smoke64/smoke64.json     the result
 
 The training has the configuration's values, but no filter: groups of equal rewards are kept, so that the rewards of a
-batch are those of all its rollouts. The verdict is that of domain/reward_trend.py.
+batch are those of all its rollouts. The verdict is that of domain/guards.py.
 
 INVARIANT: the problems are chosen once, and the result follows from rewards.jsonl of the training alone. A test that
 was killed at any point goes on with `resume` and has the result of its training.
+
+The problems of a smoke test: those that the first policy solves sometimes, 0 < pass@G < 1.
+
+The problems of the training file are measured in an order that `run.seed` chooses, each with G rollouts, until enough
+are found. pass_rates.jsonl has the counts of each measured problem, in the form of data/pass_rates.py.
+
+INVARIANT: each measured problem counts once. The choice depends only on the counts and the order, so a measurement that
+was interrupted goes on and ends with the same problems.
 """
 
 from __future__ import annotations
@@ -19,23 +27,160 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from rich.console import Console
 
+from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, ConfigError
-from nouscoder.config.plan import PlanSection
-from nouscoder.domain.reward_trend import TEST, BatchRewards, Direction, RewardTrend, reward_trend
+from nouscoder.config.run import PlanSection
+from nouscoder.data.pass_rates import PassCount, read_pass_rates
+from nouscoder.data.problem_index import ProblemIndex, open_index
+from nouscoder.domain.guards import TEST, BatchRewards, Direction, RewardTrend, reward_trend
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.run_status import RunMode
 from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
+from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.generation_client import GenerationClient
+from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
+from nouscoder.rpc.worker import observer_id
+from nouscoder.run.evaluation import first_policy, while_alive
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import interruptible, run_loop
 from nouscoder.run.plan import stage_config, with_inputs_of
 from nouscoder.run.preflight import checked, with_policy_folder
-from nouscoder.run.services import deployment
-from nouscoder.run.smoke_problems import chosen_from_file, measured
+from nouscoder.run.services import RunServices, deployment
 from nouscoder.run.view import View, open_view
+
+# The problems of a smoke test: those that the first policy solves sometimes, 0 < pass@G < 1.
+
+PASS_RATES = "pass_rates.jsonl"
+MAX_MEASURED = 2048
+_AT_ONCE = 64  # problems
+
+
+class TooFewProblems(NousCoderError):
+    """The first policy solves too few problems sometimes. The message says how many were looked at."""
+
+
+def solved_sometimes(counts: dict[str, PassCount], order: Sequence[str], size: int) -> tuple[str, ...]:
+    """The first `size` problems of `order` with 0 < pass rate < 1, or fewer when there are fewer."""
+    found = [name for name in order if name in counts and 0 < counts[name].passed < counts[name].sampled]
+    return tuple(found[:size])
+
+
+def chosen_from_file(config: Config, file: Path, size: int) -> tuple[str, ...]:
+    """The problems by a file of pass rates. Raises TooFewProblems, and Unusable for a bad file."""
+    index = open_index(config)
+    try:
+        order = measuring_order(config, index)
+    finally:
+        index.close()
+    found = solved_sometimes(read_pass_rates(file), order, size)
+    if len(found) < size:
+        raise TooFewProblems(f"{file}: {len(found)} problems of the training file have 0 < pass rate < 1, not {size}")
+    return found
+
+
+def measuring_order(config: Config, index: ProblemIndex) -> list[str]:
+    """The problems of the training file in the order of the seed."""
+    order = [*index.problem_ids]
+    Random(f"{config.run.seed}/smoke").shuffle(order)
+    return order
+
+
+async def measured(folder: RunFolder, config: Config, view: View, size: int) -> tuple[str, ...]:
+    """The problems by the counts of the first policy, which this run's services sample and grade.
+
+    Raises TooFewProblems when the training file, or its first MAX_MEASURED problems, has too few.
+    """
+    file = folder.path / PASS_RATES
+    index = await asyncio.to_thread(open_index, config)
+    try:
+        order = measuring_order(config, index)[:MAX_MEASURED]
+        counts = read_pass_rates(file) if file.exists() else {}
+        if len(solved_sometimes(counts, order, size)) < size and not counts.keys() >= set(order):
+            async with deployment(config).open_services(folder, config, view.say, None) as services:
+                counts = await _measure_until(services, index, order, counts, file, view, size)
+    finally:
+        index.close()
+    found = solved_sometimes(counts, order, size)
+    if len(found) < size:
+        raise TooFewProblems(
+            f"the first policy solves {len(found)} of {len(order)} problems sometimes and not always, and the test"
+            f" needs {size}: take other problems, another policy, or a larger broker.group_size"
+        )
+    return found
+
+
+async def _measure_until(
+    services: RunServices,
+    index: ProblemIndex,
+    order: Sequence[str],
+    counts: dict[str, PassCount],
+    file: Path,
+    view: View,
+    size: int,
+) -> dict[str, PassCount]:
+    """`counts` with those of further problems, until `size` are solved sometimes or none is left."""
+    services.start("broker", "verifier", "generation")
+    await admit_nothing(services.config)
+    manifest = first_policy(services.config)
+    left = [name for name in order if name not in counts]
+    while left and len(found := solved_sometimes(counts, order, size)) < size:
+        view.say(f"{len(found)} of {size} problems found, after {len(counts)} were measured")
+        names, left = left[:_AT_ONCE], left[_AT_ONCE:]
+        with ExitStack() as opened:
+            problems = [
+                found.with_tests(opened.enter_context(index.tests.opened(found.tests_digest)))
+                for found in map(index.problem, names)
+            ]
+
+            async def measure(problems: Sequence[Problem] = problems) -> Evaluation:
+                return await _evaluate(services.config, problems, manifest, view)
+
+            repeated = services.evaluation_retry.call(measure, lambda error: view.say(f"measured again: {error}"))
+            evaluation = await while_alive(services, repeated)
+        counts = counts | {
+            each.problem_id: PassCount(each.num_accepted, each.num_rollouts) for each in evaluation.problems
+        }
+        write_whole(file, _text(counts))
+    return counts
+
+
+async def admit_nothing(config: Config) -> None:
+    """The broker admits no group, so that generation samples only what is measured."""
+    client = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
+    async with client as broker:
+        await broker.set_mode(RunMode.PAUSED)
+
+
+async def _evaluate(config: Config, problems: Sequence[Problem], manifest: PolicyManifest, view: View) -> Evaluation:
+    credentials = channel_credentials(config.tls)
+    return await evaluate(
+        problems,
+        GenerationClient(config.generation.grpc, credentials=credentials),
+        VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
+        samples=config.broker.group_size,
+        sampling=config.generation.sampling.record(Sampling, seed=config.run.seed),
+        manifest=manifest,
+        progress=lambda done, total: view.progress("pass rates", done, total),
+    )
+
+
+def _text(counts: dict[str, PassCount]) -> bytes:
+    records = ({"problem_id": name, "passed": one.passed, "sampled": one.sampled} for name, one in counts.items())
+    return "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records).encode()
+
 
 NUM_PROBLEMS = 64
 RESULT = "smoke64.json"

@@ -1,6 +1,6 @@
 """The output of a run: a live panel in a terminal, plain lines elsewhere.
 
-panel.py and plain_text.py render a snapshot; the views only decide when to show it.
+`panel` and `plain_text` render a snapshot; the views only decide when to show it.
 
 INVARIANT of `PlainView`: a line is printed when the phase, the batch or the balance of the ledger changes, and at most
 once in `min_interval_s` otherwise.
@@ -10,16 +10,237 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
-from nouscoder.run.panel import render, render_progress
-from nouscoder.run.plain_text import plain_line, plain_progress
-from nouscoder.run.snapshot import Snapshot
+from nouscoder.domain.run_status import IN_FLIGHT, Ledger
+
+# The state of a run at one time, read by the watch and shown by the views.
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLine:
+    """One process of a local run. `state` is a word such as running, restarting, stopped."""
+
+    name: str
+    state: str
+    pid: int | None = None
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of the run at one time. Unknown values are None.
+
+    `pass_rates` [batches] are those of the batches so far, oldest first.
+    """
+
+    phase: str
+    batch: int = 0
+    total_batches: int = 0
+    step: int = 0
+    total_steps: int = 0
+    pass_rate: float | None = None
+    reward_mean: float | None = None
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    tests_per_second: float | None = None
+    tokens_per_second: float | None = None
+    policy_version: int | None = None
+    ledger: Ledger | None = None
+    time_left_s: float | None = None
+    elapsed_s: float = 0.0
+    processes: tuple[ProcessLine, ...] = ()
+    learner_state: str = ""
+    message: str = ""
+    pass_rates: tuple[float, ...] = ()
+
+
+# A run in plain text: one line for a snapshot, and the pieces of text that the panel uses too. Pure.
+
+UNKNOWN = "-"
+
+
+def plain_line(snapshot: Snapshot) -> str:
+    """The snapshot in one line of `name value` pairs, ASCII, without line breaks."""
+    parts = [
+        snapshot.phase,
+        f"batch {snapshot.batch}/{snapshot.total_batches}",
+        f"step {snapshot.step}/{snapshot.total_steps}",
+        f"pass rate {number(snapshot.pass_rate, '.3f')}",
+        f"reward {number(snapshot.reward_mean, '+.3f')}",
+        f"staleness {number(snapshot.staleness_mean, '.2f')} max {number(snapshot.staleness_max, 'd')}",
+        f"tests/s {number(snapshot.tests_per_second, '.1f')}",
+        f"tokens/s {number(snapshot.tokens_per_second, '.0f')}",
+        f"policy {number(snapshot.policy_version, 'd')}",
+        _ledger_line(snapshot.ledger),
+        f"left {duration(snapshot.time_left_s)}",
+    ]
+    if snapshot.message:
+        parts.append(one_line(snapshot.message))
+    return " | ".join(parts).encode("ascii", "backslashreplace").decode()
+
+
+def plain_progress(phase: str, done: int, total: int, note: str = "") -> str:
+    """A phase outside the loop in one line."""
+    count = f"{done}/{total} ({done / total:.0%})" if total else str(done)
+    line = f"{phase} | {count}" + (f" | {one_line(note)}" if note else "")
+    return line.encode("ascii", "backslashreplace").decode()
+
+
+def duration(seconds: float | None) -> str:
+    """A duration such as 4m07s; a dash when it is unknown."""
+    if seconds is None:
+        return UNKNOWN
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m{rest:02}s" if hours else f"{minutes}m{rest:02}s"
+
+
+def number(value: float | None, form: str) -> str:
+    """The number in a format of Python; a dash when it is unknown."""
+    return UNKNOWN if value is None else format(value, form)
+
+
+def _in_flight(ledger: Ledger) -> str:
+    """The in-flight counts that are not 0, in the order of a rollout's life."""
+    known = [state.value for state in IN_FLIGHT]
+    order = known + sorted(set(ledger.in_flight) - set(known))
+    counts = [f"{name} {ledger.in_flight[name]}" for name in order if ledger.in_flight.get(name)]
+    return f"in flight {sum(ledger.in_flight.values())}" + (f" ({', '.join(counts)})" if counts else "")
+
+
+def ledger_numbers(ledger: Ledger) -> str:
+    """The ledger as its equation."""
+    return (
+        f"admitted {ledger.admitted} = trained {ledger.trained} + filtered {ledger.filtered} + stale {ledger.stale}"
+        f" + abandoned {ledger.abandoned} + lost {ledger.lost} + {_in_flight(ledger)}"
+    )
+
+
+def _ledger_line(ledger: Ledger | None) -> str:
+    if ledger is None:
+        return f"ledger {UNKNOWN}"
+    return f"ledger {ledger_numbers(ledger)} | balanced {'yes' if ledger.balanced else 'NO'}"
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and terminal control characters."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+
+
+# A run as a panel on a terminal of at least 80 columns. Pure: makes a renderable from a snapshot.
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 40
+
+
+def render(snapshot: Snapshot) -> RenderableType:
+    """The panel of the loop, for at least 80 columns."""
+    rows = Table.grid(expand=True, padding=(0, 1))
+    rows.add_column(no_wrap=True, style="dim")
+    rows.add_column(ratio=1)
+    rows.add_row("by batch", _pass_rates(snapshot.pass_rates))
+    rows.add_row("ledger", _ledger_text(snapshot.ledger))
+    if snapshot.learner_state:
+        rows.add_row("learner", Text(one_line(snapshot.learner_state)))
+    if snapshot.processes:
+        rows.add_row("processes", _processes(snapshot.processes))
+    if snapshot.message:
+        rows.add_row("note", Text(one_line(snapshot.message), style="yellow"))
+    footer = f"{duration(snapshot.elapsed_s)} gone, {duration(snapshot.time_left_s)} left"
+    return _panel(snapshot.phase, Group(_bar(snapshot), _figures(snapshot), rows), footer)
+
+
+def render_progress(phase: str, done: int, total: int, note: str = "") -> RenderableType:
+    """The panel of a phase outside the loop."""
+    rows: list[RenderableType] = [_bar_row(f"{done}/{total}" if total else str(done), done, total)]
+    if note:
+        rows.append(Text(one_line(note), style="dim"))
+    return _panel(phase, Group(*rows), None)
+
+
+def _panel(phase: str, content: RenderableType, footer: str | None) -> Panel:
+    subtitle = None if footer is None else Text(footer)
+    return Panel(content, title=Text(f"nouscoder: {one_line(phase)}"), subtitle=subtitle, border_style="cyan")
+
+
+def sparkline(rates: tuple[float, ...], width: int = _SPARK_WIDTH) -> str:
+    """The last `width` rates, each in [0, 1], as bars on a fixed scale from 0 to 1."""
+    return "".join(_BLOCKS[round(min(max(rate, 0.0), 1.0) * (len(_BLOCKS) - 1))] for rate in rates[-width:])
+
+
+def _ledger_text(ledger: Ledger | None) -> Text:
+    if ledger is None:
+        return Text("not known yet")
+    verdict, style = ("balanced", "bold green") if ledger.balanced else ("NOT BALANCED", "bold white on red")
+    return Text.assemble((verdict, style), "  ", ledger_numbers(ledger))
+
+
+def _bar(snapshot: Snapshot) -> Table:
+    count = f"batch {snapshot.batch}/{snapshot.total_batches}  step {snapshot.step}/{snapshot.total_steps}"
+    return _bar_row(count, snapshot.step, snapshot.total_steps)
+
+
+def _bar_row(count: str, done: int, total: int) -> Table:
+    row = Table.grid(expand=True, padding=(0, 1))
+    row.add_column(ratio=1)
+    row.add_column(no_wrap=True, justify="right")
+    row.add_row(ProgressBar(total=total or 1, completed=min(done, total), complete_style="green"), Text(count))
+    return row
+
+
+def _figures(snapshot: Snapshot) -> Table:
+    grid = Table.grid(expand=True, padding=(0, 1))
+    for _ in range(3):
+        grid.add_column(no_wrap=True, style="dim")
+        grid.add_column(no_wrap=True, ratio=1, style="bold")
+    staleness = f"{number(snapshot.staleness_mean, '.2f')} (max {number(snapshot.staleness_max, 'd')})"
+    grid.add_row(
+        *("pass rate", number(snapshot.pass_rate, ".3f")),
+        *("reward", number(snapshot.reward_mean, "+.3f")),
+        *("staleness", staleness),
+    )
+    grid.add_row(
+        *("tests/s", number(snapshot.tests_per_second, ".1f")),
+        *("tokens/s", number(snapshot.tokens_per_second, ".0f")),
+        *("policy", number(snapshot.policy_version, "d")),
+    )
+    return grid
+
+
+def _pass_rates(rates: tuple[float, ...]) -> Text:
+    if not rates:
+        return Text("no batch yet")
+    shown = rates[-_SPARK_WIDTH:]
+    return Text.assemble((sparkline(rates), "cyan"), f"  pass rate {shown[0]:.2f} to {shown[-1]:.2f}")
+
+
+def _processes(processes: tuple[ProcessLine, ...]) -> Table:
+    grid = Table.grid(expand=True, padding=(0, 1))
+    grid.add_column(ratio=1)
+    grid.add_column(ratio=1)
+    cells = [_process(process) for process in processes]
+    for left in range(0, len(cells), 2):
+        grid.add_row(*cells[left : left + 2])
+    return grid
+
+
+def _process(process: ProcessLine) -> Text:
+    text = Text(f"{process.name} ").append(process.state, style="green" if process.state == "running" else "yellow")
+    if process.pid is not None:
+        text.append(f" {process.pid}", style="dim")
+    if process.restarts:
+        text.append(f" restarted {process.restarts}x", style="yellow")
+    return text
 
 
 class View(Protocol):

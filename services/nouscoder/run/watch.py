@@ -19,9 +19,9 @@ from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus
 from nouscoder.rpc.learner_client import LearnerClient, LearnerStatus
 from nouscoder.rpc.tls import channel_credentials
-from nouscoder.rpc.worker_identity import observer_id
-from nouscoder.run.snapshot import ProcessLine, Snapshot
+from nouscoder.rpc.worker import observer_id
 from nouscoder.run.supervisor import Supervised
+from nouscoder.run.view import ProcessLine, Snapshot
 
 Answer = TypeVar("Answer")
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from nouscoder.config import Config
-from nouscoder.data.filters.near_duplicates import NearIndex
-from nouscoder.data.filters.words import prompts_of
+from nouscoder.data.filters.near_duplicates import NearIndex, prompts_of
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.domain.problem import GradingRules, Problem
 from nouscoder.domain.submission import StdinTests

@@ -19,15 +19,39 @@ from typing import Any
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex
+from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
-from nouscoder.data.reading import load_problems
+from nouscoder.domain.curriculum import ProblemStatistics
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.problem_statistics import ProblemStatistics
 from nouscoder.domain.proposal_pool import PooledProblem, PoolRules, next_pool
-from nouscoder.learner.curriculum_copy import FILE as CURRICULUM
-from nouscoder.learner.curriculum_copy import read_copy
-from nouscoder.self_play.parts import PROPOSE, TRAIN, part_folder
+from nouscoder.learner.state.curriculum_copy import FILE as CURRICULUM
+from nouscoder.learner.state.curriculum_copy import read_copy
 from nouscoder.self_play.round import ACCEPTED, JUDGED
+
+# The parts of a round: each is a run in a folder inside that of the self-play.
+
+PROPOSE, TRAIN = "propose", "train"
+
+
+def part_folder(config: Config, number: int, part: str) -> Path:
+    """The folder of a part of round `number`, which counts from 1. `config` is that of the self-play."""
+    return config.run.folder / f"{number:02d}-{part}"
+
+
+def part_config(config: Config, number: int, part: str, total_batches: int, **inputs: Path) -> Config:
+    """The configuration of a part of a round, in a folder inside that of the self-play. Each round has its seed.
+
+    `inputs`: `policy`, and `train` when it is not the seed file.
+    """
+    name = f"{config.run.name}/{part_folder(config, number, part).name}"
+    seed = config.run.seed * 100 + number
+    run = config.run.model_copy(update={"name": name, "seed": seed, "total_batches": total_batches})
+    policy = config.policy.model_copy(update={"path": inputs["policy"]})
+    problems = config.problems
+    if "train" in inputs:
+        problems = problems.model_copy(update={"train": inputs["train"], "index": "", "tests": ""})
+    return config.model_copy(update={"run": run, "policy": policy, "problems": problems})
+
 
 POOL, PROBLEMS = "pool.json", "problems.jsonl"
 
@@ -68,7 +92,7 @@ def advance_pool(config: Config, number: int) -> None:
     rates = {one["problem_id"]: one["pass_rate"] for one in judgements_in(config, number) if one["problem_id"]}
     accepted = [PooledProblem(name, rate) for name, rate in rates.items()]
     settings = config.self_play
-    rules = PoolRules(settings.pool_size, settings.max_age, settings.solved_at)
+    rules = settings.record(PoolRules, size=settings.pool_size)
     change = next_pool(pool_of(config, number - 1), _trained(config, number - 1), accepted, rules)
     record = {"pool": [asdict(one) for one in change.pool], "retired": dict(change.retired)}
     write_whole(file, (json.dumps(record, indent=1) + "\n").encode())

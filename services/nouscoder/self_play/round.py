@@ -5,31 +5,170 @@
 
 accepted.jsonl holds the accepted proposals as problems. INVARIANT: judged.jsonl and accepted.jsonl follow from the logs
 alone, and accepted.jsonl is whole before judged.jsonl is there. A round that was killed goes on with what is logged.
+
+Each program runs on one input in the verifier's sandbox, through its ordinary grading. The verdict on a wrong answer
+shows the output, so a program is graded by one test whose expected output no program prints. A longer output than the
+verdict shows counts as none. Programs are hostile, and run nowhere else.
+
+INVARIANT: each result is in the log before it is used, never that of an internal_error, and what is in the log is not
+run again.
+
+INVARIANT: a rollout is in the log before it is used, under a digest of its policy and of the whole task. A task with a
+rollout is not sampled again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any, Self
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config
 from nouscoder.data.problems import save_problems
+from nouscoder.data.synthesis.run import result_key
 from nouscoder.domain.curriculum import task_seed
-from nouscoder.domain.problem import Problem
-from nouscoder.domain.rollout import Sampling, Task
-from nouscoder.domain.submission import StdinCase, StdinTests, Submission
-from nouscoder.record_log import RecordLog
-from nouscoder.self_play.execution import Grade, Runs, run_of
-from nouscoder.self_play.judgement import Judgement, Outputs, Rejected, Rejection, check_reference, judged
+from nouscoder.domain.problem import GradingRules, Problem
+from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.submission import Comparator, StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.errors import first_error
+from nouscoder.record_log import RecordLog, key_of
+from nouscoder.self_play.judgement import (
+    Judgement,
+    Outputs,
+    Proposal,
+    Rejected,
+    Rejection,
+    check_reference,
+    judged,
+    proposing_prompt,
+    read_proposal,
+)
 from nouscoder.self_play.known import Example, Known
-from nouscoder.self_play.proposals import Bounds, Proposal, proposing_prompt, read_proposal
-from nouscoder.self_play.rollout_log import RolloutLog, Sample
+from nouscoder.store.rollout_record import decode_rollout, encode_rollout
+from nouscoder.verifier.judges.judge import CLIP_CHARS
+
+# Grades a submission; never with internal_error. The second argument names it in errors.
+Grade = Callable[[Submission, str], Awaitable[Verdict]]
+
+_UNEXPECTED = "an output that nobody expects"
+_AT_ONCE = 16
+
+
+def run_of(text: str, given: str, rules: GradingRules, *, is_program: bool) -> Submission:
+    """One run on the input `given`, of a program, or of the program in an answer of the policy."""
+    code = text if is_program or rules.text_is_code else None
+    return Submission(
+        tests=StdinTests((StdinCase(given, _UNEXPECTED),)),
+        code=code,
+        completion=text if code is None else None,
+        limits=rules.limits,
+        comparator=Comparator(),
+        profile=rules.profile,
+        prelude=rules.prelude,
+    )
+
+
+class Runs:
+    """Runs submissions and keeps what came of them."""
+
+    def __init__(self, log: RecordLog, grade: Grade) -> None:
+        self._log = log
+        self._grade = grade
+
+    async def make(self, submissions: Sequence[Submission], progress: Callable[[int, int], None]) -> None:
+        """Run all that have no result yet, several at a time. Raises what `grade` raises."""
+        missing = {result_key(one): one for one in submissions if result_key(one) not in self._log}
+        waiting, done = iter(missing.items()), 0
+
+        async def work(waiting: Iterator[tuple[str, Submission]]) -> None:
+            nonlocal done
+            for key, submission in waiting:
+                self._log.add(key, _record(await self._grade(submission, key)))
+                done += 1
+                progress(done, len(missing))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_AT_ONCE):
+                    group.create_task(work(waiting))
+        except BaseExceptionGroup as failed:  # of the workers, which all stop when one fails
+            raise first_error(failed) from None
+
+    def output(self, submission: Submission) -> str | None:
+        """What the run of `run_of` printed; None when it failed. Raises KeyError before it was made."""
+        output: str | None = self._log.get(result_key(submission))["output"]
+        return output
+
+    def is_accepted(self, submission: Submission) -> bool:
+        """Whether all tests passed. Raises KeyError before it was made."""
+        return bool(self._log.get(result_key(submission))["verdict"] == VerdictKind.ACCEPTED.value)
+
+
+def _record(verdict: Verdict) -> dict[str, Any]:
+    failure, output = verdict.first_failure, None
+    if verdict.kind is VerdictKind.WRONG_ANSWER and failure is not None and len(failure.output) < CLIP_CHARS:
+        output = failure.output
+    return {"verdict": verdict.kind.value, "output": output}
+
+
+# Samples tasks, and gives each rollout to its second argument when it ends.
+Sample = Callable[[Sequence[Task], Callable[[Rollout], object]], Awaitable[None]]
+
+
+class RolloutLog:
+    """The rollouts of one file. `policy` is the digest of the weights that sample them."""
+
+    def __init__(self, path: Path, policy: str) -> None:
+        """Raises LogUnusable and StorageError."""
+        self._log = RecordLog(path, "record")
+        self._policy = policy
+
+    async def make(self, tasks: Sequence[Task], sample: Sample, progress: Callable[[int, int], None]) -> None:
+        """Sample the tasks that have no rollout yet. Raises what `sample` raises."""
+        keys = {task.rollout_id: self._key(task) for task in tasks}
+        missing = {task.rollout_id: task for task in tasks if keys[task.rollout_id] not in self._log}
+        left = set(missing)
+
+        def took(rollout: Rollout) -> None:
+            _, record = encode_rollout(rollout)
+            self._log.add(keys[rollout.rollout_id], {"record": b64encode(record).decode()})
+            left.discard(rollout.rollout_id)
+            progress(len(keys) - len(left), len(keys))
+
+        if missing:
+            await sample([*missing.values()], took)
+
+    def of(self, task: Task) -> Rollout:
+        """The rollout of this task. Raises KeyError before it was made."""
+        return decode_rollout(b64decode(self._log.get(self._key(task))["record"]))
+
+    def all(self) -> list[Rollout]:
+        """The rollouts in the order of their ids."""
+        found = [decode_rollout(b64decode(self._log.get(key)["record"])) for key in self._log]
+        return sorted(found, key=lambda rollout: rollout.rollout_id)
+
+    def _key(self, task: Task) -> str:
+        return key_of({"policy": self._policy, "task": asdict(task)})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 PROPOSALS, JUDGED, ACCEPTED = "proposals.jsonl", "judged.jsonl", "accepted.jsonl"
 _AS_IT_IS = "{prompt}"
@@ -136,17 +275,15 @@ class Round:
         self._write([task for task, _ in tasks])
 
     def _sampling(self, name: str, max_new_tokens: int) -> Sampling:
-        sampling, seed = self._config.generation.sampling, self._config.run.seed
-        stream = task_seed(seed, f"self-play/{self._number}/{name}")
-        return Sampling(sampling.temperature, sampling.top_p, max_new_tokens, stream)
+        stream = task_seed(self._config.run.seed, f"self-play/{self._number}/{name}")
+        return self._config.generation.sampling.record(Sampling, max_new_tokens=max_new_tokens, seed=stream)
 
     def _read(self, tasks: Sequence[tuple[Task, Example]], proposals: RolloutLog) -> dict[str, Candidate]:
         """The candidates by rollout. A proposal that is near to a known statement is none."""
-        settings, found = self._config.self_play, dict[str, Candidate]()
-        bounds = Bounds(settings.max_chars, settings.min_inputs, settings.max_inputs)
+        found = dict[str, Candidate]()
         for task, example in tasks:
             with self._judging(task.rollout_id):
-                proposal = read_proposal(proposals.of(task).text, bounds)
+                proposal = read_proposal(proposals.of(task).text, self._config.self_play)
                 _check_novelty(self._known.statements.find(proposal.statement))
                 found[task.rollout_id] = Candidate(proposal, example)
         return found

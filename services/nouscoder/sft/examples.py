@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from nouscoder.domain.message import Message, Role
+from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.body import Body, first_fault
 

@@ -2,25 +2,147 @@
 
 A file is JSON lines, a JSON array or parquet (examples.py). A run folder gives the rollouts of its saved batches,
 token by token as they were sampled, with their verdicts; learner.keep_batches says how many batches a run keeps.
+
+Examples as rollouts that somebody else has sampled, which the learner's trainer takes.
+
+A rollout has segments, given or sampled, and only sampled ones are in the loss. Nobody knows the log-probabilities with
+which an example was written; they are 0 here, and the objective of supervised fine-tuning does not read them.
+
+Examples in the tokens of a policy, exactly as a run's environment would give and sample them.
+
+prompt or messages -> answer + end token -> what the environment writes around a reply -> answer + end token
+    given                 loss                  given                                         loss
+
+The prompt goes through the template, the system prompt and the chat template of generation.environment. So a policy
+that was trained on examples finds the same tokens before its answers in the run that follows.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nouscoder.config import SftSection
+from nouscoder.config.generation import EnvironmentSection
 from nouscoder.data.importers.rows import file_rows
-from nouscoder.domain.rollout import Rollout
+from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.supervised import Candidate, ChoiceRules, choose, is_held_out
-from nouscoder.domain.verdict import VerdictKind
+from nouscoder.domain.tokens import Completion, FinishReason, Segment, VersionSpan, concatenated, int32
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
-from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.sft.encoding import Encoder
-from nouscoder.sft.examples import BadExample, example_of
-from nouscoder.sft.rollouts import again
+from nouscoder.generation.environments.base import TaskRefused
+from nouscoder.generation.environments.prompts import THINKING, Prompts
+from nouscoder.learner.state.saved_batches import SavedBatches
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer
+from nouscoder.sft.examples import BadExample, Example, example_of
+
+# Examples as rollouts that somebody else has sampled, which the learner's trainer takes.
+
+_WRITTEN = Verdict(kind=VerdictKind.ACCEPTED, passed=0, total=0, graded=0, duration_s=0.0, backend="example")
+
+# Token ids, and whether they are in the loss.
+Part = tuple[Sequence[int], bool]
+
+
+def rollout_of(parts: Sequence[Part], problem_id: str = "") -> Rollout:
+    """An example from its parts; the first is the prompt. Raises ValueError for an empty part or one without loss."""
+    num_sampled = sum(len(ids) for ids, in_loss in parts if in_loss)
+    return Rollout(
+        rollout_id="",
+        group_id="",
+        problem_id=problem_id,
+        segments=tuple(Segment(len(ids), in_loss) for ids, in_loss in parts),
+        token_ids=concatenated(int32(ids) for ids, _ in parts),
+        logprobs=_unknown_logprobs(num_sampled),
+        versions=(VersionSpan(0, num_sampled),),
+        finish_reason=FinishReason.STOP,
+        sampling=Sampling(),
+        text="",
+    )
+
+
+def written(answer: Sequence[int]) -> Completion:
+    """An answer [tokens] that ends with its end token, as if it had been sampled."""
+    size = len(answer)
+    return Completion(int32(answer), _unknown_logprobs(size), (VersionSpan(0, size),), FinishReason.STOP)
+
+
+def demonstration(prompt: Sequence[int], answer: Sequence[int]) -> Rollout:
+    """An example of one turn, from the token ids of its prompt and its answer. Only the answer is in the loss."""
+    return rollout_of([(prompt, False), (answer, True)])
+
+
+def again(rollout: Rollout) -> Rollout:
+    """A rollout of a run as an example: the same tokens and segments, scored at temperature 1."""
+    return replace(rollout, finish_reason=FinishReason.STOP, sampling=Sampling(), text="", experts=None)
+
+
+def batch_of(number: int, examples: Sequence[Rollout]) -> Batch:
+    """The examples of one step. Each is a group of its own."""
+    rollouts = (
+        replace(example, rollout_id=f"g{place:06d}-0", group_id=f"g{place:06d}")
+        for place, example in enumerate(examples)
+    )
+    # Rollouts of a run have versions of that run; here each is as old as the policy.
+    newest = max(example.newest_version for example in examples)
+    return Batch(number, tuple(GradedRollout(rollout, _WRITTEN, 1.0) for rollout in rollouts), newest)
+
+
+def _unknown_logprobs(num_tokens: int) -> memoryview[float]:
+    return memoryview(bytes(4 * num_tokens)).cast("f")
+
+
+# Examples in the tokens of a policy, exactly as a run's environment would give and sample them.
+
+
+class Encoder:
+    """Encodes examples for one policy."""
+
+    def __init__(self, tokenizer: PolicyTokenizer, environment: EnvironmentSection) -> None:
+        """Raises EnvironmentUnusable when messages are configured for a policy without a chat template."""
+        self._tokenizer = tokenizer
+        self._prompts = Prompts(tokenizer, environment)
+        in_template = environment.model_copy(update={"prompt_as": "messages"})
+        self._chat = Prompts(tokenizer, in_template) if tokenizer.has_chat_template else None
+        self._thinking = THINKING[environment.thinking]
+
+    def encode(self, example: Example) -> Rollout:
+        """The example as a rollout. Raises BadExample."""
+        try:
+            parts: list[Part] = [(self._beginning(example), False)]
+            for turn in example.turns:
+                if turn.is_given:
+                    parts.append((self._reply(example, parts[-1][0], turn.text), False))
+                else:
+                    parts.append(([*self._tokenizer.encode_inside(turn.text), self._tokenizer.end_id], True))
+        except (ValueError, TaskRefused) as error:
+            raise BadExample(str(error)) from error
+        return rollout_of(parts, example.problem_id)
+
+    def _beginning(self, example: Example) -> list[int]:
+        if example.messages:
+            if self._chat is None:
+                raise BadExample("it has messages, but the policy has no chat template: give prompt and completion")
+            return self._tokenizer.encode_messages(example.messages, self._thinking)
+        if example.is_rendered:
+            if self._prompts.as_messages:
+                raise BadExample(
+                    "a line of samples.jsonl has lost the special tokens of its prompt: give the run folder instead"
+                )
+            return self._tokenizer.encode(example.prompt)
+        return self._prompts.prompt_of(Task("example", "", "", example.prompt, Sampling(), 0, example.prompt_template))
+
+    def _reply(self, example: Example, answer: Sequence[int], text: str) -> list[int]:
+        """What follows an answer [tokens] when the environment replies with `text`."""
+        prompts = self._chat if example.messages and self._chat is not None else self._prompts
+        reply = prompts.reply_to(written(answer), text)
+        if not reply:
+            raise BadExample("the vocabulary of the policy cannot write a given turn")
+        return reply
+
 
 _BATCHES = "batches"
 
@@ -52,7 +174,7 @@ def read_examples(
     settings: SftSection, encoder: Encoder, vocabulary_size: int, context_tokens: int | None, seed: int
 ) -> Examples:
     """All examples of the section, encoded and chosen. Raises ExamplesUnusable and what reading raises."""
-    rules = ChoiceRules(settings.wrong_below, settings.max_per_problem, settings.max_tokens or (context_tokens or 0))
+    rules = settings.record(ChoiceRules, max_tokens=settings.max_tokens or context_tokens or 0)
     rollouts, candidates = _read(settings.train, encoder, vocabulary_size)
     numbers, dropped = choose(candidates, rules, seed)
     held_out = {number for number in numbers if is_held_out(candidates[number].problem, settings.validation_share)}

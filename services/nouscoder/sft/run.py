@@ -1,7 +1,7 @@
 """`nouscoder sft`: examples -> fine-tuned policy, as a Hugging Face folder.
 
     files, run folders -> examples, chosen and encoded -> steps -> the folder model of runs/NAME-sft
-    examples.py           reading.py, encoding.py        training.py
+    examples.py           reading.py, reading.py        training.py
 
 The run folder holds config.toml, examples.json (which examples, by digest), metrics.jsonl, checkpoints/, summary.json
 and model/. With torchrun each rank runs this module; rank 0 writes.
@@ -13,27 +13,108 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nouscoder.config import Config, load_config
+from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.supervised import EpochOrder
 from nouscoder.errors import Unusable
 from nouscoder.generation.environments.base import EnvironmentUnusable
-from nouscoder.learner.line_file import Line
-from nouscoder.learner.ranks import Ranks
+from nouscoder.learner.parallel.ranks import Ranks
+from nouscoder.learner.state.run_log import Line
 from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.progress_bar import Advance, progress_bar
+from nouscoder.run.export import LIMITS, base_model, heading, table
 from nouscoder.run.folder import RunFolder, RunFolderError
 from nouscoder.run.preflight import checked_fine_tuning
-from nouscoder.sft.card import fine_tuning_card
-from nouscoder.sft.encoding import Encoder
-from nouscoder.sft.epochs import EpochBatches
-from nouscoder.sft.reading import Examples, read_examples
+from nouscoder.sft.reading import Encoder, Examples, read_examples
 from nouscoder.sft.training import METRICS_FILE, SupervisedTraining, training_config
+
+# The model card of a fine-tuned policy: README.md of its folder. It says only what the run recorded.
+
+
+def fine_tuning_card(config: Config, examples: Examples, lines: Sequence[Line]) -> str:
+    """Markdown. `config` is that of the trainer, `lines` are those of metrics.jsonl."""
+    base = base_model(config.in_run_folder(config.policy.path))
+    return "\n".join(
+        (
+            *heading(config.run.name),
+            f"Trained with NousCoder by supervised fine-tuning from {base}, {lines[-1]['step']} optimizer steps.",
+            "",
+            "## Examples",
+            *_example_lines(config, examples),
+            "",
+            "## Loss",
+            *_losses(lines),
+            "",
+            "## Training",
+            *table(_settings(config)),
+            "",
+            *LIMITS,
+        )
+    )
+
+
+def _example_lines(config: Config, examples: Examples) -> list[str]:
+    dropped = "".join(f", {count} dropped as {reason.replace('_', ' ')}" for reason, count in examples.dropped.items())
+    return [
+        f"{len(examples.train)} for training, {len(examples.validation)} for validation{dropped}.",
+        "",
+        *(f"- {path.name}" for path in config.sft.train),
+        "",
+        f"SHA-256 of their tokens: `{examples.digest}`",
+    ]
+
+
+def _losses(lines: Sequence[Line]) -> list[str]:
+    """The mean negative log-likelihood of an answer's token, in nats."""
+    validation = [(line["step"], line["validation_loss"]) for line in lines if "validation_loss" in line]
+    sentence = f"Nats per token of the answers; {lines[-1]['loss']:.4f} on the last batch."
+    if not validation:
+        return [sentence]
+    rows = (f"| {step} | {loss:.4f} |" for step, loss in validation)
+    return [sentence, "", "| step | validation |", "|---|---|", *rows]
+
+
+def _settings(config: Config) -> dict[str, object]:
+    sft, learner = config.sft, config.learner
+    return {
+        "epochs": sft.epochs,
+        "examples of a step": sft.batch_size,
+        "optimizer": learner.optimizer.value,
+        "learning rate": f"{learner.learning_rate:g}",
+        "warm-up steps": learner.schedule.warmup_steps,
+        "decay": learner.schedule.decay.value,
+        "wrong answers for problems with a pass rate below": f"{sft.wrong_below:g}",
+        "prompt": config.generation.environment.prompt_as,
+        "seed": config.run.seed,
+    }
+
+
+# The batches of a fine-tuning on a set of examples: epochs in a random order of their own.
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBatches:
+    """The examples in the order of `order`."""
+
+    examples: Sequence[Rollout]
+    order: EpochOrder
+
+    @property
+    def num_steps(self) -> int:
+        """Batches of all epochs."""
+        return self.order.num_steps
+
+    def at(self, step: int) -> list[Rollout]:
+        """The examples of the batch after `step` others."""
+        return [self.examples[number] for number in self.order.at(step)]
+
 
 EXAMPLES_FILE = "examples.json"
 _SUFFIX = "-sft"

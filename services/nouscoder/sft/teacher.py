@@ -21,9 +21,8 @@ from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
-from nouscoder.evaluation.grading import answer_of, verdict_key
 from nouscoder.evaluation.problems import EvaluatedProblem, read_evaluated
-from nouscoder.evaluation.samples import TRUNCATED, server_jobs
+from nouscoder.evaluation.samples import TRUNCATED, answer_of, server_jobs, verdict_key
 from nouscoder.record_log import RecordLog
 
 

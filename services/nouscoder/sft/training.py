@@ -22,17 +22,17 @@ import torch
 from nouscoder.config import AdvantageSection, Config, DecayKind, PolicySection, ScheduleSection
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, Progress, begin_part
-from nouscoder.learner.line_file import Line, LineFile
 from nouscoder.learner.loading import prepare_thread, trainer_at
+from nouscoder.learner.model.weights import stored_dtypes
 from nouscoder.learner.objectives.supervised import Supervised
-from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.ranks import Ranks, naming_lost_ranks
-from nouscoder.learner.run_files import RunFiles
+from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
+from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, Progress, begin_part
+from nouscoder.learner.state.run_files import RunFiles
+from nouscoder.learner.state.run_log import Line, LineFile
 from nouscoder.learner.trainer import Trainer, TrainingInterrupted
-from nouscoder.learner.weights import stored_dtypes
 from nouscoder.policy_folder.compose import compose_policy
-from nouscoder.sft.rollouts import batch_of
+from nouscoder.sft.reading import batch_of
 
 METRICS_FILE = "metrics.jsonl"
 

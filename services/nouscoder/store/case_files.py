@@ -1,11 +1,17 @@
 """The file of one set of tests: compressed, readable case by case, named by its content.
 
-Layout: zstd frames, then one index (case_index.py). The frames decompress to the canonical JSON (formats/tests.py), so
+Layout: zstd frames, then one index. The frames decompress to the canonical JSON (formats/tests.py), so
 `zstd -dc FILE | sha256sum` prints the digest. Frame 0 is the text before the first case. Each further frame holds about
 64 KiB of whole cases.
 
 INVARIANT: reading a case decompresses only its frame. Damaged bytes are never returned: each frame and the index have a
 checksum, and `check` compares the whole text with the digest.
+
+The index says where frames and cases are. It is a skippable zstd frame, little-endian:
+
+    uint32 num_frames, num_cases; then per frame uint64 end in the file, uint64 end in the text;
+    then per case uint64 end in the text, uint32 size of its input; then uint32 CRC-32 of the index up to here;
+    then uint32 size of the index up to here; then b"NCT1", the last four bytes of the file
 """
 
 from __future__ import annotations
@@ -13,22 +19,195 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import struct
 import threading
-from collections.abc import Sequence
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, overload
 
 import zstandard
 from pydantic_core import from_json
 
-from nouscoder.domain.submission import Tests, input_size
-from nouscoder.formats.decoding import LONG_BYTES, give_way, without_collections
+from nouscoder.domain.submission import (
+    AssertTests,
+    CallCase,
+    CallTests,
+    CheckerTests,
+    InteractiveTests,
+    JudgeProgram,
+    JudgeProtocol,
+    MathCase,
+    MathTests,
+    StdinCase,
+    StdinTests,
+    Tests,
+    input_size,
+)
+from nouscoder.errors import NousCoderError
+from nouscoder.formats.json_values import LONG_BYTES, give_way, without_collections
 from nouscoder.formats.tests import canonical_parts
-from nouscoder.store.case_index import CaseIndex
-from nouscoder.store.stored_cases import CaseFileBroken as CaseFileBroken
-from nouscoder.store.stored_cases import tests_of
+
+# The index at the end of the file.
+
+_MAGIC = b"NCT1"
+_SKIPPABLE = 0x184D2A50
+
+
+class CaseIndex:
+    """Where the frames and cases are."""
+
+    def __init__(self) -> None:
+        self.frame_ends: list[tuple[int, int]] = []  # in the file, in the text
+        self.cases: list[tuple[int, int]] = []  # end in the text, size of the input
+
+    def pack(self) -> bytes:
+        """The skippable frame that ends the file."""
+        body = struct.pack("<II", len(self.frame_ends), len(self.cases))
+        body += b"".join(struct.pack("<QQ", *ends) for ends in self.frame_ends)
+        body += b"".join(struct.pack("<QI", end, min(size, 2**32 - 1)) for end, size in self.cases)
+        body += struct.pack("<I", zlib.crc32(body))
+        payload = body + struct.pack("<I", len(body)) + _MAGIC
+        return struct.pack("<II", _SKIPPABLE, len(payload)) + payload
+
+    @classmethod
+    def read(cls, read_at: Callable[[int, int], bytes], num_bytes: int) -> CaseIndex:
+        """The index of a file of `num_bytes`. `read_at` returns a number of bytes from a place in the file.
+
+        Raises ValueError when the index is missing or damaged.
+        """
+        tail = read_at(8, max(0, num_bytes - 8))
+        if tail[4:] != _MAGIC:
+            raise ValueError("it has no index")
+        (size,) = struct.unpack("<I", tail[:4])
+        body = read_at(size, max(0, num_bytes - 8 - size))
+        if len(body) != size or size < 12 or struct.unpack("<I", body[-4:])[0] != zlib.crc32(body[:-4]):
+            raise ValueError("its index is broken")
+        num_frames, num_cases = struct.unpack_from("<II", body)
+        index = cls()
+        index.frame_ends = list(struct.iter_unpack("<QQ", body[8 : 8 + 16 * num_frames]))
+        index.cases = list(struct.iter_unpack("<QI", body[8 + 16 * num_frames : -4]))
+        if len(index.cases) != num_cases or num_frames < 1:
+            raise ValueError("its index is broken")
+        return index
+
+
+# The cases as records of the domain, decoded when they are used.
+
+Case = TypeVar("Case")
+
+_RECENT_CASES = 8
+_RECENT_BYTES = 1 << 20  # of the text of a call that is kept in memory
+
+
+class CaseFileBroken(NousCoderError):
+    """A file of tests is damaged; the message names it."""
+
+
+class CaseTexts(Protocol):
+    """A file of tests, as CaseFile."""
+
+    input_sizes: Sequence[int]
+
+    @property
+    def num_cases(self) -> int:
+        """How many cases there are."""
+        ...
+
+    def case(self, index: int) -> Any:
+        """One case as a JSON value. Raises CaseFileBroken."""
+        ...
+
+    def case_bytes(self, index: int) -> int:
+        """Size of the text of one case."""
+        ...
+
+
+class StoredCases(Sequence[Case], Generic[Case]):
+    """The cases of a file, each read when it is used. The last few are kept in memory, except large ones."""
+
+    def __init__(self, file: CaseTexts, decode: Callable[[Any], Case]) -> None:
+        self._file = file
+        self._decode = decode
+        self._recent: OrderedDict[int, Case] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def input_sizes(self) -> Sequence[int]:
+        """The size of each case's input, without reading the cases."""
+        return self._file.input_sizes
+
+    def text_bytes(self, index: int) -> int:
+        """The size of a case as JSON, without reading it."""
+        return self._file.case_bytes(index)
+
+    def __len__(self) -> int:
+        return self._file.num_cases
+
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Case]: ...
+    def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
+        """Raises CaseFileBroken."""
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        with self._lock:  # tests of one submission are judged in several threads
+            case = self._recent.get(at)
+            if case is None:
+                case = self._read(at)
+        return case
+
+    def _read(self, at: int) -> Case:
+        try:
+            case = self._decode(self._file.case(at))
+        except (TypeError, KeyError) as error:
+            raise CaseFileBroken(f"case {at} is not a case: {type(error).__name__}: {error}") from None
+        if isinstance(case, CallCase) and self._file.case_bytes(at) > _RECENT_BYTES:
+            return case  # the values of several would be a million objects for the garbage collector
+        self._recent[at] = case
+        if len(self._recent) > _RECENT_CASES:
+            self._recent.popitem(last=False)
+        return case
+
+
+def tests_of(head: dict[str, Any], file: CaseTexts) -> Tests:
+    """The tests of a file, whose fields before the cases are `head`. Raises ValueError, KeyError and TypeError."""
+    match head["type"]:
+        case StdinTests.type:
+            return StdinTests(StoredCases(file, _stdin))
+        case CallTests.type:
+            return CallTests(head["entry_point"], StoredCases(file, _call))
+        case AssertTests.type:
+            return AssertTests(StoredCases(file, str), head["setup"], head.get("module", ""))
+        case CheckerTests.type:
+            return CheckerTests(StoredCases(file, _stdin), _judge(head["checker"]))
+        case InteractiveTests.type:
+            checker = _judge(head["checker"]) if "checker" in head else None
+            unbuffered = head.get("unbuffered") is True
+            return InteractiveTests(StoredCases(file, _stdin), _judge(head["interactor"]), unbuffered, checker)
+        case MathTests.type:
+            return MathTests(StoredCases(file, lambda record: MathCase(**record)))
+        case other:
+            raise ValueError(f"{other!r:.40} is no type of tests")
+
+
+def _judge(record: dict[str, str]) -> JudgeProgram:
+    protocol = JudgeProtocol(record.get("protocol", JudgeProtocol.TESTLIB))
+    return JudgeProgram(record["code"], record["language"], protocol)
+
+
+def _stdin(record: Any) -> StdinCase:
+    return StdinCase(record["input"], record["output"], tuple(record.get("args", ())))
+
+
+def _call(record: Any) -> CallCase:
+    return CallCase(tuple(record["args"]), record["kwargs"], record["expected"])
+
 
 FRAME_BYTES = 64 * 1024
 # For frames of this size level 3 takes twice the time of level 1 and makes them no smaller. Level 1 looks for repeats

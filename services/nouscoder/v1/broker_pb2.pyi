@@ -22,34 +22,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _LeaseStream:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _LeaseStreamEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseStream.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    LEASE_STREAM_UNSPECIFIED: _LeaseStream.ValueType  # 0
-    """Never sent."""
-    LEASE_STREAM_TASKS: _LeaseStream.ValueType  # 1
-    """Rollouts to sample."""
-    LEASE_STREAM_GRADING: _LeaseStream.ValueType  # 2
-    """Rollouts to grade."""
-    LEASE_STREAM_BATCHES: _LeaseStream.ValueType  # 3
-    """Batches to train on."""
-
-class LeaseStream(_LeaseStream, metaclass=_LeaseStreamEnumTypeWrapper):
-    """The kind of work that a lease is on."""
-
-LEASE_STREAM_UNSPECIFIED: LeaseStream.ValueType  # 0
-"""Never sent."""
-LEASE_STREAM_TASKS: LeaseStream.ValueType  # 1
-"""Rollouts to sample."""
-LEASE_STREAM_GRADING: LeaseStream.ValueType  # 2
-"""Rollouts to grade."""
-LEASE_STREAM_BATCHES: LeaseStream.ValueType  # 3
-"""Batches to train on."""
-Global___LeaseStream: _TypeAlias = LeaseStream  # noqa: Y015
-
 class _RunMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -85,13 +57,10 @@ class Lease(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
-    STREAM_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_S_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Opaque; valid until it expires or the work is submitted."""
-    stream: Global___LeaseStream.ValueType
-    """The stream of the entry."""
     expires_in_s: _builtins.float
     """Seconds until it expires without a heartbeat."""
     delivery: _builtins.int
@@ -100,13 +69,12 @@ class Lease(_message.Message):
         self,
         *,
         lease_id: _builtins.str = ...,
-        stream: Global___LeaseStream.ValueType = ...,
         expires_in_s: _builtins.float = ...,
         delivery: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "expires_in_s", b"expires_in_s", "lease_id", b"lease_id", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "expires_in_s", b"expires_in_s", "lease_id", b"lease_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -122,7 +90,7 @@ class LeaseTasksRequest(_message.Message):
     MAX_TASKS_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     max_tasks: _builtins.int
     """Maximum number of leases."""
     wait_s: _builtins.float
@@ -227,7 +195,7 @@ class PartialPiece(_message.Message):
     newest_version: _builtins.int
     """Newest policy version among its sampled tokens."""
     data: _builtins.bytes
-    """The piece (services/nouscoder/store/partial_record.py)."""
+    """The piece (services/nouscoder/store/rollout_record.py)."""
     def __init__(
         self,
         *,
@@ -255,7 +223,7 @@ class KeepPartialsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     @_builtins.property
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialPiece]:
         """At most one for each lease."""
@@ -355,20 +323,18 @@ class SubmittedRollout(_message.Message):
     RECORD_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """From LeaseTasks."""
+    header: _builtins.bytes
+    """Its RolloutHeader, encoded. The broker keeps these bytes and passes them on."""
     record: _builtins.bytes
     """The whole rollout: a rollout record (services/nouscoder/store/rollout_record.py)."""
-    @_builtins.property
-    def header(self) -> _rollout_pb2.RolloutHeader:
-        """Its header."""
-
     def __init__(
         self,
         *,
         lease_id: _builtins.str = ...,
-        header: _rollout_pb2.RolloutHeader | None = ...,
+        header: _builtins.bytes = ...,
         record: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "lease_id", b"lease_id", "record", b"record"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -385,7 +351,7 @@ class SubmitRolloutsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     ROLLOUTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     @_builtins.property
     def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmittedRollout]:
         """The work."""
@@ -438,7 +404,7 @@ class LeaseGradingRequest(_message.Message):
     MAX_ROLLOUTS_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     max_rollouts: _builtins.int
     """Maximum number of leases."""
     wait_s: _builtins.float
@@ -469,6 +435,8 @@ class LeasedGrading(_message.Message):
     RECORD_FIELD_NUMBER: _builtins.int
     TESTS_DIGEST_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
+    header: _builtins.bytes
+    """The RolloutHeader, encoded: the rollout, its problem, and the position of its text."""
     record: _builtins.str
     """Name of its record, for StreamRecords."""
     tests_digest: _builtins.str
@@ -478,10 +446,6 @@ class LeasedGrading(_message.Message):
         """The lease."""
 
     @_builtins.property
-    def header(self) -> _rollout_pb2.RolloutHeader:
-        """The rollout, its problem, and the position of its text."""
-
-    @_builtins.property
     def rules(self) -> _verdict_pb2.GradingRules:
         """The rules of grading."""
 
@@ -489,12 +453,12 @@ class LeasedGrading(_message.Message):
         self,
         *,
         lease: Global___Lease | None = ...,
-        header: _rollout_pb2.RolloutHeader | None = ...,
+        header: _builtins.bytes = ...,
         record: _builtins.str = ...,
         tests_digest: _builtins.str = ...,
         rules: _verdict_pb2.GradingRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "lease", b"lease", "rules", b"rules"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "rules", b"rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "lease", b"lease", "record", b"record", "rules", b"rules", "tests_digest", b"tests_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -615,7 +579,7 @@ class SubmitVerdictsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmittedVerdict]:
         """The work."""
@@ -806,7 +770,7 @@ Global___GroupOutcome: _TypeAlias = GroupOutcome  # noqa: Y015
 
 @_typing.final
 class ProblemStatistics(_message.Message):
-    """The complete groups of one problem (services/nouscoder/domain/problem_statistics.py)."""
+    """The complete groups of one problem (services/nouscoder/domain/curriculum.py)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1069,27 +1033,23 @@ class GradedRollout(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
     REWARD_FIELD_NUMBER: _builtins.int
+    header: _builtins.bytes
+    """Its RolloutHeader, encoded."""
+    verdict: _builtins.bytes
+    """Its Verdict, encoded; without the outcomes of single tests."""
     record: _builtins.str
     """Name of its record, for StreamRecords."""
     reward: _builtins.float
     """Its reward, decided once, when the broker took the verdict."""
-    @_builtins.property
-    def header(self) -> _rollout_pb2.RolloutHeader:
-        """Its header."""
-
-    @_builtins.property
-    def verdict(self) -> _verdict_pb2.Verdict:
-        """Its verdict."""
-
     def __init__(
         self,
         *,
-        header: _rollout_pb2.RolloutHeader | None = ...,
-        verdict: _verdict_pb2.Verdict | None = ...,
+        header: _builtins.bytes = ...,
+        verdict: _builtins.bytes = ...,
         record: _builtins.str = ...,
         reward: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "record", b"record", "reward", b"reward", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -1271,7 +1231,7 @@ class WatchPolicyRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     def __init__(
         self,
         *,
@@ -1321,7 +1281,7 @@ class HeartbeatRequest(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     OLDEST_VERSIONS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     paused: _builtins.bool
     """The worker was paused by a person."""
     @_builtins.property
@@ -1366,7 +1326,7 @@ class ReleaseLeasesRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The leases that the worker gives back; empty: all, because it stops."""
@@ -1972,7 +1932,6 @@ class StatusResponse(_message.Message):
     LEDGER_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    HAS_POLICY_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     BATCHES_COMMITTED_FIELD_NUMBER: _builtins.int
     ADMISSION_SLOTS_FREE_FIELD_NUMBER: _builtins.int
@@ -1987,9 +1946,7 @@ class StatusResponse(_message.Message):
     run: _builtins.str
     """Name of the run."""
     policy_version: _builtins.int
-    """Newest policy version; undefined while has_policy is false."""
-    has_policy: _builtins.bool
-    """A policy has been published."""
+    """Newest policy version; absent before the first."""
     step: _builtins.int
     """Optimizer steps committed."""
     batches_committed: _builtins.int
@@ -2032,8 +1989,7 @@ class StatusResponse(_message.Message):
         run: _builtins.str = ...,
         ledger: Global___Ledger | None = ...,
         streams: _abc.Iterable[Global___StreamStatus] | None = ...,
-        policy_version: _builtins.int = ...,
-        has_policy: _builtins.bool = ...,
+        policy_version: _builtins.int | None = ...,
         step: _builtins.int = ...,
         batches_committed: _builtins.int = ...,
         admission_slots_free: _builtins.int = ...,
@@ -2046,11 +2002,13 @@ class StatusResponse(_message.Message):
         missing_problems: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         cancelled: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "ledger", b"ledger", "policy_version", b"policy_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_slots_free", b"admission_slots_free", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "cancelled", b"cancelled", "finished", b"finished", "has_policy", b"has_policy", "ledger", b"ledger", "missing_problems", b"missing_problems", "mode", b"mode", "policy_version", b"policy_version", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "admission_slots_free", b"admission_slots_free", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "cancelled", b"cancelled", "finished", b"finished", "ledger", b"ledger", "missing_problems", b"missing_problems", "mode", b"mode", "policy_version", b"policy_version", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__policy_version: _TypeAlias = _typing.Literal["policy_version"]  # noqa: Y015
+    _WhichOneofArgType__policy_version: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__policy_version) -> _WhichOneofReturnType__policy_version | None: ...
 
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 

@@ -10,9 +10,8 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import VerifierSection
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import open_sandbox
+from nouscoder.verifier.sandbox import open_sandbox, with_libraries
 from nouscoder.verifier.sandbox.base import Sandbox
-from nouscoder.verifier.settings import grading_policy, sandbox_config
 
 
 @asynccontextmanager
@@ -20,9 +19,9 @@ async def local_grader(
     section: VerifierSection, decorate: Callable[[Sandbox], Sandbox] = lambda sandbox: sandbox
 ) -> AsyncIterator[Grader]:
     """A grader with the configured sandbox, which `decorate` may wrap. Raises ConfigError and SandboxUnavailable."""
-    sandbox = decorate(open_sandbox(sandbox_config(section)))
+    sandbox = decorate(open_sandbox(with_libraries(section), section.tools.sessions))
     try:
         await sandbox.start()
-        yield Grader(sandbox, VerifierMetrics(CollectorRegistry()), grading_policy(section))
+        yield Grader(sandbox, VerifierMetrics(CollectorRegistry()), section)
     finally:
         await sandbox.close()

@@ -14,54 +14,100 @@ import signal
 import socket
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
-from nouscoder.http_server.api_keys import open_api_keys
-from nouscoder.http_server.listener import start_http
-from nouscoder.http_server.tls import http_context
-from nouscoder.rpc.health import Health
-from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
+from nouscoder.http_server.listener import http_context, start_http
+from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.store.blobs import open_blobs
-from nouscoder.store.tests_cache import TestsCache
+from nouscoder.store.tests import TestsCache
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.caller import CallerFilter
 from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.memory_budget import MemoryBudget, return_large_blocks
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api import parsing
 from nouscoder.verifier.api.capabilities import Capabilities
-from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
+from nouscoder.verifier.api.rest import DrainState, GradingApi, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
-from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
-from nouscoder.verifier.api.tls import grpc_credentials
+from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer, grpc_credentials
 from nouscoder.verifier.grading import long_work
-from nouscoder.verifier.grading.grader import Grader
-from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.second_runner import with_second_runner
+from nouscoder.verifier.grading.grader import Grader, Grading
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
-from nouscoder.verifier.jobs.service import open_jobs
-from nouscoder.verifier.observe import full_collections
+from nouscoder.verifier.jobs.service import Jobs, open_jobs
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.observe.tracing import open_tracing, traced_grader, traced_sandbox
-from nouscoder.verifier.observe.tracing_fronts import trace_fronts
-from nouscoder.verifier.processes.large_blocks import return_large_blocks
-from nouscoder.verifier.processes.share import Share
-from nouscoder.verifier.processes.shares import Place
-from nouscoder.verifier.sandbox import Sandbox, SpillOverSandbox, open_backends
-from nouscoder.verifier.settings import cache_folder, grading_policy, not_served, sandbox_config, tool_policy
+from nouscoder.verifier.observe.tracing import Tracing, open_tracing, trace_fronts, traced_grader, traced_sandbox
+from nouscoder.verifier.processes.share import Place, Share
+from nouscoder.verifier.sandbox import SpillOverSandbox, open_backends
 from nouscoder.verifier.tools.sessions import ToolSessions
 
 log = logging.getLogger(__name__)
 
 _MORE_CALLS = 1024  # gRPC calls at once, besides the submissions that may wait: streams, tool sessions, health
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one grading process. `grader` is `core` behind everything that a submission passes (`_grader`)."""
+
+    section: VerifierSection
+    registry: CollectorRegistry
+    tracing: Tracing | None
+    sandbox: SpillOverSandbox
+    core: Grader
+    grader: Grading
+    runner: CodeRunner
+    cache: TestsCache
+    client_tests: ClientTests
+    budget: MemoryBudget
+    api_keys: ApiKeys
+    audit: AuditLog | None
+    tools: ToolSessions | None
+    jobs: Jobs | None
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """The active isolation layers, if the backend names them."""
+        return tuple(getattr(self.sandbox, "isolation", ()))
+
+    def reload(self) -> None:
+        """What SIGHUP does: read the API keys again, and open the audit log anew."""
+        self.api_keys.reload()
+        if self.audit is not None:
+            self.audit.reopen()
+
+    def app(self, page: CollectorRegistry, drain_state: DrainState) -> GradingApi:
+        """The REST API, with `page` as the page of metrics."""
+        return make_app(
+            self.grader,
+            page,
+            drain_state,
+            self.section.max_body_bytes,
+            api_keys=self.api_keys,
+            runner=self.runner,
+            client_tests=self.client_tests,
+            budget=self.budget,
+            hosts=self.section.hosts,
+            capabilities=Capabilities(self.core, self.isolation),
+            jobs=self.jobs,
+        )
+
+    def servicer(self) -> Servicer:
+        """The gRPC API."""
+        return Servicer(self.grader, self.isolation, self.budget, self.tools)
+
+    def background(self) -> list[Awaitable[None]]:
+        """What runs beside the calls, until the service stops."""
+        jobs = [] if self.jobs is None else [self.jobs.run()]
+        return [self.client_tests.keep_sweeping(), *jobs]
 
 
 async def serve(
@@ -74,53 +120,65 @@ async def serve(
     return_large_blocks()
     stop = stop_event()
     share = None if place is None or channel is None else Share(place, channel, stop)
-    section = config.verifier
+    section, drain_state = config.verifier, DrainState()
     for handler in logging.getLogger().handlers:
         handler.addFilter(CallerFilter())
-    registry = CollectorRegistry()
-    metrics = VerifierMetrics(registry)
-    metrics.watch_threads(lambda: {"body": parsing.thread.waits, "test": long_work.thread.waits})
     async with AsyncExitStack() as stack:
-        sandbox = await _start_sandbox(section, metrics, stack)
-        tracing = open_tracing(section.tracing_endpoint, stack)
-        run_lock, quotas = (share.run_lock, share.quotas) if share else (None, Quotas())
-        core = Grader(traced_sandbox(sandbox, tracing), metrics, grading_policy(section), run_lock)
-        core.follow(sandbox)
-        cache = TestsCache(cache_folder(section.tests), section.tests.cache_bytes)
-        stack.callback(cache.close)
-        api_keys = open_api_keys(section.tokens_file)
-        audit = _open_audit(section, stack)
-        client_tests = _client_tests(section, cache)
-        grader = _grader(section, traced_grader(core, tracing), sandbox, metrics, quotas, audit, client_tests)
-        on_hangup = [api_keys.reload, *([] if audit is None else [audit.reopen])]
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [act() for act in on_hangup])
-        drain_state = DrainState()
-        runner = CodeRunner(core, quotas, audit)
-        budget = MemoryBudget(section.max_bodies_bytes)
-        tools = _tools(section, sandbox, core, quotas, metrics, audit)
-        capabilities = Capabilities(core, _isolation(sandbox))
-        jobs = await stack.enter_async_context(open_jobs(section.jobs, grader, budget, section.max_body_bytes))
-        parts = (api_keys, runner, client_tests, budget, section.hosts, capabilities, jobs)
-        app = make_app(grader, share.page if share else registry, drain_state, section.max_body_bytes, *parts)
-        interceptors = trace_fronts(app, tracing)
+        parts = await _build(section, share, stack)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, parts.reload)
+        app = parts.app(share.page if share else parts.registry, drain_state)
+        interceptors = trace_fronts(app, parts.tracing)
         await _start_http(section, app, drain_state, stack)
         if share is not None:
-            share.serve_metrics(registry, stack)
+            share.serve_metrics(parts.registry, stack)
             await share.start(app, section, stack)
-        stack.push_async_callback(_let_finish, grader, section.drain_s)
-        gate = GrpcGate(api_keys, budget)
-        served = grpc_served(section, Servicer(grader, _isolation(sandbox), budget, tools), registry, gate)
+        stack.push_async_callback(_let_finish, parts.grader, section.drain_s)
+        served = grpc_served(section, parts.servicer(), parts.registry, GrpcGate(parts.api_keys, parts.budget))
         served = replace(served, shares_address=share is not None)
         await start_grpc(replace(served, interceptors=[*interceptors, *served.interceptors]), stack)
         stack.callback(drain_state.start)
         stack.push_async_callback(asyncio.sleep, section.leave_s)
         if share is None:
-            log.info("serving", extra={"not_served": not_served(section, with_broker)})
+            log.info("serving", extra={"not_served": section.not_served(with_broker)})
         else:
             share.ready()
         _keep_what_is_loaded()
-        work = [client_tests.keep_sweeping(), full_collections.run(budget), *([] if jobs is None else [jobs.run()])]
-        await run_until_stopped(stop, *work, *_workers(config, grader, cache, with_broker))
+        workers = _workers(config, parts.grader, parts.cache, with_broker)
+        await run_until_stopped(stop, *parts.background(), *workers)
+
+
+async def _build(section: VerifierSection, share: Share | None, stack: AsyncExitStack) -> Parts:
+    """Make the parts, and start the sandboxes. `stack` closes them."""
+    registry = CollectorRegistry()
+    metrics = VerifierMetrics(registry)
+    metrics.watch_threads(lambda: {"body": parsing.thread.waits, "test": long_work.thread.waits})
+    sandbox = await _start_sandbox(section, metrics, stack)
+    tracing = open_tracing(section.tracing_endpoint, stack)
+    run_lock, quotas = (share.run_lock, share.quotas) if share else (None, Quotas())
+    core = Grader(traced_sandbox(sandbox, tracing), metrics, section, run_lock)
+    core.follow(sandbox)
+    cache = TestsCache(section.tests.folder, section.tests.cache_bytes)
+    stack.callback(cache.close)
+    audit = _open_audit(section, stack)
+    client_tests = _client_tests(section, cache)
+    grader = _grader(section, traced_grader(core, tracing), metrics, quotas, audit, client_tests)
+    budget = MemoryBudget(section.max_bodies_bytes)
+    return Parts(
+        section=section,
+        registry=registry,
+        tracing=tracing,
+        sandbox=sandbox,
+        core=core,
+        grader=grader,
+        runner=CodeRunner(core, quotas, audit),
+        cache=cache,
+        client_tests=client_tests,
+        budget=budget,
+        api_keys=open_api_keys(section.tokens_file),
+        audit=audit,
+        tools=ToolSessions(sandbox, core, quotas, metrics, section.tools, audit) if section.tools.sessions else None,
+        jobs=await stack.enter_async_context(open_jobs(section.jobs, grader, budget, section.max_body_bytes)),
+    )
 
 
 def _keep_what_is_loaded() -> None:
@@ -131,7 +189,7 @@ def _keep_what_is_loaded() -> None:
 
 async def _start_sandbox(section: VerifierSection, metrics: VerifierMetrics, stack: AsyncExitStack) -> SpillOverSandbox:
     """The backends, whose runners and uses `metrics` shows. Raises SandboxUnavailable."""
-    sandbox = open_backends(sandbox_config(section))
+    sandbox = open_backends(section)
     stack.push_async_callback(sandbox.close)
     metrics.watch_runners(lambda: sandbox.runners, lambda: sandbox.replacements)
     metrics.watch_backends(lambda: sandbox.uses)
@@ -150,45 +208,25 @@ def _open_audit(section: VerifierSection, stack: AsyncExitStack) -> AuditLog | N
 
 def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
     """The tests that clients store."""
-    blobs = open_blobs(section.tests.store or str(cache_folder(section.tests) / "stored"))
-    return ClientTests(blobs, cache, section.tests.client_bytes, section.tests.expiry_s, section.tests.store_bytes)
+    blobs = open_blobs(section.tests.store or str(section.tests.folder / "stored"))
+    return ClientTests(blobs, cache, section.tests)
 
 
 def _grader(
     section: VerifierSection,
-    core: Grading,
-    sandbox: SpillOverSandbox,
+    grader: Grading,
     metrics: VerifierMetrics,
     quotas: Quotas,
     audit: AuditLog | None,
     client_tests: ClientTests,
 ) -> Grading:
-    """`core` behind what a submission passes, from the last to the first.
-
-    Second runner, cache, quotas, audit, stored tests.
-    """
-    backends, repeated = [one.sandbox for one in sandbox.backends], section.sandbox.second_runner_share
-    grader = with_second_runner(core, backends, repeated, metrics.repeated)
+    """`grader` behind what a submission passes, from the last to the first: cache, quotas, audit, stored tests."""
     if section.cache_entries:
         grader = CachedGrader(grader, metrics, section.cache_entries)
     grader = QuotaGrader(grader, quotas)
     if audit is not None:
         grader = AuditedGrader(grader, audit)
     return StoredTestsGrader(grader, client_tests)
-
-
-def _tools(
-    section: VerifierSection,
-    sandbox: Sandbox,
-    grader: Grader,
-    quotas: Quotas,
-    metrics: VerifierMetrics,
-    audit: AuditLog | None,
-) -> ToolSessions | None:
-    """The tool sessions, if they are configured."""
-    if not section.tools.sessions:
-        return None
-    return ToolSessions(sandbox, grader, quotas, metrics, tool_policy(section.tools), audit)
 
 
 async def _start_http(section: VerifierSection, app: FastAPI, drain_state: DrainState, stack: AsyncExitStack) -> None:
@@ -212,17 +250,12 @@ def grpc_served(section: VerifierSection, servicer: Servicer, registry: Collecto
         credentials=grpc_credentials(section.tls),
         interceptors=[gate],
         status_codes=STATUS_CODES,
-        max_message_bytes=section.max_body_bytes,
+        max_message_bytes=min(parsing.BODIES_OF_MANY * section.max_body_bytes, section.max_bodies_bytes),
         max_calls=section.max_queue + _MORE_CALLS,
         takes_compressed=False,  # a message may expand a thousandfold before anything here can count it
         health=Health(section.grpc_health),
         certificates=(section.tls.certificate,),
     )
-
-
-def _isolation(sandbox: Sandbox) -> tuple[str, ...]:
-    """The active isolation layers, if the backend names them."""
-    return tuple(getattr(sandbox, "isolation", ()))
 
 
 def _workers(config: Config, grader: Grading, cache: TestsCache, with_broker: bool) -> list[Awaitable[None]]:

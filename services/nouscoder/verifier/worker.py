@@ -26,13 +26,11 @@ from nouscoder.errors import NousCoderError
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.tls import ChannelTls
-from nouscoder.rpc.worker_identity import held_worker_id
+from nouscoder.rpc.worker import held_worker_id
 from nouscoder.store.blobs import open_blobs
-from nouscoder.store.tests import TestStore
-from nouscoder.store.tests_cache import TestsCache
+from nouscoder.store.tests import TestsCache, TestStore
 from nouscoder.verifier.api.streaming import grade_patiently
-from nouscoder.verifier.grading.grader import QueueFull
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 log = logging.getLogger(__name__)
@@ -46,7 +44,7 @@ _STOP_LIMIT_S = 2.0
 OpenTests = Callable[[str], AbstractAsyncContextManager[Tests]]
 
 
-class Broker(Protocol):
+class GradingBroker(Protocol):
     """The calls to a broker that the worker needs; implemented by rpc.broker_client.BrokerClient."""
 
     async def lease_grading(self, max_rollouts: int, wait_s: float = ...) -> LeasedGradings:
@@ -61,12 +59,12 @@ class Broker(Protocol):
         """Release all leases of this worker."""
         ...
 
-    def keep_leases(self, report: Callable[[], WorkReport]) -> AbstractAsyncContextManager[Keeper]:
+    def keep_leases(self, report: Callable[[], WorkReport]) -> AbstractAsyncContextManager[LeaseRenewal]:
         """Renew leases. `report` returns the progress of the work, at each heartbeat."""
         ...
 
 
-class Keeper(Protocol):
+class LeaseRenewal(Protocol):
     """Renews leases; implemented by rpc.broker_client.LeaseKeeper."""
 
     def add(self, lease: Lease) -> None:
@@ -115,7 +113,7 @@ class _Graded:
 class GradingWorker:
     """Leases two rollouts for each slot of `grader`, so that every slot stays busy."""
 
-    def __init__(self, broker: Broker, grader: Grading, opened: OpenTests) -> None:
+    def __init__(self, broker: GradingBroker, grader: Grading, opened: OpenTests) -> None:
         """`opened` opens the tests of a digest while they are in use."""
         self.capacity = 2 * grader.num_slots
         self._broker = broker

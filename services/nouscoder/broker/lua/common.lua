@@ -16,8 +16,8 @@ local STATES = {'queued', 'sampling', 'sampled', 'grading', 'graded', 'ready', '
 local STREAM_OF = {queued = 'tasks', sampling = 'tasks', sampled = 'grading', grading = 'grading'}
 local HISTORY = 8 -- pass rates kept of one problem
 local CHUNK = 500 -- arguments of one command; Lua's stack holds a few thousand
--- The epoch changes when the state is restored from the learner's books; leases of another epoch are lost.
--- The run's clock counts the milliseconds in which a broker worked (sweeper.py); Redis' own clock may jump.
+-- The epoch changes when Redis is restored from the learner's state; leases of another epoch are lost.
+-- The run's clock counts the milliseconds in which a broker worked (serving.py); Redis' own clock may jump.
 local EPOCH, CLOCK = unpack(redis.call('HMGET', META, 'epoch', 'clock'))
 EPOCH, CLOCK = EPOCH or '0', tonumber(CLOCK or 0)
 
@@ -185,7 +185,7 @@ local function holds(stream, entry, lease, worker)
   return pending and pending[2] == worker and ticket(pending[4]) == lease
 end
 
--- Adds a complete group to the record of its problem: domain/problem_statistics.py has the form.
+-- Adds a complete group to the record of its problem: domain/curriculum.py has the form.
 local function note_problem(problem, place, sampled, accepted, is_filtered)
   local key, recent = P .. 'problem_statistics', {}
   local known = redis.call('HGET', key, problem) or '0 0 0 0 0 -1 '

@@ -3,7 +3,7 @@
 -- problem ... in the order of the places. Places that are left out are skipped.
 -- Returns {finished, cursor, next group, how many more could be leased, leases}. A lease on a task is
 -- {entry, rollout, delivery with epoch, problem, group, minimum policy version, tokens kept of an earlier delivery};
--- one to grade is {entry, rollout, delivery with epoch, header, record}.
+-- one to grade is {entry, rollout, delivery with epoch, header, record, problem}.
 local stream, worker, name, wanted = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local key, now, leased, left = P .. stream, now_ms(), {}, 0
 local cursor, offered = meta_number('cursor'), 7
@@ -38,7 +38,8 @@ local function take(entry, id, delivery)
   redis.call('HSET', rollout_key(id), 'since', now, 'moved', CLOCK)
   beat(stream, entry)
   if stream == 'grading' then
-    leased[#leased + 1] = {entry, id, ticket(delivery), unpack(redis.call('HMGET', rollout_key(id), 'header', 'record'))}
+    local kept = redis.call('HMGET', rollout_key(id), 'header', 'record', 'problem')
+    leased[#leased + 1] = {entry, id, ticket(delivery), unpack(kept)}
     return
   end
   local group, known = group_of(id), redis.call('HMGET', rollout_key(id), 'problem', 'partial')

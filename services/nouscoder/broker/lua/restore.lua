@@ -1,5 +1,5 @@
--- Compares the state with the learner's books, and restores it from them where Redis forgot a part.
--- ARGV: rules, run id, identity (JSON), a new epoch, then the books: batches, step, rollouts, next group, bitmap of the
+-- Compares Redis with the learner's state, and restores what Redis forgot.
+-- ARGV: rules, run id, identity (JSON), a new epoch, then that state: batches, step, rollouts, next group, bitmap of the
 -- trained groups, newest policy version (-1: none), its digest, its manifest; and a cursor that the curriculum reached.
 -- Returns {another, identity, batches} (the state is of another run), {ahead, batches, policy version}, {weights} (the
 -- newest policy has other weights), {commit} or {publish} (only that is missing: do it and ask again), {same}, or

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from nouscoder.client.adapters.rewards import score_of
+from nouscoder.client.adapters import score_of
 from nouscoder.client.async_client import AsyncClient
 from nouscoder.client.records import Rules
 

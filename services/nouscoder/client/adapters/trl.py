@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Unpack
 
-from nouscoder.client.adapters.rewards import Completion, reward_or_none, text_of
+from nouscoder.client.adapters import Completion, reward_or_none, text_of
 from nouscoder.client.async_client import AsyncClient
 from nouscoder.client.records import Rules
 from nouscoder.client.sync_client import Client

@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Unpack
 
-from nouscoder.client.adapters.rewards import Completion, score_of, text_of
+from nouscoder.client.adapters import Completion, score_of, text_of
 from nouscoder.client.async_client import AsyncClient
 from nouscoder.client.errors import GradingFailed
 from nouscoder.client.records import Rules

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from nouscoder.client.adapters.rewards import score_of
+from nouscoder.client.adapters import score_of
 from nouscoder.client.records import Rules
 from nouscoder.client.sync_client import Client
 

@@ -13,8 +13,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from nouscoder.data.filters.near_duplicates import NgramHasher, exact_key, prompts_of, words_of
 from nouscoder.data.filters.step import Candidate, Context, Outcome, Step
-from nouscoder.data.filters.words import NgramHasher, exact_key, prompts_of, words_of
 
 
 class ExactDuplicates(Step):

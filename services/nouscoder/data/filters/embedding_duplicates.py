@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from nouscoder.data.asking import ServedModel, ask_all, open_answers
+from nouscoder.data.filters.near_duplicates import prompts_of
 from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Outcome, Step
-from nouscoder.data.filters.words import prompts_of
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.record_log import key_of
 

@@ -3,13 +3,20 @@
 Pairs are found by MinHash signatures and locality-sensitive hashing (Broder 1997; Leskovec, Rajaraman and Ullman,
 Mining of Massive Datasets, chapter 3), then judged by their exact Jaccard similarity. So a dropped problem is always
 a near-duplicate; one that is as similar as the threshold is missed with a probability below 0.001.
+
+Texts are compared as words and as hashes of their n-grams. A word is a run of letters, digits and underscores, in lower
+case. So texts are equal that differ in case, white space or punctuation only. All hashes have 64 bits and are the same
+in every process.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,7 +24,67 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from nouscoder.data.filters.step import Candidate, Context, Outcome, Step
-from nouscoder.data.filters.words import Hashes, NgramHasher, prompts_of, words_of
+from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.problem_parquet import is_parquet, read_rows
+
+Hashes = NDArray[np.uint64]
+
+_WORD = re.compile(r"\w+")
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(31)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text [n]."""
+    return _WORD.findall(text.lower())
+
+
+def exact_key(words: Sequence[str]) -> bytes:
+    """A digest that two texts share when their words are equal."""
+    return hashlib.sha256(" ".join(words).encode()).digest()[:16]
+
+
+class NgramHasher:
+    """Hashes n-grams of words. The words that it has met are kept with their hashes."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._numbers: dict[str, int] = {}
+        self._hashes = np.zeros(1024, np.uint64)  # by the number of the word
+
+    def __call__(self, words: Sequence[str]) -> Hashes:
+        """The hash of each n-gram [max(0, len(words) - n + 1)], in the order of the text."""
+        self._meet(set(words) - self._numbers.keys())
+        count = len(words) - self.n + 1
+        if count <= 0:
+            return np.zeros(0, np.uint64)
+        each = self._hashes[np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))]
+        found = np.zeros(count, np.uint64)
+        for at in range(self.n):  # a polynomial of the words' hashes, modulo 2^64
+            found = found * _BASE + each[at : at + count]
+        found ^= found >> _SHIFT
+        found *= _MIX
+        mixed: Hashes = found ^ (found >> _SHIFT)
+        return mixed
+
+    def _meet(self, words: set[str]) -> None:
+        for word in words:
+            number = self._numbers[word] = len(self._numbers)
+            if number == len(self._hashes):
+                self._hashes = np.concatenate([self._hashes, np.zeros_like(self._hashes)])
+            self._hashes[number] = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+
+
+def prompts_of(path: Path) -> Iterator[tuple[str, str]]:
+    """(problem id, prompt) of each problem of a file. Raises Unusable."""
+    if is_parquet(path):
+        for row in read_rows(path):
+            yield str(row.values["problem_id"]), str(row.values["prompt"])
+        return
+    for item in read_referenced(path):
+        yield item.problem.problem_id, item.problem.prompt
+
 
 _BANDS = 32
 _MISSED = 1e-3

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Outcome, Step
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.domain.curriculum import potential
-from nouscoder.domain.pass_at_k import pass_at_k
+from nouscoder.domain.estimates import pass_at_k
 
 _QUARTILES = 4
 

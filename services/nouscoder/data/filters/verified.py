@@ -4,18 +4,132 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from pydantic import Field
 
-from nouscoder.data.filters.graders import Program, grade_all
-from nouscoder.data.filters.step import Candidate, Context, Outcome, Step
+from nouscoder.client import AsyncClient, GradingFailed
+from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Grading, Outcome, Step
 from nouscoder.data.json_records import checked_records
-from nouscoder.data.references import Reference
+from nouscoder.data.problems import Reference
+from nouscoder.domain.submission import Prelude, Submission, Tests
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.body import Body
-from nouscoder.record_log import RecordLog
+from nouscoder.record_log import RecordLog, key_of
+from nouscoder.verifier.api.schema import request_of
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.local_grader import local_grader
+
+REFUSED = "refused"  # the program cannot be graded, as for an unknown language
+_SERVER_AT_ONCE = 16
+_UNGRADABLE = frozenset({413, 422})
+
+Judge = Callable[["Program"], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program for a candidate's problem."""
+
+    candidate: Candidate
+    solution: Reference
+
+    @property
+    def key(self) -> str:
+        """A digest of all that its verdict depends on."""
+        values = self.candidate.record.values
+        rules = [values[name] for name in ("tests_digest", "limits", "comparator", "prelude", "profile")]
+        return key_of([*rules, self.solution.language, self.solution.code])
+
+    def submission(self, tests: Tests) -> Submission:
+        """The program with the rules of the problem."""
+        problem = self.candidate.record.problem(tests)
+        return Submission(
+            tests=tests,
+            code=self.solution.code,
+            language=self.solution.language,
+            limits=problem.limits,
+            comparator=problem.comparator,
+            reveal=False,
+            profile=problem.profile,
+            prelude=problem.prelude if self.solution.language == "python" else Prelude.NONE,
+            tests_digest=self.candidate.record.stored.digest,
+        )
+
+
+async def grade_all(programs: Iterator[Program], grading: Grading, known: RecordLog) -> list[tuple[str, str]]:
+    """(problem id, verdict or REFUSED) of each program. At most one program for each slot is in memory.
+
+    A program with a verdict in `known` is not graded again; each new verdict is added to it at once.
+    Raises CannotFilter when a program gets no verdict, after the verdicts of all others are kept.
+    """
+    found: list[tuple[str, str]] = []
+    failures: list[str] = []
+
+    async def work(judge: Judge) -> None:
+        for program in programs:
+            if program.key in known:
+                verdict = str(known.get(program.key)["verdict"])
+            else:
+                try:
+                    verdict = await judge(program)
+                except GradingFailed as error:
+                    failures.append(str(error))
+                    continue
+                if verdict == VerdictKind.INTERNAL_ERROR.value:
+                    failures.append(verdict)
+                    continue
+                known.add(program.key, {"verdict": verdict})
+            found.append((program.candidate.problem_id, verdict))
+
+    async with _judge(grading) as (judge, at_once), asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work(judge))
+    if failures:
+        raise CannotFilter(
+            f"{len(failures)} programs got no verdict ({failures[0]:.200}); the other verdicts are kept: start again"
+        )
+    return found
+
+
+@asynccontextmanager
+async def _judge(grading: Grading) -> AsyncIterator[tuple[Judge, int]]:
+    """(judge, programs at once). Raises SandboxUnavailable."""
+    if grading.server is not None:
+        async with AsyncClient(grading.server, num_connections=_SERVER_AT_ONCE, token=grading.token) as client:
+            yield lambda program: _remote(client, program), _SERVER_AT_ONCE
+        return
+    async with local_grader(grading.verifier) as grader:
+        yield lambda program: _local(grader, program), grader.num_slots
+
+
+async def _local(grader: Grader, program: Program) -> str:
+    with program.candidate.store.opened(program.candidate.record.stored.digest) as tests:
+        try:
+            return (await grader.grade(program.submission(tests))).kind.value
+        except InvalidSubmission:
+            return REFUSED
+
+
+async def _remote(client: AsyncClient, program: Program) -> str:
+    try:
+        answer = await client.grade_record(await asyncio.to_thread(_request, program))
+    except GradingFailed as error:
+        if error.status in _UNGRADABLE:
+            return REFUSED
+        raise
+    return str(answer["verdict"])
+
+
+def _request(program: Program) -> dict[str, Any]:
+    """The request of POST /v1/grade, with the tests in it."""
+    with program.candidate.store.opened(program.candidate.record.stored.digest) as tests:
+        return request_of(program.submission(tests))
+
 
 _ACCEPTED = VerdictKind.ACCEPTED.value
 

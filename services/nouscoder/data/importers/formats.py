@@ -1,65 +1,38 @@
-"""The formats by name. Only this module knows all of them."""
+"""The formats by name. A module of this package is an importer if it has a dict FORMATS; no list names the modules.
+
+`read_referenced` reads problem files of every form: JSON lines, parquet, and two data sets as published.
+LeetCodeDataset and rllm's CodeContests are recognised by their first row; other data sets are imported first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
-from nouscoder.data.importers import (
-    acecode,
-    bigcodebench,
-    code_contests,
-    deepcoder,
-    humaneval_mbpp,
-    kattis,
-    leetcode,
-    livecodebench,
-    mathematics,
-    reasoning,
-    synthetic1,
-    taco_apps,
-)
-from nouscoder.data.importers.fields import Row
-from nouscoder.data.importers.rows import SourceRow, file_rows
-from nouscoder.data.references import ReferencedProblem
-from nouscoder.errors import Unusable
-from nouscoder.nearest_name import did_you_mean
+from nouscoder.data import importers
+from nouscoder.data.importers.fields import Rejected
+from nouscoder.data.importers.rows import Format, file_rows
+from nouscoder.data.json_records import UnreadableFile
+from nouscoder.data.problem_parquet import is_parquet, read_parquet
+from nouscoder.data.problems import ProblemFileError, Reference, ReferenceBody, ReferencedProblem, read_bodies
+from nouscoder.errors import Unusable, did_you_mean
+
+_NO_IMPORTERS = ("fields", "formats", "rows", "run")
 
 
 class UnknownFormat(Unusable):
     """No importer has this name. The message names the nearest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """`read` makes a problem of a row and its number in the file, counted from 1, or raises Rejected.
-
-    `rows` finds the rows of a file or folder, from the given number of rows on.
-    """
-
-    read: Callable[[Row, int], ReferencedProblem]
-    about: str
-    rows: Callable[[Path, int], Iterator[SourceRow]] = file_rows
+def _found() -> Iterator[tuple[str, Format]]:
+    for module in pkgutil.iter_modules(importers.__path__):
+        if module.name not in _NO_IMPORTERS:
+            yield from import_module(f"{importers.__name__}.{module.name}").FORMATS.items()
 
 
-FORMATS = {
-    "livecodebench": Format(livecodebench.read, "LiveCodeBench, code_generation_lite"),
-    "taco": Format(taco_apps.read_taco, "TACO"),
-    "apps": Format(taco_apps.read_apps, "APPS"),
-    "synthetic1": Format(synthetic1.read, "PrimeIntellect SYNTHETIC-1, verifiable-coding-problems"),
-    "deepcoder": Format(deepcoder.read, "DeepCoder-Preview-Dataset"),
-    "code_contests": Format(code_contests.read, "CodeContests of DeepMind"),
-    "rllm_contests": Format(code_contests.read_rllm, "CodeContests as rllm's JSON array"),
-    "leetcode": Format(leetcode.read, "LeetCodeDataset"),
-    "acecode": Format(acecode.read, "AceCode-87K"),
-    "humaneval": Format(humaneval_mbpp.read_humaneval, "HumanEval and HumanEval+"),
-    "mbpp": Format(humaneval_mbpp.read_mbpp, "MBPP and MBPP+"),
-    "bigcodebench": Format(bigcodebench.read, "BigCodeBench"),
-    "kattis": Format(kattis.read, "Kattis and DOMjudge problem packages: folders or .zip", kattis.packages),
-    "math": Format(mathematics.read, "math sets: MATH-500, DeepScaleR, AIME, GSM8K, DAPO-Math"),
-    "reasoning": Format(reasoning.read, "SymBench, BIG-Bench Hard, Reasoning Gym"),
-}
+FORMATS: dict[str, Format] = dict(sorted(_found()))
 
 
 def format_named(name: str) -> Format:
@@ -69,3 +42,44 @@ def format_named(name: str) -> Format:
             f"there is no format {name!r}{did_you_mean(name, FORMATS)} (known formats: {', '.join(FORMATS)})"
         )
     return FORMATS[name]
+
+
+# Reads problem files of every form: JSON lines, parquet, and two data sets as published.
+
+
+def read_referenced(path: Path) -> Iterator[ReferencedProblem]:
+    """The problems of a file with their references. Raises ProblemFileError or another Unusable."""
+    if is_parquet(path):
+        return read_parquet(path)
+    name = _recognised(path)
+    if name:
+        return _imported(path, name)
+    return (
+        ReferencedProblem(body.record(), tuple(_reference(one) for one in body.references), body.metadata)
+        for body in read_bodies(path)
+    )
+
+
+def _recognised(path: Path) -> str:
+    """The name of the data set whose layout the first row has; empty for a problem file."""
+    try:
+        first = next(file_rows(path, 0), None)
+    except UnreadableFile as error:
+        raise ProblemFileError(str(error)) from error
+    row = first.value if first is not None and isinstance(first.value, dict) else {}
+    if {"problem", "tests"} <= row.keys():
+        return "rllm_contests"
+    return "leetcode" if {"query", "entry_point", "test"} <= row.keys() else ""
+
+
+def _imported(path: Path, name: str) -> Iterator[ReferencedProblem]:
+    known = format_named(name)
+    for row in known.rows(path, 0):
+        try:
+            yield known.read(row.value, row.number)
+        except (Rejected, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProblemFileError(f"{path}, row {row.number}: {error}") from error
+
+
+def _reference(given: str | ReferenceBody) -> Reference:
+    return Reference(given) if isinstance(given, str) else Reference(given.code, given.language)

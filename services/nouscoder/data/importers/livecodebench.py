@@ -3,6 +3,10 @@
 A row has question_title, question_content, platform, question_id, contest_id, contest_date, starter_code, difficulty,
 public_test_cases (JSON), private_test_cases (JSON, or base64 of zlib of a pickle of JSON) and metadata (JSON).
 Source: lcb_runner/benchmarks/code_generation.py; the prompt is that of lcb_runner/prompts/code_generation.py.
+
+A pickle of another thing than one text is refused without running anything. It is never loaded. Its operations are
+listed (pickletools.genops), and only those that a pickled text consists of are allowed; operations that import names or
+call them are among the others.
 """
 
 from __future__ import annotations
@@ -10,16 +14,39 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import pickletools
+import warnings
 import zlib
 from typing import Any
 
-from nouscoder.data.importers.fields import Row, call_tests, decoded, optional_text, stdin_tests, text
-from nouscoder.data.importers.pickled_text import UnsafePickle, text_of_pickle
-from nouscoder.data.importers.rejection import Reason, Rejected
-from nouscoder.data.problems import fit_in_a_task
-from nouscoder.data.references import ReferencedProblem
+from nouscoder.data.importers.fields import Reason, Rejected, Row, call_tests, decoded, optional_text, stdin_tests, text
+from nouscoder.data.importers.rows import Format
+from nouscoder.data.problems import ReferencedProblem, fit_in_a_task
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallTests, Prelude, StdinTests
+
+_TEXT = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"})
+_HARMLESS = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"})
+
+
+class UnsafePickle(ValueError):
+    """The pickle holds something other than one text. The text names the operation."""
+
+
+def text_of_pickle(data: bytes) -> str:
+    """The text. Raises UnsafePickle, and ValueError for data that is not a whole pickle."""
+    found: str | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of wrong escapes in operations that are refused
+        for operation, argument, position in pickletools.genops(data):
+            if operation.name in _TEXT and found is None:
+                found = str(argument)
+            elif operation.name not in _HARMLESS:
+                raise UnsafePickle(f"operation {operation.name} at byte {position}: only one text is allowed")
+    if found is None:
+        raise UnsafePickle("the pickle holds no text")
+    return found
+
 
 MAX_UNPACKED_BYTES = 1024**3  # of one row's private tests
 _WITH_STARTER = (
@@ -111,3 +138,8 @@ def _unpacked(packed: str) -> str:
         raise Rejected(Reason.UNSAFE_PICKLE, str(error)) from None
     except (binascii.Error, zlib.error, ValueError) as error:
         raise Rejected(Reason.UNREADABLE_TESTS, f"the private tests cannot be unpacked: {error}") from None
+
+
+FORMATS = {
+    "livecodebench": Format(read, "LiveCodeBench, code_generation_lite"),
+}

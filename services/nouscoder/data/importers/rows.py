@@ -1,17 +1,26 @@
 """The rows of a data file, one at a time: parquet, JSON lines or a JSON array, plain or compressed.
 
 INVARIANT: at most one batch of rows of a parquet file, or one record of another file, is in memory.
+
+The rows of a data set of a hub are read with the library `datasets` while they are downloaded. `hub:ORGANISATION/NAME`
+names a data set. What follows a question mark chooses a part of it:
+`hub:livecodebench/code_generation_lite?file=test6.jsonl`, or split, subset and revision, joined with &. A local folder
+of the same layout can take the place of the name. No program of a data set runs: `datasets` runs none since 4.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from datetime import date
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
+from nouscoder.data.importers.fields import Row
 from nouscoder.data.json_records import read_records
-from nouscoder.data.problems import ProblemFileError
+from nouscoder.data.problems import ProblemFileError, ReferencedProblem
+from nouscoder.errors import Unusable, did_you_mean
 
 _BATCH_ROWS = 16
 
@@ -29,6 +38,18 @@ def file_rows(path: Path, skip: int) -> Iterator[SourceRow]:
     """The rows of a file without the first `skip`. Raises UnreadableFile and ProblemFileError."""
     rows = _parquet_rows(path, skip) if path.suffix == ".parquet" else _json_rows(path, skip)
     yield from rows
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`read` makes a problem of a row and its number in the file, counted from 1, or raises Rejected.
+
+    `rows` finds the rows of a file or folder, from the given number of rows on.
+    """
+
+    read: Callable[[Row, int], ReferencedProblem]
+    about: str
+    rows: Callable[[Path, int], Iterator[SourceRow]] = file_rows
 
 
 def num_rows(path: Path) -> int | None:
@@ -72,3 +93,78 @@ def _parquet_file(path: Path) -> Any:
         return parquet.ParquetFile(path)
     except (ArrowException, OSError) as error:
         raise ProblemFileError(f"{path} cannot be read: {error}") from error
+
+
+PREFIX = "hub:"
+
+
+class HubDataUnusable(Unusable):
+    """A data set of a hub cannot be read. The message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubRows:
+    """A data set and the part of it that is read. With a `revision` an interrupted import goes on in the same rows."""
+
+    name: str
+    split: str = "train"
+    subset: str = ""
+    file: str = ""
+    revision: str = ""
+
+    def __str__(self) -> str:
+        chosen = [f"{part}={getattr(self, part)}" for part in _PARTS if getattr(self, part)]
+        return f"{PREFIX}{self.name}?{'&'.join(chosen)}"
+
+    def rows(self, skip: int) -> Iterator[SourceRow]:
+        """The rows without the first `skip`. Raises HubDataUnusable."""
+        load = _library()
+        try:
+            data = load(**self._chosen(), split=self.split, streaming=True)
+            for number, value in enumerate(data.skip(skip), skip + 1):
+                yield SourceRow(number, {key: _as_text(each) for key, each in value.items()})
+        except Exception as error:  # the library raises errors of the network, of the disk, of pyarrow and of its own
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise HubDataUnusable(f"{self} cannot be read: {reason[:300]}") from error
+
+    def _chosen(self) -> dict[str, Any]:
+        """Arguments of `load_dataset`."""
+        if not self.file:
+            return {"path": self.name, "name": self.subset or None, "revision": self.revision or None}
+        # By its address, because the library refuses each file of a data set that has a program, as LiveCodeBench's.
+        revision = f"@{self.revision}" if self.revision else ""
+        folder = self.name if Path(self.name).is_dir() else f"hf://datasets/{self.name}{revision}"
+        return {
+            "path": "parquet" if self.file.endswith(".parquet") else "json",
+            "data_files": f"{folder}/{self.file}",
+        }
+
+
+_PARTS = tuple(item.name for item in fields(HubRows) if item.name != "name")
+
+
+def hub_rows(text: str) -> HubRows:
+    """The data set that a text with PREFIX names. Raises HubDataUnusable."""
+    name, _, query = text.removeprefix(PREFIX).partition("?")
+    chosen = dict(parse_qsl(query, keep_blank_values=True))
+    for part in chosen:
+        if part not in _PARTS:
+            raise HubDataUnusable(
+                f"{text}: unknown part {part!r}{did_you_mean(part, _PARTS)} (known: {', '.join(_PARTS)})"
+            )
+    if not name:
+        raise HubDataUnusable(f"{text} names no data set: {PREFIX}ORGANISATION/NAME")
+    return HubRows(name, **chosen)
+
+
+def _as_text(value: Any) -> Any:
+    """The library reads texts that are dates as dates; the importers expect what the file has."""
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _library() -> Any:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise HubDataUnusable("data sets of a hub need the library datasets: pip install 'nouscoder[hub]'") from None
+    return load_dataset

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.data.importers.formats import Format, format_named
-from nouscoder.data.importers.hub_rows import PREFIX, HubRows, hub_rows
-from nouscoder.data.importers.rejection import Reason, Rejected
-from nouscoder.data.importers.rows import SourceRow, file_rows, num_rows
+from nouscoder.data.importers.fields import Reason, Rejected
+from nouscoder.data.importers.formats import format_named
+from nouscoder.data.importers.rows import PREFIX, Format, HubRows, SourceRow, file_rows, hub_rows, num_rows
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import column, join, row_of, store_beside, write_rows
 from nouscoder.errors import Unusable

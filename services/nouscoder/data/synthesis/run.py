@@ -6,43 +6,161 @@
 The three logs are in OUT.parquet.evidence/, OUT.parquet.rejected.jsonl has the reason of each seed that became no
 problem. INVARIANT: each seed becomes one problem or is rejected once. The output depends on the seeds, the settings and
 the answers in the logs alone, so a command that was killed and is started again ends with the same output.
+
+The verifier runs the programs, here or as a service. INVARIANT: each result is in the log before it is used, never that
+of an internal_error, and what is in the log is not graded again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from nouscoder.atomic_files import naming_storage_faults, write_whole
-from nouscoder.data.asking import ChatQuestion, ServedModel, ask_all, open_answers
+from nouscoder.atomic_files import lock_file, naming_storage_faults, write_whole
+from nouscoder.client import GradingFailed
+from nouscoder.config import Config
+from nouscoder.data.asking import ChatQuestion, NotAnswered, ServedModel, ask_all, open_answers
 from nouscoder.data.json_records import checked_records
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import join, row_of, store_beside, write_rows
-from nouscoder.data.references import Reference, ReferencedProblem
-from nouscoder.data.synthesis.kept import kept_tests, submission_of
-from nouscoder.data.synthesis.programs import Verifier, grade_programs, result_key
+from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.data.synthesis.written import (
     NoProblem,
+    Rejection,
     WrittenProblem,
     solving_request,
     writing_request,
     written_problem,
 )
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import Prelude
+from nouscoder.domain.submission import CallCase, CallTests, Prelude, Submission
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
-from nouscoder.folder_lock import lock_file
 from nouscoder.formats.body import Body
-from nouscoder.record_log import RecordLog
+from nouscoder.grade_files.answers import Answerer, BadEntry, local_answers, remote_answers
+from nouscoder.grade_files.entries import Entry
+from nouscoder.progress_bar import progress_bar
+from nouscoder.record_log import RecordLog, key_of
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestStore
-from nouscoder.verifier.grading.extract import extract_code
+from nouscoder.verifier.api.schema import request_of
+from nouscoder.verifier.grading.validation import extract_code
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTests:
+    """The tests that are kept, and the place of the program that passes them all: the problem's reference."""
+
+    tests: CallTests
+    program: int
+
+
+def submission_of(problem: WrittenProblem, code: str) -> Submission:
+    """A solver's program with all tests that were written, each of which is run."""
+    tests = CallTests(problem.entry_point, problem.cases)
+    return Submission(tests=tests, code=code, stop_on_first_failure=False, reveal=False, prelude=Prelude.LCB)
+
+
+def kept_tests(problem: WrittenProblem, passed: Sequence[Set[int]], at_least: int) -> KeptTests:
+    """The tests that the best program passes. `passed`: for each program the places of the tests that it passes.
+
+    The best program passes most tests; the first of equal ones counts. So all kept tests agree with one program, and
+    two tests with the same arguments are one. Raises NoProblem when fewer than `at_least` are kept.
+    """
+    if not passed:
+        raise NoProblem(Rejection.NO_PROGRAM, "no answer of the solver has a program")
+    distinct = [_distinct(problem.cases, own) for own in passed]
+    best = max(range(len(distinct)), key=lambda at: len(distinct[at]))
+    if len(distinct[best]) < at_least:
+        detail = f"the best of {len(passed)} programs passes {len(distinct[best])} of {len(problem.cases)} tests"
+        raise NoProblem(Rejection.FEW_TESTS_PASS, detail)
+    return KeptTests(CallTests(problem.entry_point, tuple(distinct[best])), best)
+
+
+def _distinct(cases: Sequence[CallCase], places: Set[int]) -> list[CallCase]:
+    """The cases at these places, one for each list of arguments."""
+    found: dict[str, CallCase] = {}
+    for place in sorted(places):
+        case = asdict(cases[place])
+        found.setdefault(json.dumps([case["args"], case["kwargs"]]), cases[place])
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """Where programs are run: by the grading service at `server`, else here with the settings of `config`."""
+
+    config: Config
+    server: str | None = None
+    token: str | None = None
+
+
+def result_key(submission: Submission) -> str:
+    """The key of a program's result: a digest of its code, the tests and the rules."""
+    return key_of(request_of(submission))
+
+
+def grade_programs(submissions: Sequence[Submission], verifier: Verifier, results: RecordLog) -> None:
+    """Grade every program without a result. A result has the places of the tests that it passes, `passed`.
+
+    Raises NotAnswered when some got no verdict, after the results of the others are kept.
+    """
+    missing = {result_key(one): one for one in submissions if result_key(one) not in results}
+    if missing:
+        failures = asyncio.run(_grade_all(missing, verifier, results))
+        if failures:
+            raise NotAnswered(
+                f"{len(failures)} programs got no verdict ({failures[0]:.200}); the other results are kept: start again"
+            )
+
+
+async def _grade_all(missing: dict[str, Submission], verifier: Verifier, results: RecordLog) -> list[str]:
+    waiting, failures = iter(missing.items()), list[str]()
+    where = (
+        remote_answers(verifier.server, None, verifier.token, None)
+        if verifier.server
+        else local_answers(verifier.config, None)
+    )
+    async with where as (answer, at_once):
+        with progress_bar("running programs", len(missing)) as advance:
+
+            async def work(waiting: Iterator[tuple[str, Submission]]) -> None:
+                for key, submission in waiting:
+                    found = await _result(key, submission, answer)
+                    if isinstance(found, str):
+                        failures.append(found)
+                    else:
+                        results.add(key, found)
+                    advance(1)
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(work(waiting))
+    return failures
+
+
+async def _result(key: str, submission: Submission, answer: Answerer) -> dict[str, Any] | str:
+    """The record of a program's result, or why there is none. A program that cannot be graded passes no test."""
+    try:
+        verdict = await answer(Entry(0, key, request=request_of(submission)))
+    except BadEntry as error:
+        return {"verdict": f"refused: {error}", "passed": []}
+    except GradingFailed as error:
+        if error.status == 422:
+            return {"verdict": f"refused: {error}", "passed": []}
+        return str(error)
+    if verdict["verdict"] == VerdictKind.INTERNAL_ERROR.value:
+        return f"internal_error: {verdict['detail']}"
+    accepted = VerdictKind.ACCEPTED.value
+    passed = [test["index"] for test in verdict["tests"] if test["outcome"] == accepted]
+    return {"verdict": verdict["verdict"], "passed": passed}
 
 
 class CannotSynthesize(Unusable):

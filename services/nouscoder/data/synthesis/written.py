@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nouscoder.data.importers.leetcode import call_case
-from nouscoder.data.importers.rejection import Rejected
+from nouscoder.data.importers.fields import Rejected
+from nouscoder.data.importers.functions import call_case
 from nouscoder.domain.submission import CallCase
 
 _MOST_ASSERTS = 100  # more are not read

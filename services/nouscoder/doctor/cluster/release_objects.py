@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from nouscoder.doctor.cluster.target import Document
+from nouscoder.doctor.cluster.client import Amount, Document, requests_of
 from nouscoder.errors import NousCoderError
 
 _RENDER_LIMIT_S = 60.0
@@ -46,10 +46,14 @@ class PlannedPod:
     """
 
     maker: str
-    component: str
     namespace: str
     count: int
     document: Document
+
+    @property
+    def asks(self) -> Amount:
+        """What the scheduler finds room for."""
+        return requests_of(self.document["spec"])
 
 
 def render(release: Release, version: str) -> list[Document]:
@@ -64,15 +68,10 @@ def render(release: Release, version: str) -> list[Document]:
         raise RenderError(f"there is no chart {release.chart}", "run this in a checkout, or name it with --chart")
     files = [option for path in release.values for option in ("--values", str(path))]
     command = [helm, "template", release.name, str(release.chart), "--namespace", release.namespace, *files]
+    command += ["--kube-version", version]
+    limits: dict[str, Any] = {"timeout": _RENDER_LIMIT_S, "check": False, "stdin": subprocess.DEVNULL}
     try:
-        done = subprocess.run(
-            [*command, "--kube-version", version],
-            capture_output=True,
-            text=True,
-            timeout=_RENDER_LIMIT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, **limits)
     except subprocess.TimeoutExpired:
         raise RenderError(f"helm template did not end within {_RENDER_LIMIT_S:.0f} s", "run it by hand") from None
     if done.returncode:
@@ -121,8 +120,7 @@ def _planned(maker: str, namespace: str, count: int, pod: Mapping[str, Any]) -> 
     metadata = {key: value for key, value in (pod.get("metadata") or {}).items() if key in ("labels", "annotations")}
     name = maker.rpartition("/")[2].partition(" ")[0]
     document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": pod["spec"]}
-    component = (metadata.get("labels") or {}).get("app.kubernetes.io/component", name)
-    return PlannedPod(maker, component, namespace, count, document)
+    return PlannedPod(maker, namespace, count, document)
 
 
 def _templates(document: Document) -> Iterator[tuple[str, int, Mapping[str, Any]]]:

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from nouscoder.doctor.cluster.client import REQUEST_LIMIT_S, api_errors
-from nouscoder.doctor.cluster.facts import ClusterError
+from nouscoder.doctor.cluster.client import REQUEST_LIMIT_S, ClusterError, api_errors
 from nouscoder.verifier.runner import kernel
 
 Answer = TypeVar("Answer")
@@ -59,17 +58,13 @@ _LOOK = f"{inspect.getsource(kernel)}\nimport json\nprint(json.dumps(kernel_fact
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """The results of a trial. `*_problem` says why a result is missing.
+    """The results of a trial, each of them the error that prevented it.
 
     `kernel` is what the kernel of a pod of the RuntimeClass answers; None when no such pod was tried.
     """
 
-    kernel: kernel.Facts | None = None
-    kernel_problem: str = ""
-    policy_enforced: bool | None = None
-    policy_problem: str = ""
-    restricted_refuses: bool | None = None
-    restricted_problem: str = ""
+    kernel: kernel.Facts | ClusterError | None
+    policy_enforced: bool | ClusterError
 
 
 class Trial:
@@ -100,9 +95,8 @@ class Trial:
 
     def _remove(self) -> None:
         with api_errors(f"remove the namespace {self.namespace}"):
-            self._core.delete_collection_namespaced_pod(
-                self.namespace, grace_period_seconds=0, _request_timeout=REQUEST_LIMIT_S
-            )
+            options = {"grace_period_seconds": 0, "_request_timeout": REQUEST_LIMIT_S}
+            self._core.delete_collection_namespaced_pod(self.namespace, **options)
             self._core.delete_namespace(self.namespace, _request_timeout=REQUEST_LIMIT_S)
             self._until("the end of the namespace", self._is_gone, _REMOVAL_LIMIT_S)
 
@@ -139,71 +133,43 @@ class Trial:
             raise ClusterError(f"the pods could not reach each other before any policy (exit code {exit_code})")
         return exit_code == 0
 
-    def restricted_refuses(self) -> bool:
-        """Whether this restricted namespace refuses a privileged pod. Nothing is created."""
-        body = self._pod("privileged", "")
-        body["spec"]["containers"][0]["securityContext"] = {"privileged": True}
-        try:
-            with api_errors("create pods"):
-                self._create(body, dry_run="All")
-        except _Refused:
-            return True
-        return False
-
     def _knocked(self) -> bool | None:
-        self._code("knocker")
         return True if self._log("knocker").startswith("open") or self._code("knocker") is not None else None
 
     def _start(self, name: str, script: str, **more: str) -> None:
+        """Create a pod. Retries while the namespace's service account is being made."""
         body = self._pod(name, script.replace("PORT", str(PORT)))
         body["spec"].update(more)
-        try:
-            with api_errors("create pods"):
-                self._create(body)
-        except _Refused as refused:
-            raise ClusterError(f"the pod {name} was refused: {refused}") from None
-
-    def _create(self, body: dict[str, Any], **options: str) -> None:
-        """Create a pod. Retries while the namespace's service account is being made."""
 
         def create() -> bool | None:
             try:
-                self._core.create_namespaced_pod(self.namespace, body, _request_timeout=REQUEST_LIMIT_S, **options)
+                self._core.create_namespaced_pod(self.namespace, body, _request_timeout=REQUEST_LIMIT_S)
             except ApiException as error:
                 text = str(error.body)
                 if error.status == 403 and "serviceaccount" in text and "not found" in text:
                     return None
                 if error.status == 403 and "PodSecurity" in text:
-                    raise _Refused(text) from None
+                    raise ClusterError(f"the pod {name} was refused: {text}") from None
                 raise
             return True
 
-        self._until("a service account", create, self._patience_s)
+        with api_errors("create pods"):
+            self._until("a service account", create, self._patience_s)
 
     def _pod(self, name: str, script: str) -> dict[str, Any]:
-        confined = {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
         container = {
-            "name": name,
-            "image": self._image,
-            "imagePullPolicy": "IfNotPresent",
-            "command": ["python3", "-c", script],
+            "name": name, "image": self._image, "imagePullPolicy": "IfNotPresent", "command": ["python3", "-c", script],
             "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
-            "securityContext": confined,
-        }
+            "securityContext": {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            },
+        }  # fmt: skip
         user = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
         spec = {
-            "containers": [container],
-            "securityContext": user,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": _POD_LIFE_S,
+            "containers": [container], "securityContext": user, "automountServiceAccountToken": False,
+            "enableServiceLinks": False, "restartPolicy": "Never", "activeDeadlineSeconds": _POD_LIFE_S,
             "terminationGracePeriodSeconds": 0,
-        }
+        }  # fmt: skip
         return {"metadata": {"name": name}, "spec": spec}
 
     def _read(self, name: str) -> Any:
@@ -242,8 +208,7 @@ class Trial:
     def _until(self, what: str, ask: Callable[[], Answer | None], limit_s: float) -> Answer:
         end = time.monotonic() + limit_s
         while True:
-            answer = ask()
-            if answer is not None:
+            if (answer := ask()) is not None:
                 return answer
             if time.monotonic() > end:
                 raise ClusterError(f"waited {limit_s:.0f} s for {what}{self._events()}")
@@ -259,21 +224,15 @@ class Trial:
         return f": {warnings[-1][:300]}" if warnings else ""
 
 
-class _Refused(Exception):
-    """PodSecurity admission refused the pod."""
-
-
 def run_trial(api: Any, image: str, runtime_class: str | None, patience_s: float) -> TrialResult:
     """Run all trials. Raises NotAllowed or ClusterError when the namespace cannot be made or removed."""
     with Trial(api, image, patience_s) as trial:
-        refuses, restricted_problem = _tried(trial.restricted_refuses)
-        facts, kernel_problem = _tried(lambda: trial.kernel_of(runtime_class)) if runtime_class else (None, "")
-        enforced, policy_problem = _tried(trial.policy_is_enforced)
-    return TrialResult(facts, kernel_problem, enforced, policy_problem, refuses, restricted_problem)
+        facts = _tried(lambda: trial.kernel_of(runtime_class)) if runtime_class else None
+        return TrialResult(facts, _tried(trial.policy_is_enforced))
 
 
-def _tried(question: Callable[[], Answer]) -> tuple[Answer | None, str]:
+def _tried(question: Callable[[], Answer]) -> Answer | ClusterError:
     try:
-        return question(), ""
+        return question()
     except ClusterError as error:
-        return None, str(error)
+        return error

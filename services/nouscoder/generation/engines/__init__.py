@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nouscoder.generation.engines.base import Engine, EngineUnusable
-from nouscoder.generation.engines.step_engine import StepEngine
-from nouscoder.generation.engines.stepped import SteppedEngine
+from nouscoder.generation.engines.stepped import StepEngine, SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
 
 if TYPE_CHECKING:

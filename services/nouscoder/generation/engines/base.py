@@ -6,10 +6,11 @@ An engine has no text, no problem and no tokenizer. Each request names the token
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from nouscoder.domain.policy import Meeting, PolicyManifest
 from nouscoder.domain.rollout import Sampling
@@ -46,6 +47,13 @@ class SampleRequest:
     stop_token_ids: frozenset[int]
     goes_first: bool = False
     num_kept: int = 0
+
+
+def seed_of(request: SampleRequest) -> int:
+    """The request's seed. Seed 0 is replaced by one from the request id, so that repeated requests sample the same."""
+    if request.sampling.seed:
+        return request.sampling.seed % 2**64
+    return int.from_bytes(blake2b(request.request_id.encode(), digest_size=8).digest(), "little")
 
 
 class StagingEngine(Protocol):
@@ -147,3 +155,42 @@ class Engine(Protocol):
     def idle_s(self) -> float:
         """Seconds without decoding since the start."""
         ...
+
+
+# What all engines share: the order of waiting requests, and the checks of a request.
+
+
+class WaitingRow(Protocol):
+    """What an engine keeps of a waiting request."""
+
+    request: SampleRequest
+
+
+WaitingT = TypeVar("WaitingT", bound=WaitingRow)
+
+
+def join_line(waiting: dict[str, WaitingT], row: WaitingT) -> None:
+    """Add a row to those that wait, the next one first: at the end, or, if it goes first, before all that do not."""
+    waiting[row.request.request_id] = row
+    if row.request.goes_first:
+        for name in [name for name, other in waiting.items() if not other.request.goes_first]:
+            waiting[name] = waiting.pop(name)
+
+
+def checked_max_tokens(request: SampleRequest, ids_in_use: Collection[str], capacity: int) -> int:
+    """The maximum length of the completion when prompt and completion together may have `capacity` tokens.
+
+    Raises EngineError naming the request when its id is in use, or its prompt is empty or leaves no room.
+    """
+    name = f"request {request.request_id}"
+    num_prompt_tokens = len(request.prompt_token_ids)
+    if request.request_id in ids_in_use:
+        raise EngineError(f"{name}: the id is in use")
+    if not num_prompt_tokens:
+        raise EngineError(f"{name}: the prompt is empty")
+    room = capacity - num_prompt_tokens
+    if room < 1:
+        raise EngineError(f"{name}: a prompt of {num_prompt_tokens} tokens leaves no room in a total of {capacity}")
+    if request.sampling.max_new_tokens < 1:
+        raise EngineError(f"{name}: max_new_tokens must be at least 1")
+    return min(room, request.sampling.max_new_tokens)

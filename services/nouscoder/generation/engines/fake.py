@@ -15,8 +15,7 @@ from pathlib import Path
 from random import Random
 
 from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, float32, int32, spans_of
-from nouscoder.generation.engines.base import EngineError, SampleRequest
-from nouscoder.generation.engines.requests import checked_max_tokens, join_line
+from nouscoder.generation.engines.base import EngineError, SampleRequest, checked_max_tokens, join_line
 
 _LOGPROB = -0.5
 _HEADER_BYTES = 8
@@ -81,13 +80,8 @@ class FakeEngine:
         self._step_s = step_s
         self._waiting: dict[str, _Row] = {}
         self._running: dict[str, _Row] = {}
-        self._version: int | None = None
-        self._num_tokens = 0
-
-    @property
-    def policy_version(self) -> int | None:
-        """Version of the weights in use."""
-        return self._version
+        self.policy_version: int | None = None
+        self.num_tokens = 0
 
     @property
     def num_running(self) -> int:
@@ -103,11 +97,6 @@ class FakeEngine:
     def progress(self) -> dict[str, int]:
         """Tokens sampled so far of each running request, by request id."""
         return {request_id: len(row.versions) for request_id, row in self._running.items()}
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens sampled since the start."""
-        return self._num_tokens
 
     def add(self, request: SampleRequest) -> None:
         """Queue a request. Raises EngineError naming it."""
@@ -131,11 +120,11 @@ class FakeEngine:
         """Use a new version. Only the length of each file's header is checked."""
         for file in files:
             _check_header(file)
-        self._version = policy_version
+        self.policy_version = policy_version
 
     def step(self) -> list[tuple[str, Completion]]:
         """Sample one token for every request."""
-        if self._version is None:
+        if self.policy_version is None:
             raise EngineError("no policy has been loaded")
         if self._step_s:
             time.sleep(self._step_s)
@@ -144,11 +133,11 @@ class FakeEngine:
             self._running[request_id] = self._waiting.pop(request_id)
         finished: list[tuple[str, Completion]] = []
         for request_id, row in list(self._running.items()):
-            row.versions.append(self._version)
+            row.versions.append(self.policy_version)
             if len(row.versions) in (len(row.script), row.max_tokens):
                 del self._running[request_id]
                 finished.append((request_id, _completion(row)))
-            self._num_tokens += 1
+            self.num_tokens += 1
         return finished
 
 

@@ -1,21 +1,205 @@
-"""The running requests by slot: tensors for the next decoding step, and lists of the sampled tokens.
+"""The running requests of the torch engine, one slot each: keys and values, random draws, and the sampled tokens.
 
 INVARIANT: the running requests are in slots 0 .. num_running - 1, and entry s of every vector here and of the
-key-value cache belongs to the request in slot s.
+key-value cache belongs to the request in slot s. Columns 0 .. length - 1 of slot s hold the keys and values of that
+request and of no other. Later columns hold finite values and are never attended to. `ExpertRecorder.take` returns the
+choices of exactly the last forward pass, one for each of its tokens and layers.
+
+A pass through the model gets PromptPass or DecodePass as `past_key_values`. Each attention layer calls its `update`
+once. transformers asks PromptPass for sizes, to see that the mask is plainly causal and none is to be made.
+
+The random stream of a request is a Philox sequence with its seed as key. Its i-th number determines the i-th token,
+independently of the other rows of the batch. The token is the inverse of the cumulative distribution at that number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, float32, int32, spans_of
-from nouscoder.generation.engines.base import SampleRequest
-from nouscoder.generation.engines.expert_recorder import Choices, expert_choices
-from nouscoder.generation.engines.kv_cache import KeyValueCache
-from nouscoder.generation.engines.sampling import Choice, choose_tokens, draws_of
+from nouscoder.domain.tokens import Completion, ExpertChoices, FinishReason, SampledTokens, float32, int32, spans_of
+from nouscoder.generation.engines.base import SampleRequest, seed_of
+from nouscoder.policy_folder.policy_tensors import routers_of
+
+# With a smaller one, logits divided by it could be infinite in float32, and one request would end the engine.
+_MIN_TEMPERATURE = 1e-6
+
+RouterChoices = npt.NDArray[np.unsignedinteger[Any]]
+
+
+# The keys and values.
+
+
+class PromptPass:
+    """Fills slots from prompts. A prompt attends only to itself, so nothing is read from the cache."""
+
+    def __init__(self, store: Tensor, first_slot: int, source_rows: Tensor) -> None:
+        self._store = store
+        self._slots = slice(first_slot, first_slot + len(source_rows))
+        self._source_rows = source_rows
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Store keys and values [prompts, kv_heads, width, head_dim]. Several slots may share one prompt."""
+        width = keys.shape[2]
+        self._store[layer, 0, self._slots, :, :width] = keys[self._source_rows]
+        self._store[layer, 1, self._slots, :, :width] = values[self._source_rows]
+        return keys, values
+
+    def get_query_offset(self, layer: int) -> int:
+        """The number of tokens before the prompt: none."""
+        return 0
+
+    def get_mask_sizes(self, width: int, layer: int) -> tuple[int, int]:
+        """A prompt of `width` tokens attends to `width` tokens, from the first on."""
+        return width, 0
+
+
+class DecodePass:
+    """Adds one column to each of the first `len(lengths)` slots and reads the first `longest` columns."""
+
+    def __init__(self, store: Tensor, lengths: Tensor, longest: int) -> None:
+        self._store = store
+        self._lengths = lengths
+        self._longest = longest
+        self._rows = torch.arange(len(lengths), device=lengths.device)
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, kv_heads, 1, head_dim] -> all so far, [rows, kv_heads, longest, head_dim]."""
+        all_keys, all_values = self._store[layer, 0], self._store[layer, 1]
+        all_keys[self._rows, :, self._lengths] = keys[:, :, 0]
+        all_values[self._rows, :, self._lengths] = values[:, :, 0]
+        rows, longest = len(self._rows), self._longest
+        return all_keys[:rows, :, :longest], all_values[:rows, :, :longest]
+
+
+class KeyValueCache:
+    """Static storage [layers, 2, slots, kv_heads, capacity, head_dim]. Running requests use the first slots."""
+
+    def __init__(self, model_config: Any, num_slots: int, capacity: int, device: torch.device) -> None:
+        heads = model_config.num_attention_heads
+        head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // heads
+        kv_heads = getattr(model_config, "num_key_value_heads", None) or heads
+        # Zeros, because values that are not attended to are multiplied by a weight of 0, and 0 * NaN is NaN.
+        self._store = torch.zeros(
+            (model_config.num_hidden_layers, 2, num_slots, kv_heads, capacity, head_dim), device=device
+        )
+
+    def prompt_pass(self, first_slot: int, source_rows: Tensor) -> PromptPass:
+        """Slot first_slot + i gets the prompt in row source_rows[i], `source_rows` [new requests]."""
+        return PromptPass(self._store, first_slot, source_rows)
+
+    def decode_pass(self, lengths: Tensor, longest: int) -> DecodePass:
+        """`lengths` [rows]: columns in use before this token. `longest`: columns to attend to, with the new one."""
+        return DecodePass(self._store, lengths, longest)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` columns of one slot to another."""
+        self._store[:, :, target, :, :length] = self._store[:, :, source, :, :length]
+
+
+def decode_mask(lengths: Tensor, longest: int) -> Tensor:
+    """Additive mask [rows, 1, 1, longest] that lets each row attend to its columns 0 .. length, `lengths` [rows]."""
+    columns = torch.arange(longest, device=lengths.device)
+    mask = torch.zeros((len(lengths), longest), device=lengths.device)
+    return mask.masked_fill_(columns > lengths[:, None], float("-inf"))[:, None, None]
+
+
+# The choice of the next token of every row at once.
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTokens:
+    """The chosen tokens and their log-probabilities, both [rows]."""
+
+    token_ids: Tensor
+    logprobs: Tensor
+
+
+def draws_of(request: SampleRequest, num_tokens: int) -> Tensor:
+    """The random numbers in (0, 1] of the next `num_tokens` tokens of a request, [num_tokens] float64.
+
+    Those of the kept tokens come before them in the stream.
+    """
+    stream = np.random.Generator(np.random.Philox(key=seed_of(request)))
+    return torch.from_numpy(1.0 - stream.random(request.num_kept + num_tokens)[request.num_kept :])
+
+
+def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, top_p: Tensor | None) -> ChosenTokens:
+    """Sample one token per row from `logits` [rows, vocabulary] with `draws`, `temperature` and `top_p` [rows].
+
+    Temperature 0 selects the most likely token; any other below 1e-6 counts as 1e-6. `top_p` None means 1 for all rows.
+    The log-probability of the sampled token is that of the full softmax at the sampling temperature (for temperature 0:
+    at 1), before top-p truncation, so that truncation does not bias ratios to a policy's probabilities. A row with NaN
+    logits gets a NaN log-probability and token 0.
+    """
+    greedy = temperature == 0
+    scaled = logits.float() / torch.where(greedy, 1.0, temperature.clamp_min(_MIN_TEMPERATURE))[:, None]
+    all_logprobs = torch.log_softmax(scaled, dim=-1)
+    probabilities = all_logprobs.double().exp_()
+    if top_p is not None:
+        probabilities = _truncate(probabilities, top_p)
+    cumulative = probabilities.cumsum_(dim=-1)
+    # 0 < draws * total <= total, so a first entry that reaches it exists, and its probability is above 0.
+    token_ids = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None])
+    token_ids = torch.where(greedy[:, None], scaled.argmax(dim=-1, keepdim=True), token_ids)
+    not_numbers = torch.isnan(all_logprobs).any(dim=-1, keepdim=True)
+    token_ids = token_ids.masked_fill_(not_numbers, 0)
+    logprobs = all_logprobs.gather(1, token_ids).masked_fill_(not_numbers, float("nan"))
+    return ChosenTokens(token_ids[:, 0], logprobs[:, 0])
+
+
+def _truncate(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """Zero all but the smallest set of most likely tokens whose mass reaches top_p (nucleus sampling, 1904.09751)."""
+    ordered, order = probabilities.sort(dim=-1, descending=True)
+    mass_before = ordered.cumsum(dim=-1) - ordered
+    ordered.masked_fill_(mass_before >= top_p[:, None], 0.0)
+    return torch.zeros_like(probabilities).scatter_(1, order, ordered)
+
+
+# The experts that a mixture-of-experts model chooses, for router replay (R3, arXiv 2510.11370).
+
+
+class ExpertRecorder:
+    """Listens to the routers of a model. Raises ValueError for a model without experts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        routers: Any = routers_of(model)
+        if not routers:
+            raise ValueError("policy.router_replay needs a policy with experts (qwen3_moe)")
+        self._num_layers = len(routers)
+        self._type = np.uint8 if routers[0].num_experts <= 256 else np.uint16
+        self._chosen: list[Tensor] = []
+        for router in routers:
+            router.register_forward_hook(self._keep)
+
+    def _keep(self, router: nn.Module, inputs: object, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        if len(self._chosen) == self._num_layers:  # of a pass that nobody asked about
+            self._chosen = []
+        self._chosen.append(output[2])
+
+    def take(self, *shape: int) -> RouterChoices:
+        """Those of the last pass, [*shape, layers, top_k]: `shape` is that of its tokens."""
+        chosen, self._chosen = torch.stack(self._chosen, dim=1), []
+        array: RouterChoices = chosen.cpu().numpy().astype(self._type)
+        return array.reshape(*shape, *array.shape[1:])
+
+
+def expert_choices(parts: Sequence[RouterChoices]) -> ExpertChoices | None:
+    """Those [positions, layers, top_k] of consecutive positions, as a completion has them. None when there are none."""
+    if not parts:
+        return None
+    whole = np.concatenate(parts)
+    num_layers, top_k = whole.shape[1:]
+    return ExpertChoices(whole.reshape(-1).data, num_layers, top_k)
+
+
+# The requests.
 
 
 @dataclass(slots=True)
@@ -31,7 +215,7 @@ class Row:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    experts: list[Choices] = field(default_factory=list)
+    experts: list[RouterChoices] = field(default_factory=list)
 
     @property
     def cached_tokens(self) -> int:
@@ -99,7 +283,7 @@ class Slots:
         self.rows += rows
         return slots
 
-    def choose(self, slots: range, logits: Tensor) -> Choice:
+    def choose(self, slots: range, logits: Tensor) -> ChosenTokens:
         """The next token of these slots from `logits` [slots, vocabulary]."""
         where = slice(slots.start, slots.stop)
         draws = self._draws[self._index[where], self._num_sampled[where]]

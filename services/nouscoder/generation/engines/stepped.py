@@ -1,4 +1,6 @@
-"""Makes an Engine from a StepEngine. One thread runs its decoding steps, and the event loop waits for results.
+"""Makes an Engine from a StepEngine, which decodes one step at a time: `torch` or `fake`.
+
+One thread runs the decoding steps, and the event loop waits for results.
 
 INVARIANT: only the thread uses the step engine, so weights and requests change only between two steps. Every returned
 future ends exactly once: with its completion, with an error, or cancelled.
@@ -14,11 +16,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
-from nouscoder.generation.engines.step_engine import StepEngine
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,56 @@ Answer = TypeVar("Answer")
 # The time after which an idle thread updates the idle counter. A command ends the wait at once.
 _IDLE_TICK_S = 0.2
 _JOIN_LIMIT_S = 60.0
+
+
+class StepEngine(Protocol):
+    """Continuous batching in steps: requests wait, run together, and end as completions.
+
+    Every added request ends exactly once, as a completion or by `cancel`. One thread calls all methods.
+    """
+
+    name: str
+    policy_version: int | None  # of the weights in use; None before the first `load_policy`
+    num_tokens: int  # sampled since the start
+
+    def add(self, request: SampleRequest) -> None:
+        """Queue a request. Raises EngineError when its prompt is empty or too long, or its id is in use."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Remove a waiting or running request. Unknown ids are ignored."""
+        ...
+
+    def step(self) -> list[tuple[str, Completion]]:
+        """Admit waiting requests while there is room, and decode one token for each running request.
+
+        Returns the requests that have ended, as (request id, completion) pairs. Raises EngineError before a policy is
+        loaded, and for NaN logits.
+        """
+        ...
+
+    def sampled(self, request_id: str, start: int) -> SampledTokens | None:
+        """The tokens of a running request from number `start` on; None when there is none."""
+        ...
+
+    def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
+        """Load new weights. Raises EngineError and keeps the old weights when they do not fit."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Requests being decoded."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests waiting for a place."""
+        ...
+
+    @property
+    def progress(self) -> Mapping[str, int]:
+        """Tokens sampled so far of each running request, by request id."""
+        ...
 
 
 class SteppedEngine:

@@ -1,7 +1,8 @@
 """The `torch` engine: continuous batching of a transformers causal language model, on a CPU or a GPU.
 
 INVARIANT: every added request is in exactly one state: waiting, running, returned once by `step`, or cancelled. Each
-sampled token has the version of the weights that gave its logits.
+sampled token has the version of the weights that gave its logits. After `ModelWeights.load` the parameters are the
+tensors of the policy's files, each rounded to its parameter's type. After an error they are what they were before.
 
 A step is one pass over the newest tokens of all running requests, and one pass over new prompts when some are admitted.
 New weights are copied in place between two steps. The keys and values in the cache are kept, as in PipelineRL
@@ -16,16 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nouscoder.domain.tokens import Completion, SampledTokens
-from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest
-from nouscoder.generation.engines.expert_recorder import ExpertRecorder
-from nouscoder.generation.engines.kv_cache import KeyValueCache, PromptPass, decode_mask
-from nouscoder.generation.engines.requests import checked_max_tokens, join_line
-from nouscoder.generation.engines.slots import Row, Slots
-from nouscoder.generation.engines.weights import ModelWeights
+from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest, checked_max_tokens, join_line
+from nouscoder.generation.engines.slots import ExpertRecorder, KeyValueCache, PromptPass, Row, Slots, decode_mask
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
+from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
 # Architectures with full attention whose logits are the output layer applied to the last hidden state.
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -35,6 +34,62 @@ _JOIN_SHARE = 8
 _PAD_ID = 0  # any id is right, because nothing attends to padding
 
 Ended = list[tuple[str, Completion]]
+
+
+class ModelWeights:
+    """The weights of `model`, which are changed in place.
+
+    Of an adapter whose base is in the model already, only the tensors are read that this adapter or the one before it
+    changes. They are computed from the base.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters: dict[str, Tensor] = model.state_dict()
+        self._base: tuple[tuple[Path, FileState], ...] = ()  # of the adapter in use; () for whole weights
+        self._changed: frozenset[str] = frozenset()
+
+    def load(self, files: Sequence[Path], source: str) -> None:
+        """Load the policy in these files; `source` names it in messages.
+
+        Raises EngineError for a file that cannot be read, weights that do not fit the model or the adapter, and values
+        that are not finite.
+        """
+        try:
+            policy = PolicyTensors(files)
+            is_base_here = bool(policy.base) and policy.base == self._base
+            names = policy.changed | self._changed if is_base_here else None
+            weights = dict(policy.read(names, next(iter(self._parameters.values())).device))
+        except WeightsUnusable as error:
+            raise EngineError(str(error)) from error
+        try:
+            weights = merge_experts(weights)
+        except ValueError as error:
+            raise EngineError(f"{files[0].parent}: {error}") from error
+        self._check(weights, source)
+        if not is_base_here:
+            self._check_all_are_there(weights, source)
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                self._parameters[name].copy_(tensor)
+        self._base, self._changed = policy.base, policy.changed
+
+    def _check(self, weights: dict[str, Tensor], source: str) -> None:
+        unknown = sorted(set(weights) - set(self._parameters))
+        if unknown:
+            raise EngineError(f"{source}: {unknown[0]} is not a parameter of the policy")
+        for name, tensor in weights.items():
+            if tensor.shape != self._parameters[name].shape:
+                wanted, found = list(self._parameters[name].shape), list(tensor.shape)
+                raise EngineError(f"{source}: {name} has shape {found}, the policy needs {wanted}")
+            if not bool(torch.isfinite(tensor).all()):
+                raise EngineError(f"{source}: {name} holds values that are not finite")
+
+    def _check_all_are_there(self, weights: dict[str, Tensor], source: str) -> None:
+        # Tied parameters share storage and are saved once.
+        covered = {self._parameters[name].data_ptr() for name in weights}
+        missing = sorted(name for name, tensor in self._parameters.items() if tensor.data_ptr() not in covered)
+        if missing:
+            raise EngineError(f"{source}: {missing[0]} is missing")
 
 
 class TorchEngine:
@@ -70,14 +125,9 @@ class TorchEngine:
         self._cache = KeyValueCache(config, max_running, self._capacity, self._device)
         self._slots = Slots(self._cache, max_running, self._capacity, self._device)
         self._waiting: dict[str, Row] = {}
-        self._version: int | None = None
-        self._num_tokens = 0
+        self.policy_version: int | None = None
+        self.num_tokens = 0
         self._steps_since_join = 0
-
-    @property
-    def policy_version(self) -> int | None:
-        """Version of the weights in use."""
-        return self._version
 
     @property
     def num_running(self) -> int:
@@ -93,11 +143,6 @@ class TorchEngine:
     def progress(self) -> dict[str, int]:
         """Tokens sampled so far of each running request, by request id."""
         return {row.request.request_id: len(row.token_ids) for row in self._slots.rows}
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens sampled since the start."""
-        return self._num_tokens
 
     def add(self, request: SampleRequest) -> None:
         """Queue a request. Raises EngineError naming it."""
@@ -121,12 +166,12 @@ class TorchEngine:
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Load new weights. The cache is kept."""
         self._weights.load(files, f"policy version {policy_version}, {files[-1]}")
-        self._version = policy_version
+        self.policy_version = policy_version
 
     @torch.inference_mode()
     def step(self) -> Ended:
         """Decode one token for every request."""
-        if self._version is None:
+        if self.policy_version is None:
             raise EngineError("no policy has been loaded")
         finished: Ended = []
         if self._slots.rows:
@@ -215,10 +260,10 @@ class TorchEngine:
         for row, logprob in zip(rows, logprobs, strict=True):
             if logprob != logprob:
                 name = f"request {row.request.request_id}"
-                raise EngineError(f"policy version {self._version} gave {name} logits that are NaN")
+                raise EngineError(f"policy version {self.policy_version} gave {name} logits that are NaN")
         self._slots.took(slots, choice.token_ids)
-        self._num_tokens += len(rows)
-        version = self._version
+        self.num_tokens += len(rows)
+        version = self.policy_version
         assert version is not None
         ended: list[int] = []
         finished: Ended = []

@@ -29,17 +29,37 @@ from nouscoder.config.generation import GenerationSection
 from nouscoder.domain.policy import Meeting, PolicyManifest
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
-from nouscoder.generation.engines.idle import IdleClock
-from nouscoder.generation.engines.staging import Architecture
-from nouscoder.generation.engines.vllm_control import VllmControl
+from nouscoder.generation.engines.vllm_control import Architecture, VllmControl, VllmStaging
 from nouscoder.generation.engines.vllm_requests import VllmRequests
-from nouscoder.generation.engines.vllm_staging import VllmStaging
 from nouscoder.generation.engines.vllm_start import start_vllm
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.2
+
+
+class IdleClock:
+    """Counts the seconds without decoding: each belongs to at most one reason, and is counted once."""
+
+    def __init__(self, metrics: GenerationMetrics) -> None:
+        self._metrics = metrics
+        self._reason: IdleReason | None = None
+        self._since_s = time.monotonic()
+        self._idle_s = 0.0
+
+    def set(self, reason: IdleReason | None) -> None:
+        """The reason from now on; None while tokens are decoded. Repeating the reason updates the counter."""
+        now_s = time.monotonic()
+        if self._reason is not None:
+            self._idle_s += now_s - self._since_s
+            self._metrics.idle_seconds.labels(self._reason.value).inc(now_s - self._since_s)
+        self._reason, self._since_s = reason, now_s
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds so far, with the current pause."""
+        return self._idle_s + (0.0 if self._reason is None else time.monotonic() - self._since_s)
 
 
 class VllmEngine:

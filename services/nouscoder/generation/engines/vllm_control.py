@@ -1,15 +1,34 @@
-"""Control of vLLM: pause, resume, load weights, empty the caches. Each call has a limit and known errors."""
+"""Control of vLLM: pause, resume, receive and load policies, empty the caches. Each call has a limit and known errors.
+
+Policies are checked before the engine stops for them: their files here, and what the workers have received in memory
+by its names and shapes.
+
+INVARIANT: a policy counts as staged only when every worker has all of it, checked byte for byte, and its tensors are
+those of the architecture. Staging never pauses vLLM, and never fails the engine unless vLLM itself has failed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+import os
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from nouscoder.generation.engines.base import EngineError, EngineStopped
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from nouscoder.domain.policy import Meeting, PolicyManifest
+from nouscoder.generation.engines.base import EngineError, EngineStopped, EngineUnusable
+from nouscoder.generation.weights.receiver import ReceiverState, order_of
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, split_experts
+from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
 # A pause ends after the step in progress; the other calls are instant.
 _CALL_LIMIT_S = 120.0
+_LOOK_AGAIN_S = 0.05
+
+Shape = tuple[int, ...]
 
 
 class VllmControl:
@@ -54,7 +73,7 @@ class VllmControl:
         await self._call(self._llm.finish_weight_update(str(policy_version)), self._update_limit_s)
 
     async def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """The answer of each worker to a call of `method` (vllm_worker.py). Raises EngineError, EngineStopped.
+        """The answer of each worker to a call of `method` (StagingWorker). Raises EngineError, EngineStopped.
 
         An answer that does not come in time is no failure of the engine: vLLM may be busy with an update.
         """
@@ -81,3 +100,103 @@ class VllmControl:
         if self._llm.errored:
             return EngineStopped(f"the engine failed: {reason}")
         return EngineError(f"vLLM refused a call: {reason}")
+
+
+class Architecture:
+    """The parameters of a model: their names and shapes, and which names are one tied tensor."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read `folder`/config.json. Raises EngineUnusable. No weights are made."""
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        build: Any = AutoModelForCausalLM.from_config
+        try:
+            config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+            with torch.device("meta"):
+                model = build(config)
+        except (OSError, ValueError) as error:
+            raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
+        parameters = split_experts(dict(model.named_parameters(remove_duplicate=False)))
+        self._shapes: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+        self._tensor_of = {name: id(tensor) for name, tensor in parameters.items()}
+        self._parameters = parameters  # an id is unique only while its object lives
+        self._checked_base: tuple[tuple[Path, FileState], ...] = ()
+        self.max_tokens: int = config.max_position_embeddings
+
+    def check(self, files: Sequence[Path], source: str) -> None:
+        """Read every tensor of the files once. `source` names the policy in messages.
+
+        Of an adapter whose base was checked before, only the tensors are read that it changes.
+
+        Raises EngineError for a file that cannot be read or is not whole, an adapter of other weights, a name that is
+        unknown, missing or in two files, a wrong shape, and a value that is not finite.
+        """
+        try:
+            policy = PolicyTensors(files)
+            unknown = sorted(policy.names - self._shapes.keys())
+            if unknown:
+                raise EngineError(f"{source}: {unknown[0]} is not a parameter of the policy")
+            is_base_checked = bool(policy.base) and policy.base == self._checked_base
+            for name, tensor in policy.read(policy.changed if is_base_checked else None):
+                self._check_shape(name, tuple(tensor.shape), source)
+                if not bool(torch.isfinite(tensor).all()):
+                    raise EngineError(f"{source}: {name} holds values that are not finite")
+        except WeightsUnusable as error:
+            raise EngineError(str(error)) from error
+        self._check_whole(policy.names, source)
+        self._checked_base = policy.base
+
+    def check_shapes(self, shapes: Mapping[str, Shape], source: str) -> None:
+        """Check tensors whose values are checked elsewhere. Raises EngineError as `check` does."""
+        for name, shape in shapes.items():
+            self._check_shape(name, shape, source)
+        self._check_whole(shapes, source)
+
+    def _check_whole(self, found: Iterable[str], source: str) -> None:
+        covered = {self._tensor_of[name] for name in found}
+        missing = sorted(name for name, tensor in self._tensor_of.items() if tensor not in covered)
+        if missing:
+            raise EngineError(f"{source}: {missing[0]} is missing")
+
+    def _check_shape(self, name: str, shape: Shape, source: str) -> None:
+        if name not in self._shapes:
+            raise EngineError(f"{source}: {name} is not a parameter of the policy")
+        if shape != self._shapes[name]:
+            wanted, given = list(self._shapes[name]), list(shape)
+            raise EngineError(f"{source}: {name} has shape {given}, the policy needs {wanted}")
+
+
+class VllmStaging:
+    """Has vLLM's workers receive policies from the learner's memory while they decode, one after the other."""
+
+    def __init__(self, control: VllmControl, architecture: Architecture, limit_s: float) -> None:
+        self._control = control
+        self._architecture = architecture
+        self._limit_s = limit_s
+        self._checked: int | None = None
+
+    async def stage(self, manifest: PolicyManifest, meeting: Meeting, in_use: int | None) -> None:
+        """Return when all workers have the policy. Raises EngineError when one of them cannot get it in time."""
+        policy_version, self._checked = manifest.policy_version, None
+        await self._control.ask("stage_policy", order_of(manifest, meeting, self._limit_s), in_use)
+        try:
+            async with asyncio.timeout(self._limit_s):
+                while not await self._all_ready(policy_version):
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+        except TimeoutError:
+            raise EngineError(f"policy version {policy_version} did not arrive within {self._limit_s:g} s") from None
+        for shapes in await self._control.ask("staged_shapes", policy_version):
+            found = {name: tuple(shape) for name, shape in shapes.items()}
+            self._architecture.check_shapes(found, f"policy version {policy_version}, from the learner's memory")
+        self._checked = policy_version
+
+    def check(self, policy_version: int) -> None:
+        """Raises EngineError unless this is the policy that `stage` staged last."""
+        if self._checked != policy_version:
+            raise EngineError(f"policy version {policy_version} is not staged")
+
+    async def _all_ready(self, policy_version: int) -> bool:
+        reports = await self._control.ask("staged_report", policy_version)
+        for report in reports:
+            if report["state"] == ReceiverState.FAILED:
+                raise EngineError(f"policy version {policy_version} from the learner's memory: {report['reason']}")
+        return all(report["state"] == ReceiverState.READY for report in reports)

@@ -32,9 +32,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from nouscoder.generation.engines.parent_watch import end_with_parent
-from nouscoder.generation.engines.vllm_receiver import PolicyReceiver
-from nouscoder.generation.engines.vllm_start import FILES_BACKEND
+from nouscoder.generation.engines.vllm_start import FILES_BACKEND, end_with_parent
+from nouscoder.generation.weights.receiver import PolicyReceiver
 from nouscoder.policy_folder.policy_tensors import PolicyTensors
 
 

@@ -1,8 +1,16 @@
-"""Starts vLLM with the settings of a configuration. Only this module names vLLM's arguments."""
+"""Starts vLLM with the settings of a configuration, and what its processes have of this project.
+
+Only this module names vLLM's arguments. It does not import vLLM before the environment is set. In vLLM's processes
+vllm_files.py is loaded, which uses `end_with_parent`: a killed service leaves no engine behind.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +22,11 @@ from nouscoder.generation.engines.base import EngineUnusable
 
 # The weight-transfer engine of vllm_files.py. That module imports vLLM, so it must not be loaded here.
 FILES_BACKEND = "files"
-_WORKER_EXTENSION = "nouscoder.generation.engines.vllm_worker.StagingWorker"
+_WORKER_EXTENSION = "nouscoder.generation.engines.vllm_start.StagingWorker"
 _CPU_STEP_TOKENS = 4096  # a step on a CPU takes at least so many tokens
+
+_TICK_S = 0.5
+_THREAD = "parent-watch"
 
 OnStep = Callable[[int], None]
 
@@ -113,3 +124,42 @@ def _step_logger(on_step: OnStep) -> Any:
             pass
 
     return StepLogger
+
+
+# What runs in vLLM's processes.
+
+
+def end_with_parent() -> None:
+    """Watch the parent in a thread, if `multiprocessing` started this process. Repeated calls change nothing."""
+    watched = any(thread.name == _THREAD for thread in threading.enumerate())
+    if multiprocessing.parent_process() is not None and not watched:
+        threading.Thread(target=_watch, args=(os.getppid(),), name=_THREAD, daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_TICK_S)
+    os.kill(os.getpid(), signal.SIGKILL)  # nobody is left who could close it
+
+
+class StagingWorker:
+    """Methods that vLLM's workers have in addition (vLLM's `worker_extension_cls`), called by name in each worker.
+
+    They hand calls to this project's weight-transfer engine (vllm_files.py). vLLM mixes the class into its worker's.
+    """
+
+    weight_transfer_engine: Any
+
+    def stage_policy(self, order: dict[str, Any], in_use: int | None) -> None:
+        """Begin to receive a policy; forget all others but `in_use`, the version in use if it came from memory."""
+        self.weight_transfer_engine.stage(order, in_use)
+
+    def staged_report(self, policy_version: int) -> dict[str, str]:
+        """How far that is; see PolicyReceiver.report."""
+        report: dict[str, str] = self.weight_transfer_engine.staged(policy_version).report()
+        return report
+
+    def staged_shapes(self, policy_version: int) -> dict[str, list[int]]:
+        """The shape of each tensor of a staged policy."""
+        shapes: dict[str, list[int]] = self.weight_transfer_engine.staged(policy_version).shapes()
+        return shapes

@@ -6,11 +6,11 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nouscoder.config.environment import EntryPointSection, InterpreterSection, ToolsSection
+from nouscoder.config.generation import EntryPointSection, InterpreterSection, ToolsSection
 from nouscoder.generation.environments.base import Environment, EnvironmentUnusable
 from nouscoder.generation.environments.feedback import Feedback
 from nouscoder.generation.environments.interpreter import WithInterpreter
-from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ expected outputs are not in this process.
 
 from __future__ import annotations
 
-from nouscoder.config.environment import FeedbackSection
+from nouscoder.config.generation import FeedbackSection
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.domain.verdict import Verdict, VerdictKind

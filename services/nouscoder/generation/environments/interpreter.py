@@ -13,8 +13,8 @@ Source: R1-Code-Interpreter (arXiv 2505.21668): at most 5 to 8 calls of 60 s eac
 
 from __future__ import annotations
 
-from nouscoder.config.environment import InterpreterSection
-from nouscoder.domain.interpreter import CallEnd, InterpreterAnswer
+from nouscoder.config.generation import InterpreterSection
+from nouscoder.domain.conversation import CallEnd, InterpreterAnswer
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.generation.environments.base import Sampler

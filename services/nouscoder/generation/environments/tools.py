@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, TypeVar
 
-from nouscoder.domain.interpreter import InterpreterAnswer
+from nouscoder.domain.conversation import InterpreterAnswer
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
@@ -20,7 +20,7 @@ from nouscoder.rpc.channel import PeerError, PeerRefused
 Answer = TypeVar("Answer")
 
 
-class Calls(Protocol):
+class SessionCalls(Protocol):
     """The calls of one tool session; implemented by InterpreterCalls."""
 
     async def run(self, code: str) -> InterpreterAnswer:
@@ -28,14 +28,14 @@ class Calls(Protocol):
         ...
 
 
-class Verifier(Protocol):
+class ToolVerifier(Protocol):
     """What environments need of the verifier; implemented by VerifierClient."""
 
     async def grade(self, submission: Submission) -> Verdict:
         """The verdict. Raises PeerError."""
         ...
 
-    def interpreter(self) -> AbstractAsyncContextManager[Calls]:
+    def interpreter(self) -> AbstractAsyncContextManager[SessionCalls]:
         """A tool session, which ends with the context."""
         ...
 
@@ -43,7 +43,7 @@ class Verifier(Protocol):
 class Tools:
     """The tools that an environment may call while a rollout is made."""
 
-    def __init__(self, verifier: Verifier, limit_s: float) -> None:
+    def __init__(self, verifier: ToolVerifier, limit_s: float) -> None:
         """Each call waits at most `limit_s` seconds."""
         self._verifier = verifier
         self._limit_s = limit_s
@@ -60,10 +60,10 @@ class Tools:
         return verdict
 
     @asynccontextmanager
-    async def interpreter(self) -> AsyncIterator[Interpreter]:
+    async def interpreter(self) -> AsyncIterator[RolloutInterpreter]:
         """A Python interpreter for one rollout. It keeps its state from call to call, and ends with the context."""
         async with self._verifier.interpreter() as calls:
-            yield Interpreter(self, calls)
+            yield RolloutInterpreter(self, calls)
 
     async def within(self, what: str, call: Awaitable[Answer]) -> Answer:
         """The answer to a call about `what`. Raises ToolUnavailable and TaskRefused."""
@@ -81,10 +81,10 @@ class Tools:
             self.num_waiting -= 1
 
 
-class Interpreter:
+class RolloutInterpreter:
     """The interpreter of one rollout; see `Tools.interpreter`."""
 
-    def __init__(self, tools: Tools, calls: Calls) -> None:
+    def __init__(self, tools: Tools, calls: SessionCalls) -> None:
         self._tools = tools
         self._calls = calls
 

@@ -1,9 +1,11 @@
 """Samples completions for the API, in a bounded number of the engine's places.
 
 INVARIANT: at most `slots` samples of the API are in the engine at a time, so rollouts keep all other places. When a
-sample ends in any way, a client that hangs up included, the engine has no request of it.
+sample ends in any way, a client that hangs up included, the engine has no request of it. The texts that
+`TextStream.add` and `end` return, joined, are the text of all tokens up to the first stop string.
 
-They go before rollouts that wait for a place, so a person waits for the end of one rollout, not of all that wait.
+Samples of the API go before rollouts that wait for a place, so a person waits for the end of one rollout, not of all
+that wait.
 """
 
 from __future__ import annotations
@@ -17,15 +19,66 @@ from dataclasses import dataclass
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.generation.engines.base import Engine, SampleRequest
-from nouscoder.generation.openai.text_stream import TextStream
 
+# What a tokenizer writes for bytes that are not, or not yet, a character.
+_REPLACEMENT = "\ufffd"
 # How often the tokens of a running sample are read, and how many pieces a slow reader may leave unread.
 _READ_EVERY_S = 0.05
 _UNREAD_PIECES = 256
 
 
+class TextStream:
+    """Decodes tokens as they come. Text that may still change, or may begin a stop string, is held back."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+        self._decode = decode
+        self._stops = stops
+        self._ids: list[int] = []
+        # Tokens up to `_read` have been decoded; those from `_prefix` on are the context of the next ones, because a
+        # token's text can depend on the token before.
+        self._prefix = 0
+        self._read = 0
+        self._held = ""
+        self.stopped = False
+
+    def add(self, token_id: int) -> str:
+        """The text that is certain now. After a stop string `stopped` is set, and there is no more text."""
+        self._ids.append(token_id)
+        return self._released(self._decoded(is_last=False), is_last=False)
+
+    def end(self) -> str:
+        """The rest of the text."""
+        return self._released(self._decoded(is_last=True), is_last=True)
+
+    def _decoded(self, *, is_last: bool) -> str:
+        before = self._decode(self._ids[self._prefix : self._read])
+        now = self._decode(self._ids[self._prefix :])
+        if now.endswith(_REPLACEMENT) and not is_last:
+            return ""  # perhaps the first bytes of a character
+        self._prefix, self._read = self._read, len(self._ids)
+        return now[len(before) :]
+
+    def _released(self, text: str, *, is_last: bool) -> str:
+        if self.stopped:
+            return ""
+        held = self._held + text
+        places = [place for stop in self._stops if (place := held.find(stop)) >= 0]
+        if places:
+            self.stopped, self._held = True, ""
+            return held[: min(places)]
+        keep = 0 if is_last else max((_overlap(held, stop) for stop in self._stops), default=0)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of `text` that may be the beginning of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedCompletion:
     """One completion: of `prompt_token_ids` [prompt tokens], ended by any of the texts in `stops` too."""
 
     prompt_token_ids: tuple[int, ...]
@@ -34,7 +87,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class CompletionEnd:
     """How a completion ended: why, after how many tokens (the stop token included), and sampled by which versions.
 
     A stop string ends a completion between two tokens of the engine; the versions are then those in use meanwhile.
@@ -47,7 +100,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CompletionPiece:
     """A part of a completion: its text, and the tokens of the text with their log-probabilities. The last has an end.
 
     Text that is held back, because it may begin a stop string, comes later than its tokens.
@@ -56,10 +109,10 @@ class Piece:
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[float]
-    ending: Ending | None = None
+    ending: CompletionEnd | None = None
 
 
-class Samples:
+class ApiSampler:
     """Samples on one engine. `decode` is the tokenizer's, and a token of `stop_ids` ends a completion."""
 
     def __init__(
@@ -70,7 +123,7 @@ class Samples:
         self._stop_ids = stop_ids
         self._slots = asyncio.Semaphore(slots)
 
-    async def whole(self, wanted: Sequence[Wanted]) -> list[Piece]:
+    async def whole(self, wanted: Sequence[WantedCompletion]) -> list[CompletionPiece]:
         """The completions, each as one piece. Raises EngineError."""
         running = [asyncio.create_task(self._whole(one)) for one in wanted]
         try:
@@ -78,14 +131,16 @@ class Samples:
         finally:
             await _end(running)
 
-    async def pieces(self, wanted: Sequence[Wanted], limit_s: float) -> AsyncIterator[tuple[int, Piece]]:
+    async def pieces(
+        self, wanted: Sequence[WantedCompletion], limit_s: float
+    ) -> AsyncIterator[tuple[int, CompletionPiece]]:
         """The pieces of all completions as they come, each with the position of its completion.
 
         Raises EngineError, and TimeoutError after `limit_s` seconds.
         """
-        coming: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue(_UNREAD_PIECES)
+        coming: asyncio.Queue[tuple[int, CompletionPiece | Exception]] = asyncio.Queue(_UNREAD_PIECES)
 
-        async def read(position: int, one: Wanted) -> None:
+        async def read(position: int, one: WantedCompletion) -> None:
             try:
                 async with asyncio.timeout(limit_s), aclosing(self._pieces(one)) as pieces:  # type: ignore[type-var]
                     async for piece in pieces:
@@ -105,19 +160,21 @@ class Samples:
         finally:
             await _end(running)
 
-    async def _whole(self, wanted: Wanted) -> Piece:
+    async def _whole(self, wanted: WantedCompletion) -> CompletionPiece:
         if wanted.stops:
             async with aclosing(self._pieces(wanted)) as pieces:  # type: ignore[type-var]
                 return _joined([piece async for piece in pieces])
         completion = await (await self._in_slot(self._request(wanted)))
         shown = _shown(completion)
         token_ids = completion.token_ids[:shown].tolist()
-        return Piece(self._decode(token_ids), token_ids, completion.logprobs[:shown].tolist(), _ending(completion))
+        return CompletionPiece(
+            self._decode(token_ids), token_ids, completion.logprobs[:shown].tolist(), _ending(completion)
+        )
 
-    async def _pieces(self, wanted: Wanted) -> AsyncIterator[Piece]:
+    async def _pieces(self, wanted: WantedCompletion) -> AsyncIterator[CompletionPiece]:
         text, num_read = TextStream(self._decode, wanted.stops), 0
 
-        def read(token_ids: Sequence[int], logprobs: Sequence[float]) -> Piece:
+        def read(token_ids: Sequence[int], logprobs: Sequence[float]) -> CompletionPiece:
             nonlocal num_read
             parts, num_before = [], num_read
             for token_id in token_ids:
@@ -126,7 +183,7 @@ class Samples:
                 parts.append(text.add(token_id))
                 num_read += 1
             num_new = num_read - num_before
-            return Piece("".join(parts), token_ids[:num_new], logprobs[:num_new])
+            return CompletionPiece("".join(parts), token_ids[:num_new], logprobs[:num_new])
 
         request = self._request(wanted)
         completing = await self._in_slot(request)
@@ -140,8 +197,8 @@ class Samples:
                 piece = read(sampled.token_ids.tolist(), sampled.logprobs.tolist())
                 if text.stopped:
                     newest = self._engine.policy_version or version
-                    ending = Ending(FinishReason.STOP, num_read, version, newest)
-                    yield Piece(piece.text, piece.token_ids, piece.logprobs, ending)
+                    ending = CompletionEnd(FinishReason.STOP, num_read, version, newest)
+                    yield CompletionPiece(piece.text, piece.token_ids, piece.logprobs, ending)
                     return
                 if piece.token_ids:
                     yield piece
@@ -152,8 +209,8 @@ class Samples:
         piece = read(completion.token_ids[num_read:shown].tolist(), completion.logprobs[num_read:shown].tolist())
         ending = _ending(completion)
         if text.stopped:
-            ending = Ending(FinishReason.STOP, num_read, ending.oldest_version, ending.newest_version)
-        yield Piece(piece.text + text.end(), piece.token_ids, piece.logprobs, ending)
+            ending = CompletionEnd(FinishReason.STOP, num_read, ending.oldest_version, ending.newest_version)
+        yield CompletionPiece(piece.text + text.end(), piece.token_ids, piece.logprobs, ending)
 
     async def _in_slot(self, request: SampleRequest) -> asyncio.Future[Completion]:
         """Wait for a slot and sample. The slot is free when the engine has ended, also if nobody reads the pieces."""
@@ -162,7 +219,7 @@ class Samples:
         completing.add_done_callback(lambda _: self._slots.release())
         return completing
 
-    def _request(self, wanted: Wanted) -> SampleRequest:
+    def _request(self, wanted: WantedCompletion) -> SampleRequest:
         return SampleRequest(
             request_id=f"http-{secrets.token_hex(12)}",
             prompt_token_ids=wanted.prompt_token_ids,
@@ -177,13 +234,13 @@ def _shown(completion: Completion) -> int:
     return len(completion.token_ids) - (completion.finish_reason is FinishReason.STOP)
 
 
-def _ending(completion: Completion) -> Ending:
+def _ending(completion: Completion) -> CompletionEnd:
     versions = [span.policy_version for span in completion.versions]
-    return Ending(completion.finish_reason, len(completion.token_ids), min(versions), max(versions))
+    return CompletionEnd(completion.finish_reason, len(completion.token_ids), min(versions), max(versions))
 
 
-def _joined(pieces: Sequence[Piece]) -> Piece:
-    return Piece(
+def _joined(pieces: Sequence[CompletionPiece]) -> CompletionPiece:
+    return CompletionPiece(
         text="".join(piece.text for piece in pieces),
         token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
         logprobs=[logprob for piece in pieces for logprob in piece.logprobs],

@@ -1,25 +1,24 @@
-"""The requests that the API takes: the fields of OpenAI's API that an engine of this project can honour.
+"""The requests that the API takes, and its refusals: the fields of OpenAI's API that an engine here can honour.
 
 A field that would change the completion and cannot be honoured is refused, unless it has the value that changes
 nothing. Fields that only describe the caller are ignored. An unknown field is refused, so that no setting is lost
-silently.
+silently. A refusal has OpenAI's form: {"error": {"message", "type", "param", "code"}}.
 """
 
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from nouscoder.domain.message import Message, Role
-from nouscoder.generation.openai.faults import invalid
+from nouscoder.domain.conversation import Message, Role
+from nouscoder.errors import NousCoderError
 
 MAX_CHOICES = 128
 MAX_STOPS = 4
+DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions in OpenAI's API
 _MAX_MESSAGES = 4096  # checking more would hold up the whole service
-_DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions in OpenAI's API
 # vLLM takes no smaller one, and the logarithms of the torch engine would overflow at about 1e-38.
 _MIN_TEMPERATURE = 0.01
 
@@ -41,6 +40,25 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 # The parts of a fault's place that name a type among several, not a field.
 _TYPES = ("str", "list[")
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
+
+
+class ApiFault(NousCoderError):
+    """A request that gets no completion. `status` is the HTTP status; `param` names the field at fault."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, kind: str = ""
+    ) -> None:
+        """`kind` is OpenAI's type of the error; by default it tells whose fault the status names."""
+        # A lone surrogate, which JSON can hold, has no UTF-8 form.
+        super().__init__(message.encode("utf8", "backslashreplace").decode())
+        self.status = status
+        kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+        self.record = {"error": {"message": str(self), "type": kind, "param": param, "code": code}}
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiFault:
+    """A request that is wrong in itself."""
+    return ApiFault(400, message, param, code)
 
 
 class _Model(BaseModel):
@@ -100,7 +118,10 @@ class SamplingRequest(_Model):
         for name, neutral in _NEUTRAL.items():
             if given.get(name) is not None and given[name] not in neutral:
                 raise ValueError(f"{name} is not supported, except with the value {json.dumps(neutral[0])}")
-        _check_number_of_prompts(given.get("prompt"))
+        prompt = given.get("prompt")
+        # Before each prompt is checked, which would hold up the whole service.
+        if isinstance(prompt, list) and len(prompt) > MAX_CHOICES and not all(type(part) is int for part in prompt):
+            raise ValueError(f"prompt: at most {MAX_CHOICES} are taken")
         skipped = (*_IGNORED, *_NEUTRAL)
         return {name: value for name, value in given.items() if value is not None and name not in skipped}
 
@@ -122,16 +143,6 @@ class SamplingRequest(_Model):
         """The texts that end a completion."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    @property
-    @abstractmethod
-    def wants_logprobs(self) -> bool:
-        """Whether the answer has the log-probability of each token."""
-
-    @property
-    def token_limit(self) -> int | None:
-        """Tokens of a completion at most; None: as many as fit."""
-        return self.max_tokens
-
 
 class ChatRequest(SamplingRequest):
     """The body of /v1/chat/completions."""
@@ -140,17 +151,6 @@ class ChatRequest(SamplingRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     chat_template_kwargs: TemplateSettings = TemplateSettings()
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the answer has the log-probability of each token."""
-        return self.logprobs
-
-    @property
-    def token_limit(self) -> int | None:
-        """Tokens of a completion at most; None: as many as fit."""
-        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
-        return min(limits, default=None)
 
 
 class CompletionRequest(SamplingRequest):
@@ -161,16 +161,6 @@ class CompletionRequest(SamplingRequest):
     logprobs: int | None = Field(None, ge=0, le=0)
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether the answer has the log-probability of each token."""
-        return self.logprobs is not None
-
-    @property
-    def token_limit(self) -> int | None:
-        """Tokens of a completion at most."""
-        return self.max_tokens or _DEFAULT_COMPLETION_TOKENS
-
-    @property
     def prompts(self) -> list[str | list[int]]:
         """Each prompt. Raises ApiFault without any."""
         whole: Any = self.prompt
@@ -178,12 +168,6 @@ class CompletionRequest(SamplingRequest):
         if not found:
             raise invalid("prompt: there is none", "prompt")
         return found
-
-
-def _check_number_of_prompts(prompt: Any) -> None:
-    """Before each is checked, which would hold up the whole service. Raises ValueError."""
-    if isinstance(prompt, list) and len(prompt) > MAX_CHOICES and not all(type(part) is int for part in prompt):
-        raise ValueError(f"prompt: at most {MAX_CHOICES} are taken")
 
 
 Parsed = TypeVar("Parsed", bound=SamplingRequest)

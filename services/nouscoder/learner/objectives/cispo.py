@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nouscoder.config import CispoSettings
-from nouscoder.learner.objectives.base import Diagnostic, LossInputs
+from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio
 from nouscoder.learner.objectives.clip import Surrogate
 from nouscoder.learner.objectives.composition import SurrogateObjective
-from nouscoder.learner.objectives.ratios import bounded_ratio
 
 
 @dataclass(frozen=True, slots=True)

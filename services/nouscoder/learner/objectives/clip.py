@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from nouscoder.config import ClippedSettings
-from nouscoder.learner.objectives.base import Diagnostic, LossInputs
-from nouscoder.learner.objectives.ratios import bounded_ratio
+from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio
 
 # Diagnostics that say which tokens lost their gradient to a clip, or kept it with a bounded factor.
 _CLIPS = ("clip_fraction_", "bounded_fraction_")

@@ -1,9 +1,41 @@
 """The loss that all objectives share. They differ only in the surrogate.
 
-To be minimised, with the share s_t of each token (aggregation.py), the weight w_t (correction.py), the penalty kl_t
-(reference_kl.py), the entropy H_t and the coefficients b = reference_kl.coefficient and c = entropy_coefficient:
+To be minimised, with the share s_t of each token of the aggregation, the weight w_t of the correction, the penalty kl_t
+of the reference policy, the entropy H_t and the coefficients b = reference_kl.coefficient and c = entropy_coefficient:
 
     L = - sum over tokens of s_t * (w_t * gain_t + c * H_t - b * kl_t)
+
+How the values of loss tokens become one loss.
+
+A loss is the sum over tokens of share_t * value_t. With N loss tokens and R rollouts in the minibatch and |o_i| loss
+tokens in rollout i:
+
+    token_mean      share_t = 1 / N               DAPO, arXiv 2503.14476, equation 12
+    sequence_mean   share_t = 1 / (R * |o_i|)     GRPO, arXiv 2402.03300, equation 3
+    fixed_divisor   share_t = 1 / (R * D)         Dr. GRPO, arXiv 2503.20783, section 3.2; D = divisor_tokens
+
+Weights that correct for the difference between the sampler and the learner. They have no gradient.
+
+With k_t = pi_old / pi_sampler of a token and K_i = product of k_t over rollout i:
+
+    none                w_t = 1
+    token               w_t = k_t                        decoupled PPO, AReaL, arXiv 2505.24298, equation 5
+    token_truncated     w_t = min(C, k_t)                truncated importance sampling (TIS), Yao et al. 2025,
+                                                         "Your Efficient RL Framework Secretly Brings You Off-Policy"
+    sequence_truncated  w_t = min(C, K_i)                the same with the weight of the whole rollout
+    token_masked        w_t = k_t if f <= k_t <= C, else 0   IcePop, Ling team 2025 (f = 0.5, C = 5)
+    sequence_masked     w_t = K_i if K_i <= C, else 0    sequence MIS, Liu et al. 2025, "When Speed Kills Stability"
+
+C is correction.cap and f is correction.floor. log k_t and log K_i are clipped to +-20.
+
+Estimates of KL(pi_theta || pi_ref) for each token, as penalties with gradient.
+
+J. Schulman, "Approximating KL Divergence", 2020. With d = log pi_ref - log pi_theta of the sampled token:
+
+    k1 = -d        k2 = d^2 / 2        k3 = exp(d) - 1 - d     (k3 is GRPO's, arXiv 2402.03300, equation 4)
+
+The gradient is that of the estimate itself: in expectation over tokens of pi_theta it is 0 for k1, the gradient of
+KL(pi_theta || pi_ref) for k2, and that of KL(pi_ref || pi_theta) for k3. d is clipped to +-20 in exp(d).
 """
 
 from __future__ import annotations
@@ -13,13 +45,86 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, Self, TypeVar
 
 import torch
+from torch import Tensor
 
-from nouscoder.config import CorrectionSection, EntropySection, LearnerSection, ObjectiveSettings, ReferenceKlSection
-from nouscoder.learner.objectives.aggregation import shares_of_tokens
-from nouscoder.learner.objectives.base import Diagnostic, LossInputs, MinibatchCounts, Needs, ObjectiveTerms
+from nouscoder.config import (
+    Aggregation,
+    CorrectionKind,
+    CorrectionSection,
+    EntropySection,
+    KlEstimator,
+    LearnerSection,
+    ObjectiveSettings,
+    ReferenceKlSection,
+)
+from nouscoder.learner.objectives.base import (
+    Diagnostic,
+    LossInputs,
+    MinibatchCounts,
+    Needs,
+    ObjectiveTerms,
+    bounded_exp,
+    lengths_of_rollouts,
+    sums_of_rollouts,
+)
 from nouscoder.learner.objectives.clip import Surrogate
-from nouscoder.learner.objectives.correction import correction_of
-from nouscoder.learner.objectives.reference_kl import reference_kl
+
+# How the values of loss tokens become one loss.
+
+
+def shares_of_tokens(settings: ObjectiveSettings, inputs: LossInputs, counts: MinibatchCounts) -> Tensor:
+    """The share of each token in the loss, [tokens], without gradient."""
+    ones = torch.ones_like(inputs.old_logprobs)
+    if settings.aggregation is Aggregation.TOKEN_MEAN:
+        return ones / counts.num_tokens
+    if settings.aggregation is Aggregation.SEQUENCE_MEAN:
+        return ones / (counts.num_rollouts * lengths_of_rollouts(ones, inputs.rollout_of_token))
+    return ones / (counts.num_rollouts * settings.divisor_tokens)
+
+
+# Weights that correct for the difference between the sampler and the learner. They have no gradient.
+
+_OF_SEQUENCE = (CorrectionKind.SEQUENCE_TRUNCATED, CorrectionKind.SEQUENCE_MASKED)
+_MASKED = (CorrectionKind.TOKEN_MASKED, CorrectionKind.SEQUENCE_MASKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """weights [tokens] outside the clip. diagnostics: mismatch_truncated or mismatch_masked, a share of tokens."""
+
+    weights: Tensor
+    diagnostics: dict[str, Diagnostic]
+
+
+@torch.no_grad()
+def correction_of(settings: CorrectionSection, inputs: LossInputs) -> Correction:
+    """The weight of each token."""
+    if settings.kind is CorrectionKind.NONE:
+        return Correction(torch.ones_like(inputs.old_logprobs), {})
+    log_ratios = inputs.old_logprobs - inputs.sampler_logprobs
+    if settings.kind in _OF_SEQUENCE:
+        log_ratios = sums_of_rollouts(log_ratios, inputs.rollout_of_token)
+    ratios = bounded_exp(log_ratios)
+    if settings.kind is CorrectionKind.TOKEN:
+        return Correction(ratios, {})
+    if settings.kind in _MASKED:
+        outside = (ratios > settings.cap) | (ratios < settings.floor)
+        return Correction(ratios.masked_fill(outside, 0.0), {"mismatch_masked": Diagnostic(outside)})
+    return Correction(ratios.clamp(max=settings.cap), {"mismatch_truncated": Diagnostic(ratios > settings.cap)})
+
+
+# Estimates of KL(pi_theta || pi_ref) for each token, as penalties with gradient.
+
+
+def reference_kl(estimator: KlEstimator, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """The estimate for each token, [tokens]."""
+    difference = reference_logprobs - logprobs
+    if estimator is KlEstimator.K1:
+        return -difference
+    if estimator is KlEstimator.K2:
+        return difference**2 / 2
+    return bounded_exp(difference) - 1 - difference
+
 
 Settings = TypeVar("Settings", bound=ObjectiveSettings, covariant=True)
 
@@ -42,8 +147,8 @@ class SharedTerms:
 class SurrogateObjective(ABC, Generic[Settings]):
     """An objective that differs from others in its surrogate only.
 
-    Diagnostics besides those of the surrogate: mismatch_truncated or mismatch_masked, see correction.py; reference_kl
-    and entropy_coefficient, when these terms are on.
+    Diagnostics besides those of the surrogate: mismatch_truncated or mismatch_masked, see the corrections above;
+    reference_kl and entropy_coefficient, when these terms are on.
     """
 
     has_teacher: ClassVar[bool] = False

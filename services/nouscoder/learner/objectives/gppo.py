@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from nouscoder.config import GppoSettings
-from nouscoder.learner.objectives.base import Diagnostic, LossInputs, MinibatchCounts, ObjectiveTerms
+from nouscoder.learner.objectives.base import Diagnostic, LossInputs, MinibatchCounts, ObjectiveTerms, bounded_ratio
 from nouscoder.learner.objectives.clip import Outside, Surrogate
 from nouscoder.learner.objectives.composition import SurrogateObjective
-from nouscoder.learner.objectives.ratios import bounded_ratio
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nouscoder.config import GspoSettings
-from nouscoder.learner.objectives.base import LossInputs
+from nouscoder.learner.objectives.base import LossInputs, bounded_exp, means_of_rollouts
 from nouscoder.learner.objectives.clip import Surrogate, clipped
 from nouscoder.learner.objectives.composition import SurrogateObjective
-from nouscoder.learner.objectives.ratios import bounded_exp, means_of_rollouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nouscoder.config import DistillationSettings
-from nouscoder.learner.objectives.base import Diagnostic, LossInputs
+from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio
 from nouscoder.learner.objectives.clip import Surrogate
 from nouscoder.learner.objectives.composition import SurrogateObjective
-from nouscoder.learner.objectives.ratios import bounded_ratio
 
 
 @dataclass(frozen=True, slots=True)

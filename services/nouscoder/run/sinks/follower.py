@@ -24,9 +24,40 @@ from typing import Any
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, load_config
 from nouscoder.logs import configure_logs
-from nouscoder.run.metrics_tail import MetricsTail
-from nouscoder.run.sinks.base import Sink, scalars_of
-from nouscoder.run.sinks.kinds import open_sink, sink_folder
+from nouscoder.run.sinks.targets import Sink, open_sink, scalars_of, sink_folder
+
+# Reads the records that were added to a metrics.jsonl since the last look. The learner may be writing a line.
+
+
+class MetricsTail:
+    """The place in one file. After a restarted learner has removed lines, the whole file is read again."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offset = 0
+
+    def new_records(self) -> list[dict[str, Any]]:
+        """The whole lines that were added, without those that a crash has torn: the learner repairs them."""
+        try:
+            with self._file.open("rb") as file:
+                size = file.seek(0, 2)
+                if size < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [record for text in whole.splitlines() if isinstance(record := _parsed(text), dict)]
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
 
 log = logging.getLogger(__name__)
 

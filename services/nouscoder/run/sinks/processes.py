@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from nouscoder.config import Config, ConfigError
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.sinks.follower import STATUS
-from nouscoder.run.sinks.kinds import missing_packages, sink_folder
+from nouscoder.run.sinks.targets import missing_packages, sink_folder
 from nouscoder.run.supervisor import PARENT_DEATH
 
 _CLOSE_LIMIT_S = 20.0

@@ -22,17 +22,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from nouscoder.config import TestsSection
 from nouscoder.domain.submission import Submission, Tests, TestsReference
 from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import NousCoderError
 from nouscoder.store.blobs import Blobs, BlobsUnavailable
 from nouscoder.store.case_files import CaseFileBroken
-from nouscoder.store.tests import StoredTests, TestStore, UnknownTests, hex_of
-from nouscoder.store.tests_cache import TestsCache, TestsTooLarge
+from nouscoder.store.tests import StoredTests, TestsCache, TestsTooLarge, TestStore, UnknownTests, hex_of
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.grading.grader import OnOutcome
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
+from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 log = logging.getLogger(__name__)
@@ -106,28 +106,24 @@ class ClientTests:
         self,
         blobs: Blobs,
         cache: TestsCache,
-        client_bytes: int,
-        expiry_s: float,
-        store_bytes: int,
+        section: TestsSection,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._blobs = blobs
         self._store = TestStore(blobs, "stored")
         self._cache = cache
-        self._client_bytes = client_bytes
-        self._expiry_s = expiry_s
-        self._store_bytes = store_bytes
+        self._section = section
         self._clock = clock
         self._lists: dict[str, _ClientList] = {}  # by client
         self._in_store = _StoreBytes()
         self._storing = asyncio.Lock()
 
-    async def put(self, client: str, tests: Tests) -> StoredTests:
-        """Store tests for this client. Raises StorageFull and BlobsUnavailable."""
+    async def put(self, client: str, tests: Tests | Path, stored: StoredTests | None = None) -> StoredTests:
+        """Store tests for this client, or a file with `stored` in it. Raises StorageFull and BlobsUnavailable."""
         async with self._storing:  # one at a time, because the bounds apply to a sum
-            return await asyncio.to_thread(self._put, client, tests)
+            return await asyncio.to_thread(self._put, client, tests, stored)
 
-    def _put(self, client: str, tests: Tests) -> StoredTests:
+    def _put(self, client: str, tests: Tests | Path, file_of: StoredTests | None) -> StoredTests:
         known = self._list_of(client)
         if not self._in_store.is_counted:
             self._count()
@@ -138,7 +134,12 @@ class ClientTests:
             new_bytes = 0 if self._store.has(stored.digest) else stored.file_bytes
             self._admit(stored, known, new_bytes)
 
-        stored = self._store.put(tests, admit)
+        if isinstance(tests, Path):
+            assert file_of is not None
+            with tests.open("rb") as file:
+                stored = self._store.keep(file_of, file, admit)
+        else:
+            stored = self._store.put(tests, admit)
         self._in_store.add(new_bytes)
         digits = hex_of(stored.digest)
         self._blobs.put(_name(client, digits, stored.num_bytes), b"")
@@ -147,18 +148,18 @@ class ClientTests:
 
     def _admit(self, stored: StoredTests, known: _ClientList, new_bytes: int) -> None:
         """Check both bounds. Raises StorageFull."""
-        expiry = f"tests that are not used are deleted after {self._expiry_s:g} s"
+        expiry = f"tests that are not used are deleted after {self._section.expiry_s:g} s"
         is_new = hex_of(stored.digest) not in known.held
-        if is_new and known.num_bytes + stored.num_bytes > self._client_bytes:
+        if is_new and known.num_bytes + stored.num_bytes > self._section.client_bytes:
             raise StorageFull(
                 f"these tests have {stored.num_bytes} bytes, {known.num_bytes} are stored, and a client may store"
-                f" {self._client_bytes}; {expiry}"
+                f" {self._section.client_bytes}; {expiry}"
             )
         of_all = self._in_store.total()
-        if new_bytes and of_all + new_bytes > self._store_bytes:
+        if new_bytes and of_all + new_bytes > self._section.store_bytes:
             raise StorageFull(
                 f"these tests take {new_bytes} bytes, all clients' tests take {of_all}, and the store may hold"
-                f" {self._store_bytes}; {expiry}"
+                f" {self._section.store_bytes}; {expiry}"
             )
 
     @asynccontextmanager
@@ -176,7 +177,7 @@ class ClientTests:
         one = known.held.get(digits)
         if one is None or self._is_expired(one.used_s):
             raise UnknownTests(f"{digest} names no tests that this client has stored, or they have expired")
-        if self._clock() - one.used_s > _RENEW_SHARE * self._expiry_s:
+        if self._clock() - one.used_s > _RENEW_SHARE * self._section.expiry_s:
             one.used_s = self._clock()
             await asyncio.to_thread(self._blobs.put, _name(client, digits, one.num_bytes), b"")
         async with self._cache.opened(digest, self._store) as tests:
@@ -230,7 +231,7 @@ class ClientTests:
         return self._clock() - known.read_s > _KNOWN_S
 
     def _is_expired(self, used_s: float) -> bool:
-        return self._clock() - used_s > self._expiry_s
+        return self._clock() - used_s > self._section.expiry_s
 
 
 def _folder(client: str) -> str:

@@ -1,7 +1,7 @@
 """ASGI middleware that handles request id, API key and deadline of every HTTP request. It does not buffer streams.
 
 INVARIANT: no request to a path that is not open (`is_open_path`) reaches the API without a valid API key, unless no
-keys are configured. Then no request that a browser sends for a foreign site reaches the API (same_site.py).
+keys are configured. Then no request that a browser sends for a foreign site reaches the API (api_keys.py).
 Every answer carries the request's id. At its deadline the work of a request is cancelled, which frees its sandbox.
 """
 
@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import math
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from nouscoder.http_server.api_keys import ApiKeys
-from nouscoder.http_server.same_site import foreign_part
+from nouscoder.http_server.api_keys import ApiKeys, foreign_part
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
-from nouscoder.verifier.access.fault_records import fault_record, last_record
+
+# Errors as JSON, for middleware: a whole answer, or the last record of a stream that has begun.
+
+
+def fault_record(detail: str, field: str | None) -> bytes:
+    """The JSON of an error, with the fields of Fault."""
+    return json.dumps({"detail": detail, "field": field}).encode()
+
+
+def last_record(content_type: str, record: bytes) -> bytes:
+    """The error as the last part of a stream of this type: an event `fault`, or a line."""
+    return b"event: fault\ndata: " + record + b"\n\n" if "event-stream" in content_type else record + b"\n"
+
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -24,9 +36,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Besides the highlighter of the playground, whose name has a digest.
+# Besides the parts of pages, whose names have a digest.
 OPEN = frozenset({"/", "/docs", "/healthz", "/readyz", "/openapi.json"})
-_OPEN_SCRIPT = "/highlight-"
+_OPEN_PARTS = ("/highlight-", "/docs-")
 MAX_DEADLINE_S = 86400
 _FOREIGN = "a service without tokens takes no request from another site; name the site in verifier.hosts, or use tokens"
 _CHALLENGE = (b"www-authenticate", b"Bearer")
@@ -91,7 +103,7 @@ class Gatekeeper:
 
 def is_open_path(path: str) -> bool:
     """Whether everybody may request the path."""
-    return path in OPEN or path.startswith(_OPEN_SCRIPT)
+    return path in OPEN or path.startswith(_OPEN_PARTS)
 
 
 class _Answer:

@@ -15,9 +15,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from nouscoder.http_server.api_keys import ApiKeys
-from nouscoder.rpc.faults import InvalidMessage
-from nouscoder.rpc.status_codes import rebuilt
-from nouscoder.rpc.wire_fields import has_more_fields
+from nouscoder.rpc.convert import InvalidMessage
+from nouscoder.rpc.server import rebuilt
+from nouscoder.rpc.tests_convert import has_more_fields
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 from nouscoder.verifier.access.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
 

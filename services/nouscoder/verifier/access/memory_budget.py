@@ -1,21 +1,29 @@
 """The memory that all requests in progress may hold together: bodies, and answers that clients have not taken yet.
 
 INVARIANT: the requests in progress hold at most `budget_bytes` together: their bytes on the wire, what their JSON
-becomes when it is decoded (formats/json_size.py), and their answers. Of one request, decoded values count only until it
-holds seven eighths of the budget, so that a request alone always has room, also for its answer. Only answers of at most
-SMALL_ANSWER_BYTES are never refused, because they cost little more than their connection. A body that would exceed the
-budget is refused at once and can be repeated. An answer waits for room first: for ROOM_PATIENCE_S at most, and all that
-wait together have at most an eighth of the budget. The bytes of a request are free again when it ends.
+becomes when it is decoded (formats/json_values.py), and their answers. Of one request, decoded values count only until
+it holds seven eighths of the budget, so that a request alone always has room, also for its answer. Only answers of at
+most SMALL_ANSWER_BYTES are never refused, because they cost little more than their connection. A body that would exceed
+the budget is refused at once and can be repeated. An answer waits for room first: for ROOM_PATIENCE_S at most, and all
+that wait together have at most an eighth of the budget. The bytes of a request are free again when it ends.
+
+INVARIANT: over REST an answer is counted before it is sent, and until `send` has returned (http_server/listener.py:
+until the transport has it). An answer of known length for which there is no room becomes a 429. A stream gets a last
+record.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import ctypes
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from starlette.requests import Request
+
+from nouscoder.verifier.access.gatekeeper import fault_record, is_open_path, last_record
 from nouscoder.verifier.grading.grader import QueueFull
 
 SMALL_ANSWER_BYTES = 16 * 1024
@@ -177,3 +185,118 @@ def charge_decoded(num_bytes: int) -> None:
     reservation = _current.get()
     if reservation is not None:
         reservation.add_decoded(num_bytes)
+
+
+# REST: the middleware that counts.
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_SCOPE_KEY = "nouscoder.reservation"
+
+
+class CountMemory:
+    """Counts until the request's answer has been sent. Pages that everybody may read are the same bytes for all.
+
+    The reader of a body that exceeds the budget gets MemoryBudgetExceeded.
+    """
+
+    def __init__(self, app: App, budget: MemoryBudget) -> None:
+        self._app = app
+        self._budget = budget
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http" or is_open_path(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        with self._budget.request() as reservation:
+
+            async def counted() -> Message:
+                message = await receive()
+                reservation.add(len(message.get("body", b"")))
+                return message
+
+            answer = _CountedAnswer(reservation, send)
+            with charging(reservation):
+                await self._app({**scope, _SCOPE_KEY: reservation}, counted, answer.send)
+
+
+class _CountedAnswer:
+    def __init__(self, reservation: Reservation, send: Send) -> None:
+        self._reservation = reservation
+        self._send = send
+        self._held_back: Message | None = None  # the head of an answer of known length, which may become a 429
+        self._content_type = ""
+        self._is_refused = False
+
+    async def send(self, message: Message) -> None:
+        """ASGI's `send`."""
+        if self._is_refused:
+            return
+        if message["type"] == "http.response.start":
+            headers = {bytes(name).lower(): bytes(value) for name, value in message.get("headers", ())}
+            self._content_type = headers.get(b"content-type", b"").decode("latin-1")
+            if b"content-length" in headers:
+                self._held_back = message
+            else:
+                await self._send(message)
+            return
+        try:
+            await self._reservation.add_answer(len(message.get("body", b"")))
+        except MemoryBudgetExceeded as error:
+            self._is_refused = True
+            await self._refuse(error)
+            return
+        if self._held_back is not None:
+            head, self._held_back = self._held_back, None
+            await self._send(head)
+        await self._send(message)
+
+    async def _refuse(self, error: MemoryBudgetExceeded) -> None:
+        record = fault_record(str(error), None)
+        if self._held_back is None:
+            await self._send({"type": "http.response.body", "body": last_record(self._content_type, record)})
+            return
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(record)),
+            (b"retry-after", b"%d" % error.retry_after_s),
+        ]
+        await self._send({"type": "http.response.start", "status": 429, "headers": headers})
+        await self._send({"type": "http.response.body", "body": record})
+
+
+async def stored_parts(request: Request) -> AsyncIterator[bytes]:
+    """The parts of a body whose reader has put each of them on the disk when it asks for the next."""
+    reservation: Reservation | None = request.scope.get(_SCOPE_KEY)
+    async for part in request.stream():
+        if part:
+            yield part
+            if reservation is not None:
+                reservation.release(len(part))
+
+
+async def add_answer(scope: Message, num_bytes: int) -> None:
+    """Count an answer before it is made, or the largest part of a stream. Raises MemoryBudgetExceeded."""
+    reservation: Reservation | None = scope.get(_SCOPE_KEY)
+    if reservation is not None:
+        await reservation.add_answer(num_bytes)
+
+
+# glibc takes blocks of up to 32 MiB from its heap once it has freed such a block, and gives the heap back from its end
+# only. One small block behind the body of a request then keeps the room of that body: 200 MiB after some minutes.
+
+LARGE_BYTES = 256 * 1024
+_M_MMAP_THRESHOLD = -3  # of <malloc.h>
+
+
+def return_large_blocks() -> bool:
+    """Take each block of LARGE_BYTES or more from the system itself. Returns False without glibc, and does nothing."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES))

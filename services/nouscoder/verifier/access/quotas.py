@@ -17,8 +17,7 @@ from typing import Protocol
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.verifier.access.caller import Caller, current_caller
-from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
+from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome, QueueFull
 
 _REQUESTS_SHARE = 0.2  # of a quota, which submissions of jobs do not use
 

@@ -16,14 +16,14 @@ from nouscoder.verifier.access.client_tests import StorageFull
 from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.grading.grader import QueueFull
-from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.jobs.records import JobConflict, JobsFull, UnknownJob
+from nouscoder.verifier.grading.validation import STORE_TESTS, InvalidSubmission, TooLarge
+from nouscoder.verifier.jobs.folder import JobConflict, JobsFull, UnknownJob
 
 FAULTS: dict[int | str, dict[str, Any]] = {
     401: {"model": Fault, "description": "A valid API key is required."},
     403: {"model": Fault, "description": "The service has no tokens, and the request comes from another site."},
     408: {"model": Fault, "description": "The body arrived too slowly."},
-    413: {"model": Fault, "description": "The body is too large."},
+    413: {"model": Fault, "description": "The body has too many bytes or values: store its tests with PUT /v1/tests."},
     422: {"model": Fault, "description": "The request is invalid; `field` names the invalid part."},
     429: {"model": Fault, "description": "The queue or the client's quota is full; retry after Retry-After seconds."},
     503: {"model": Fault, "description": "The service is draining."},
@@ -67,9 +67,11 @@ def _handler(answer: Callable[[Any], Response]) -> Callable[[Request, Exception]
     return handle
 
 
+_INSTEAD = {413: f"; {STORE_TESTS}"}
 _ANSWERS: dict[type, Callable[[Any], Response]] = {
+    TooLarge: lambda error: fault(413, str(error), error.field),
     InvalidSubmission: lambda error: fault(422, str(error), error.field),
-    BodyFault: lambda error: fault(error.status, f"body: {error}", "body"),
+    BodyFault: lambda error: fault(error.status, f"body: {error}{_INSTEAD.get(error.status, '')}", "body"),
     ClientDisconnect: lambda _: fault(499, "body: the client disconnected", "body"),
     QueueFull: lambda error: fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}),
     StorageFull: lambda error: fault(409, str(error), "tests"),

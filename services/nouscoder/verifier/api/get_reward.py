@@ -19,12 +19,11 @@ from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.formats.body import ListOf, first_fault
-from nouscoder.formats.json_size import TooManyValues, ValueCount
-from nouscoder.formats.json_values import json_bytes
+from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes
 from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.api.streaming import grade_patiently
-from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.grader import Grading
+from nouscoder.verifier.grading.validation import InvalidSubmission, TooLarge
 
 MAX_QUERIES = 1024
 _PATIENCE_S = 120.0  # OpenRLHF gives up after 180 s; the rest is for the grading itself
@@ -56,14 +55,14 @@ class GetRewardRequest(BaseModel):
 
     def submissions(self, values: ValueCount | None = None) -> list[Submission]:
         """The answers as submissions. Raises InvalidSubmission naming the label. See `parse_submission`."""
-        values = values or ValueCount()
+        values = values or ValueCount.unbounded()
         found = []
         for number, (query, prompt, label) in enumerate(zip(self.query, self.prompts, self.labels, strict=True)):
             try:
                 record = {**_request_of(label, values), "completion": answer_in(query, prompt)}
                 found.append(parse_submission(json_bytes(record), values))
             except InvalidSubmission as error:
-                raise InvalidSubmission(f"labels[{number}].{error.field}", str(error)) from None
+                raise type(error)(f"labels[{number}].{error.field}", str(error)) from None
         return found
 
 
@@ -140,7 +139,7 @@ def _request_of(label: str | dict[str, Any], values: ValueCount) -> dict[str, An
             values.add(label)
             record = json.loads(label)
         except TooManyValues as error:
-            raise InvalidSubmission("tests", str(error)) from None
+            raise TooLarge("tests", str(error)) from None
         except (ValueError, RecursionError):
             raise InvalidSubmission("tests", "is not JSON") from None
     return record if isinstance(record, dict) and "tests" in record else {"tests": record}

@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nouscoder.formats.body import first_fault
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.access.count_memory import release_part
+from nouscoder.verifier.access.memory_budget import stored_parts
 from nouscoder.verifier.api.faults import FAULTS, UnknownForm, fault
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.jobs.folder import JobAnswer, JobOptions, JobsAnswer
 from nouscoder.verifier.jobs.intake import Body
-from nouscoder.verifier.jobs.records import JobAnswer, JobOptions, JobsAnswer
 from nouscoder.verifier.jobs.service import MAX_WAIT_S, Jobs
 
 _JSON = "application/json"
@@ -62,7 +62,7 @@ def add_jobs(app: FastAPI, jobs: Jobs, enter: Callable[[], None], requests: dict
         """Send many submissions at once: JSON lines or parquet, one submission a line or row."""
         enter()
         options = _query(JobOptions, request)
-        form = Body(_stored_parts(request), _is_parquet(request.headers.get("content-type", "")))
+        form = Body(stored_parts(request), _is_parquet(request.headers.get("content-type", "")))
         answer = await jobs.submit(current_caller(), options, form, _idempotency_key(request))
         return _answered(answer, 202)
 
@@ -146,11 +146,3 @@ def _idempotency_key(request: Request) -> str | None:
     if key is not None and not 0 < len(key) <= _MAX_KEY_CHARS:
         raise InvalidSubmission("Idempotency-Key", f"must have 1 to {_MAX_KEY_CHARS} characters")
     return key
-
-
-async def _stored_parts(request: Request) -> Any:
-    """The parts of a body whose reader has put each of them on the disk when it asks for the next."""
-    async for part in request.stream():
-        if part:
-            yield part
-            release_part(request.scope, len(part))

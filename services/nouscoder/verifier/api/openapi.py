@@ -15,8 +15,8 @@ from nouscoder.verifier.access.gatekeeper import MAX_DEADLINE_S, is_open_path
 from nouscoder.verifier.api.faults import FAULTS
 from nouscoder.verifier.api.get_reward import GetRewardRequest
 from nouscoder.verifier.api.run_code import RunCodeRequest
+from nouscoder.verifier.api.sandbox_fusion import SubmitRequest
 from nouscoder.verifier.api.schema import GradeRequest, StoredGradeRequest
-from nouscoder.verifier.api.submit import SubmitRequest
 from nouscoder.verifier.grading.validation import Bounds
 
 _REF = "#/components/schemas/{model}"

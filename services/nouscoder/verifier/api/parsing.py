@@ -1,26 +1,34 @@
 """Parses the bodies of requests: bounded before it costs much, and without stalling the event loop.
 
 A decoder reads a whole text in one call, and the interpreter runs nothing else meanwhile, in whatever thread. So the
-weight of the text (formats/json_size.py) is counted first, piece by piece, and a body with too many values is refused.
+weight of the text (formats/json_values.py) is counted first, piece by piece. A body with too many values is refused:
+its tests can be stored with PUT /v1/tests (tests_upload.py).
 
-INVARIANT: no body above MAX_WEIGHT is decoded. A body above SMALL_WEIGHT is decoded in another process only
-(parse_process.py). One above SMALL_BYTES with fewer values, which are long texts, is parsed outside of the event loop.
-Either happens to one body at a time. What the values of a body take is charged to the memory budget before it is
-decoded.
+INVARIANT: no body above MAX_BYTES or MAX_WEIGHT is decoded. A body above SMALL_WEIGHT or SMALL_BYTES is parsed outside
+of the event loop, one at a time, without collections of garbage. What the values of a body take is charged to the
+memory budget before it is decoded.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from nouscoder.formats.json_size import BYTES_PER_WEIGHT, TooManyValues, ValueCount, rough_weight
+from nouscoder.formats.json_values import (
+    BYTES_PER_WEIGHT,
+    MAX_WEIGHT,
+    TooManyValues,
+    ValueCount,
+    give_way,
+    json_weight,
+    without_collections,
+)
 from nouscoder.verifier.access.memory_budget import charge_decoded
-from nouscoder.verifier.api.parse_process import ParseProcess
-from nouscoder.verifier.grading.one_thread import OneThread
-from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.long_work import OneThread
+from nouscoder.verifier.grading.validation import TooLarge
 
+MAX_BYTES = 8 * 1024**2
+BODIES_OF_MANY = 8  # a batch of lines and a gRPC message may have so many times the bytes of one body
 SMALL_BYTES = 256 * 1024
 SMALL_WEIGHT = 10_000
 
@@ -28,44 +36,48 @@ Parsed = TypeVar("Parsed")
 Parse = Callable[[bytes, ValueCount], Parsed]
 Charge = Callable[[], Awaitable[None]]
 thread = OneThread("parse")
-_process = ParseProcess()
+
+
+def weight_of_json(body: bytes) -> int:
+    """The weight of a body; of one with too many values, some weight above MAX_WEIGHT."""
+    return json_weight(body, MAX_WEIGHT)
 
 
 async def parsed(
     body: bytes,
     parse: Parse[Parsed],
     patiently: Callable[[Charge], Awaitable[None]] | None = None,
-    weigh: Callable[[bytes], int] | None = None,
+    weigh: Callable[[bytes], int] = weight_of_json,
 ) -> Parsed:
-    """What `parse`, a function of a module, makes of a body.
+    """What `parse` makes of a body.
 
     `parse` also gets the count of the body's values, to which it adds texts that it decodes. `patiently` gets a
     function that charges the memory budget, and may call it again after MemoryBudgetExceeded. `weigh` returns the
-    weight of a body that is not JSON. Raises what `parse` and `weigh` raise, MemoryBudgetExceeded, ParsingFailed, and
+    weight of a body that is not JSON. Raises what `parse` and `weigh` raise, TooLarge, MemoryBudgetExceeded, and
     QueueFull when other bodies take too long.
     """
-    rough = rough_weight(body) if len(body) <= SMALL_BYTES else SMALL_WEIGHT + 1
-    is_small = rough <= SMALL_WEIGHT
-    values = ValueCount(rough if is_small else await thread.run(weigh or _weight, body))
+    if len(body) > MAX_BYTES:
+        raise TooLarge("body", f"must have at most {MAX_BYTES} bytes")
+    is_short = len(body) <= SMALL_BYTES
+    values = ValueCount()
+    try:
+        values.add_weight(weigh(body) if is_short else await thread.run(weigh, body))
+        before = values.weight
 
-    async def charge() -> None:
-        charge_decoded(BYTES_PER_WEIGHT * values.weight)
+        async def charge() -> None:
+            charge_decoded(BYTES_PER_WEIGHT * before)
 
-    await (charge() if patiently is None else patiently(charge))
-    if is_small:
-        return parse(body, values)
-    before = values.weight
-    act = parse if before <= SMALL_WEIGHT else functools.partial(_process.parse, parse)
-    found: Parsed = await thread.run(act, body, values)
+        await (charge() if patiently is None else patiently(charge))
+        if is_short and before <= SMALL_WEIGHT:
+            return parse(body, values)
+        found: Parsed = await thread.run(_parsed_apart, parse, body, values)
+    except TooManyValues as error:
+        raise TooLarge("body", str(error)) from None
     charge_decoded(BYTES_PER_WEIGHT * (values.weight - before))
     return found
 
 
-def _weight(body: bytes) -> int:
-    """Raises InvalidSubmission."""
-    values = ValueCount()
-    try:
-        values.add(body)
-    except TooManyValues as error:
-        raise InvalidSubmission("body", str(error)) from None
-    return values.weight
+def _parsed_apart(parse: Parse[Parsed], body: bytes, values: ValueCount) -> Parsed:
+    give_way(len(body))  # the body before this one may have taken long, too
+    with without_collections():
+        return parse(body, values)

@@ -1,6 +1,10 @@
 """The REST API. Handlers convert, call the grader and convert. Every graded submission gets status 200.
 
+POST /v1/grade does without the web framework, whose layers cost more than the parsing of a submission.
+
 INVARIANT: once `DrainState.draining` is set, no submission is accepted (503), and those in progress get their verdict.
+A request to POST /v1/grade passes the same checks as any other (`GradingApi.wrap`). Its answers and faults are those of
+the route that the OpenAPI document describes.
 """
 
 from __future__ import annotations
@@ -8,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,21 +24,17 @@ from prometheus_client.exposition import choose_encoder
 from nouscoder import __version__
 from nouscoder.domain.submission import Comparator, ComparatorKind
 from nouscoder.http_server.api_keys import ApiKeys
-from nouscoder.http_server.body import read_body
-from nouscoder.http_server.connected import while_connected
-from nouscoder.verifier.access.caller import current_caller
+from nouscoder.http_server.body import read_body, read_whole, while_connected
 from nouscoder.verifier.access.client_tests import ClientTests
-from nouscoder.verifier.access.count_memory import CountMemory
-from nouscoder.verifier.access.gatekeeper import Gatekeeper
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.gatekeeper import App, Gatekeeper, Receive, Scope, Send
+from nouscoder.verifier.access.memory_budget import CountMemory, MemoryBudget
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
-from nouscoder.verifier.api.docs_page import docs_page
-from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults
+from nouscoder.verifier.api.docs_page import docs_page, docs_parts
+from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to
 from nouscoder.verifier.api.get_reward import GetRewardAnswer, rewarded_submissions, rewards
-from nouscoder.verifier.api.grade_front import GradeFront, GradingApi
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import openapi_document
-from nouscoder.verifier.api.parsing import parsed
+from nouscoder.verifier.api.parsing import BODIES_OF_MANY, parsed
 from nouscoder.verifier.api.playground import highlighter, highlighter_path, playground
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.sandbox_fusion import add_run_code, add_submit
@@ -42,14 +42,73 @@ from nouscoder.verifier.api.schema import (
     Fault,
     GradeAnswer,
     StoredTestsAnswer,
+    answer_json,
     parse_submission,
-    parse_tests,
 )
 from nouscoder.verifier.api.streaming import batch_lines, lines_of, server_events
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.api.tests_upload import TestsUpload
+from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed
+
+# POST /v1/grade without the web framework.
+
+PATH = "/v1/grade"
+
+
+class GradeFront:
+    """ASGI application that grades the body of every request."""
+
+    def __init__(self, grader: Grading, enter: Callable[[], None], max_body_bytes: int) -> None:
+        """`enter` raises when the service drains."""
+        self._grader = grader
+        self._enter = enter
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        try:
+            body = await self.graded(scope, receive)
+        except Exception as error:
+            answer = answer_to(error)
+            if answer is None:
+                raise
+            await answer(scope, receive, send)
+            return
+        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def graded(self, scope: Scope, receive: Receive) -> bytes:
+        """The JSON of the verdict. Raises the errors of `answer_to`."""
+        self._enter()
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        body = await read_whole(declared.decode("latin-1"), receive, self._max_body_bytes)
+        submission = await parsed(body, parse_submission)
+        return answer_json(await while_connected(receive, self._grader.grade(submission)))
+
+
+class GradingApi(FastAPI):
+    """The API. Requests to POST /v1/grade go to `grade_front`, all others to the routes."""
+
+    def __init__(self, grade_front: GradeFront, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.grade_front = grade_front
+        self._wrapped_front: App = grade_front
+
+    def wrap(self, middleware: Callable[..., App], **options: Any) -> None:
+        """Add a middleware in front of all others."""
+        self.add_middleware(middleware, **options)
+        self._wrapped_front = middleware(self._wrapped_front, **options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "POST":
+            await self._wrapped_front(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
 
 _JSON = "application/json"
 _REF = "#/components/schemas/{model}"
@@ -105,7 +164,9 @@ def make_app(
     add_faults(app)
     _add_pages(app, registry, drain_state)
 
-    _add_grading(app, grader, drain_state, max_body_bytes)
+    of_many = BODIES_OF_MANY * max_body_bytes
+    of_batch = of_many if budget is None else min(of_many, budget.budget_bytes)
+    _add_grading(app, grader, drain_state, max_body_bytes, of_batch)
     _add_get_reward(app, grader, drain_state, max_body_bytes)
     add_submit(app, grader, lambda: _enter(drain_state), max_body_bytes)
     if runner is not None:
@@ -123,7 +184,9 @@ def make_app(
     return app
 
 
-def _add_grading(app: GradingApi, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
+def _add_grading(
+    app: GradingApi, grader: Grading, drain_state: DrainState, max_body_bytes: int, max_batch_bytes: int
+) -> None:
     @app.post("/v1/grade", response_model=GradeAnswer, responses=FAULTS, openapi_extra=_REQUEST)
     async def grade(request: Request) -> Response:
         """Grade one submission."""
@@ -143,7 +206,7 @@ def _add_grading(app: GradingApi, grader: Grading, drain_state: DrainState, max_
         """Grade many: one request per line with an optional `id`. One answer per line, in order of completion."""
         _enter(drain_state)
         # The body is read completely before the first answer, so that a client may write all before it reads.
-        body = await read_body(request, max_body_bytes)
+        body = await read_body(request, max_batch_bytes)
         return StreamingResponse(batch_lines(grader, lines_of(body)), media_type="application/x-ndjson")
 
 
@@ -161,6 +224,7 @@ def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_
 
 
 def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState, max_body_bytes: int) -> None:
+    upload = TestsUpload(client_tests, max_body_bytes)
     extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="Tests")}}}}}
     full: dict[int | str, dict[str, Any]] = {
         409: {
@@ -171,10 +235,9 @@ def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState,
 
     @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=FAULTS | full, openapi_extra=extra)
     async def put_tests(request: Request) -> Response:
-        """Store tests. Submissions of the same client can then name them by their digest."""
+        """Store tests of any size. Submissions of the same client can then name them by their digest."""
         _enter(drain_state)
-        tests = await parsed(await read_body(request, max_body_bytes), parse_tests)
-        stored = await client_tests.put(current_caller().client, tests)
+        stored = await upload.put(request)
         answer = StoredTestsAnswer(digest=stored.digest, num_tests=stored.num_tests, num_bytes=stored.num_bytes)
         return Response(answer.model_dump_json(), media_type=_JSON)
 
@@ -262,10 +325,8 @@ def _add_docs(app: FastAPI) -> None:
     def document() -> bytes:
         return json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
 
-    @functools.cache
-    def page() -> tuple[bytes, dict[str, str]]:
-        made = docs_page(app.openapi())
-        return made.text.encode(), made.headers
+    page, parts = docs_page(f"{app.title} {app.version}"), docs_parts()
+    page_body = page.text.encode()
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
@@ -275,5 +336,12 @@ def _add_docs(app: FastAPI) -> None:
     @app.get("/docs", response_class=HTMLResponse)
     async def docs() -> Response:
         """The OpenAPI document as a page."""
-        body, headers = page()
-        return HTMLResponse(body, headers=headers)
+        return HTMLResponse(page_body, headers=page.headers)
+
+    async def part(request: Request) -> Response:
+        """A script or a style sheet of that page."""
+        body, kind, headers = parts[request.url.path]
+        return Response(body, media_type=kind, headers=headers)
+
+    for path in parts:
+        app.add_api_route(path, part, response_class=Response, include_in_schema=False)

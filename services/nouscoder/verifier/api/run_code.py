@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.formats.body import MOST_FAULTS, ListOf, first_fault
-from nouscoder.formats.json_size import ValueCount
+from nouscoder.formats.json_values import ValueCount
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.api.streaming import QUEUE_PATIENCE_S, while_full

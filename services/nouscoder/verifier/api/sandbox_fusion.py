@@ -1,26 +1,262 @@
-"""The REST calls of SandboxFusion, so that its clients work unchanged. Handlers convert, call and convert."""
+"""The REST calls of SandboxFusion, so that its clients work unchanged: /run_code (run_code.py) and /submit.
+
+The service has no data sets, so `config.provided_data` of /submit must hold the tests: `{"test": [{"input": {"stdin":
+...}, "output": {"stdout": ...}}, ...]}`, as for SandboxFusion's CommonOJDataset. As there, case and the white space
+around words do not count, and numbers may differ by rounding. `exec_info` of a test that passed has no stdout.
+
+An answer with long texts is written in pieces, so that the whole of its JSON is never in memory: a NUL character of a
+program's output has six bytes there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 from starlette.types import Scope
 
-from nouscoder.http_server.body import read_body
-from nouscoder.http_server.connected import while_connected
-from nouscoder.verifier.access.count_memory import add_answer
+from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests, Submission, language_name
+from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
+from nouscoder.formats.body import first_fault
+from nouscoder.formats.json_values import TooManyValues, ValueCount
+from nouscoder.http_server.body import read_body, while_connected
+from nouscoder.verifier.access.memory_budget import add_answer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, fault
-from nouscoder.verifier.api.json_pieces import BYTES_PER_CHAR, MAX_PIECE_BYTES, json_pieces
+from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.parsing import parsed
-from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, parse_run_code
+from nouscoder.verifier.api.run_code import (
+    CodeRunner,
+    CommandResult,
+    CommandStatus,
+    RunCodeAnswer,
+    RunStatus,
+    parse_run_code,
+)
 from nouscoder.verifier.api.schema import Fault
-from nouscoder.verifier.api.submit import NO_DATA_SETS, NO_JUPYTER, EvalResult, evaluated, submitted_answer
-from nouscoder.verifier.grading.grader import QueueFull
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.api.streaming import grade_patiently
+from nouscoder.verifier.grading.grader import Grading, QueueFull
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, extract_code
 from nouscoder.verifier.sandbox.base import CompileStarved
+
+# JSON in pieces.
+
+_PIECE_CHARS = 16 * 1024
+BYTES_PER_CHAR = 6  # at most: of a control character, as \\u0000
+MAX_PIECE_BYTES = 2 * BYTES_PER_CHAR * _PIECE_CHARS
+
+
+async def json_pieces(record: Mapping[str, object]) -> AsyncIterator[bytes]:
+    """The JSON of `record` as parts of at most MAX_PIECE_BYTES. Its values are texts, numbers, None and records."""
+    waiting = ""
+    for text in _texts(record):
+        waiting += text
+        if len(waiting) >= _PIECE_CHARS:
+            yield waiting.encode()
+            waiting = ""
+    yield waiting.encode()
+
+
+def _texts(value: object) -> Iterator[str]:
+    """The JSON of `value`, each part of at most BYTES_PER_CHAR * _PIECE_CHARS bytes."""
+    if isinstance(value, str):
+        yield '"'
+        for start in range(0, len(value), _PIECE_CHARS):
+            yield json.dumps(value[start : start + _PIECE_CHARS], ensure_ascii=False)[1:-1]
+        yield '"'
+    elif isinstance(value, Mapping):
+        yield "{"
+        for number, (key, part) in enumerate(value.items()):
+            yield f"{',' if number else ''}{json.dumps(key, ensure_ascii=False)}:"
+            yield from _texts(part)
+        yield "}"
+    else:
+        yield json.dumps(value)
+
+
+# POST /submit.
+
+NO_DATA_SETS = "this service has no data sets: send the tests as config.provided_data to /submit"
+NO_JUPYTER = "this service runs no notebooks: send programs to /run_code, or use the gRPC call Interpret"
+_TOLERANCE = 1e-9
+_CPU_PER_WALL = 8.0  # SandboxFusion limits only wall time, and threads may use several cores
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+class StdioTest(_Lenient):
+    """One test: `stdin` of the input, `stdout` of the output."""
+
+    input: dict[str, str]
+    output: dict[str, str]
+
+
+class ProvidedData(_Lenient):
+    """The row of a data set."""
+
+    test: list[StdioTest] | str = Field(description="tests, also as JSON text")
+
+
+class SubmitConfig(_Lenient):
+    """How the answer is graded."""
+
+    language: str | None = None
+    run_timeout: float | None = Field(None, gt=0, description="wall seconds of each test")
+    custom_extract_logic: str | None = None
+    provided_data: ProvidedData | list[Any] | None = None
+    extra: dict[str, Any] = {}
+
+
+class SubmitRequest(_Lenient):
+    """An answer to grade. `dataset` is not used."""
+
+    dataset: str = ""
+    id: int | str
+    completion: str
+    config: SubmitConfig
+
+    def submission(self, values: ValueCount | None = None) -> Submission:
+        """The submission. `values` counts tests that are text.
+
+        Raises InvalidSubmission, and Absent for what only SandboxFusion has.
+        """
+        config = self.config
+        if not isinstance(config.provided_data, ProvidedData):
+            raise Absent(NO_DATA_SETS)
+        if config.custom_extract_logic:
+            raise Absent("this service has no config.custom_extract_logic: it takes the last fenced block")
+        if not config.language:
+            raise InvalidSubmission("config.language", "is missing")
+        wall_time_s = config.run_timeout or Limits().wall_time_s
+        return Submission(
+            tests=StdinTests(tuple(_cases(config.provided_data.test, values or ValueCount.unbounded()))),
+            completion=self.completion,
+            language=language_name(config.language),
+            limits=Limits(wall_time_s, min(300.0, _CPU_PER_WALL * wall_time_s)),
+            comparator=Comparator(float_tolerance=_TOLERANCE, ignore_case=True),
+            stop_on_first_failure=not config.extra.get("run_all_cases", False),
+            stderr=True,
+        )
+
+
+class EvalCase(BaseModel):
+    """The result of one test."""
+
+    passed: bool
+    exec_info: RunCodeAnswer
+    test_info: dict[str, Any] | None = None
+
+
+class EvalResult(BaseModel):
+    """The answer to a SubmitRequest."""
+
+    id: int | str
+    accepted: bool
+    extracted_code: str
+    full_code: str | None = None
+    test_code: str | None = None
+    tests: list[EvalCase]
+    extracted_type: str | None = None
+    extra: dict[str, Any] | None = None
+
+
+def parse_submit(body: bytes) -> SubmitRequest:
+    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
+    try:
+        return SubmitRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise InvalidSubmission(*first_fault(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to grade, and the program in it."""
+
+    id: int | str
+    submission: Submission
+    code: str
+
+
+def submitted_answer(body: bytes, values: ValueCount) -> Answer:
+    """Parse a request. Raises InvalidSubmission naming the invalid field, and Absent."""
+    if values.weight > Bounds().num_tests:
+        _check_num_tests(body)
+    request = parse_submit(body)
+    return Answer(request.id, request.submission(values), extract_code(request.completion) or "")
+
+
+async def evaluated(grader: Grading, answer: Answer) -> EvalResult:
+    """Grade one answer. Raises InvalidSubmission, Absent, QueueFull, and NotGraded for a failure of the service."""
+    verdict = await grade_patiently(grader, answer.submission)
+    if verdict.is_ours:
+        raise NotGraded(f"the grading service failed: {verdict.detail}")
+    return EvalResult(
+        id=answer.id,
+        accepted=verdict.kind is VerdictKind.ACCEPTED,
+        extracted_code=answer.code,
+        tests=[_case(outcome, verdict.first_failure) for outcome in verdict.tests] or [_not_run(verdict)],
+    )
+
+
+def _check_num_tests(body: bytes) -> None:
+    """Raises InvalidSubmission for more tests than may be graded, before each of them is a fault."""
+    try:
+        test = from_json(body)["config"]["provided_data"]["test"]
+    except (ValueError, TypeError, LookupError):  # parsing it names the fault
+        return
+    if isinstance(test, list) and len(test) > Bounds().num_tests:
+        raise InvalidSubmission("config.provided_data.test", f"may hold at most {Bounds().num_tests} tests")
+
+
+def _cases(test: list[StdioTest] | str, values: ValueCount) -> list[StdinCase]:
+    """Raises InvalidSubmission."""
+    if isinstance(test, str):
+        try:
+            values.add(test)
+            test = [StdioTest.model_validate(one) for one in json.loads(test)]
+        except TooManyValues as error:
+            raise TooLarge("config.provided_data.test", str(error)) from None
+        except (ValueError, TypeError, RecursionError):
+            raise InvalidSubmission("config.provided_data.test", "is no JSON list of tests") from None
+    for number, one in enumerate(test):
+        if one.input.keys() != {"stdin"} or one.output.keys() != {"stdout"}:
+            raise InvalidSubmission(f"config.provided_data.test[{number}]", "needs input.stdin and output.stdout only")
+    return [StdinCase(one.input["stdin"], one.output["stdout"]) for one in test]
+
+
+def _case(outcome: TestOutcome, failure: FirstFailure | None) -> EvalCase:
+    passed = outcome.outcome is VerdictKind.ACCEPTED
+    shown = failure if failure is not None and failure.index == outcome.index else None
+    late = outcome.outcome is VerdictKind.TIME_LIMIT_EXCEEDED
+    ended_well = passed or outcome.outcome is VerdictKind.WRONG_ANSWER
+    ran = CommandResult(
+        status=CommandStatus.TIME_LIMIT_EXCEEDED if late else CommandStatus.FINISHED,
+        execution_time=outcome.wall_time_s,
+        return_code=None if late else 0 if ended_well else 1,
+        stdout=None if shown is None else shown.output,
+        stderr=outcome.stderr,
+    )
+    status = RunStatus.SUCCESS if ended_well else RunStatus.FAILED
+    info: dict[str, Any] = {"index": outcome.index, "outcome": outcome.outcome.value}
+    if shown is not None:
+        info |= {"input": {"stdin": shown.input}, "output": {"stdout": shown.expected}}
+    return EvalCase(passed=passed, exec_info=RunCodeAnswer(status=status, run_result=ran), test_info=info)
+
+
+def _not_run(verdict: Verdict) -> EvalCase:
+    """The one test of an answer that does not compile or has no program."""
+    failed = CommandResult(status=CommandStatus.FINISHED, return_code=1, stdout="", stderr=verdict.detail)
+    info = {"outcome": verdict.kind.value}
+    answer = RunCodeAnswer(status=RunStatus.FAILED, compile_result=failed)
+    return EvalCase(passed=False, exec_info=answer, test_info=info)
+
 
 _JSON = "application/json"
 _HEAD_BYTES = 1024  # of an answer to /run_code: all but its texts

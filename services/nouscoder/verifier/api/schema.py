@@ -6,8 +6,8 @@ Only this module turns them into domain records.
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -16,14 +16,14 @@ from pydantic_core import from_json, to_json
 from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.formats.body import MOST_FAULTS, Body, first_fault
-from nouscoder.formats.json_size import TooManyValues, ValueCount
+from nouscoder.formats.body import MOST_FAULTS, Body, ComparatorBody, LimitsBody, first_fault
+from nouscoder.formats.json_values import TooManyValues, ValueCount, give_way
 from nouscoder.formats.public_shapes import rewritten
-from nouscoder.formats.rules import ComparatorBody, LimitsBody
 from nouscoder.formats.tests import TestsBody, TestsReferenceBody, canonical_json, tests_from_json
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate_tests
+from nouscoder.store.case_files import packed, unpacked
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, validate_tests
 
-_MOST_AS_PYTHON = 100_000  # weight of values
+_MOST_AS_OBJECTS = Bounds().num_tests  # weight of values, which the garbage collector looks at while they are graded
 
 
 class _Request(Body):
@@ -146,36 +146,59 @@ class Fault(BaseModel):
 def parse_submission(body: bytes | str, values: ValueCount | None = None) -> Submission:
     """Parse a request's JSON, of this project or in a public shape. Raises InvalidSubmission naming the field.
 
-    `values` has the weight of the body, and gets that of texts inside it that are decoded too.
+    `values` has the weight of the body, and gets that of texts inside it that are decoded too. Without it the text is
+    of this machine's own user, and may hold any number. Tests with many values are then in memory as a compressed file.
     """
-    values = values or ValueCount()
-    if values.weight > Bounds().num_tests:
-        _check_counts(_decoded(body))
+    values = values or ValueCount.unbounded()
+    try:
+        submission = _submission_from(body, values)
+    except ValidationError as error:
+        raise InvalidSubmission(*first_fault(error)) from None
+    except TooManyValues as error:
+        raise TooLarge("tests", str(error)) from None
+    give_way(len(body))
+    return compact(submission, values)
+
+
+def compact(submission: Submission, values: ValueCount) -> Submission:
+    """The submission; tests with many values as the bytes of a compressed file, whose cases are decoded when used.
+
+    Raises InvalidSubmission for more tests than may be graded.
+    """
+    if values.weight <= _MOST_AS_OBJECTS or isinstance(submission.tests, TestsReference):
+        return submission
+    _check_number(submission.tests.cases)
+    data, digest = packed(submission.tests)
+    return replace(submission, tests=unpacked(data), tests_digest=digest)
+
+
+def _submission_from(body: bytes | str, values: ValueCount) -> Submission:
+    """Raises ValidationError, TooManyValues and InvalidSubmission."""
     try:
         return GradeRequest.model_validate_json(body).submission()
     except ValidationError as error:
-        try:
-            if _names_stored_tests(error):
-                return StoredGradeRequest.model_validate_json(body).submission()
-            known = _in_our_form(body, values)
-            if known is None:
-                raise
-            names_digest = isinstance(known.get("tests"), dict) and known["tests"].keys() == {"digest"}
-            if names_digest:
-                return StoredGradeRequest.model_validate(known).submission()
-            return _validated(known, values).submission()
-        except ValidationError as error:
-            raise InvalidSubmission(*first_fault(error)) from None
-        except TooManyValues as error:
-            raise InvalidSubmission("tests", str(error)) from None
+        if _names_stored_tests(error):
+            return StoredGradeRequest.model_validate_json(body).submission()
+        known = _in_our_form(_decoded(body), values)
+        if known is None:
+            raise
+        if isinstance(known.get("tests"), dict) and known["tests"].keys() == {"digest"}:
+            return StoredGradeRequest.model_validate(known).submission()
+        return GradeRequest.model_validate(known).submission()
 
 
-def _validated(record: dict[str, Any], values: ValueCount) -> GradeRequest:
-    """Raises ValidationError. Validating many values of Python takes five times as long as validating their JSON."""
-    if values.weight > _MOST_AS_PYTHON:
-        with suppress(ValueError):  # texts that are not Unicode; validation names the field
-            return GradeRequest.model_validate_json(to_json(record))
-    return GradeRequest.model_validate(record)
+def _in_our_form(record: Any, values: ValueCount) -> dict[str, Any] | None:
+    """Raises TooManyValues and InvalidSubmission."""
+    known = rewritten(record, values)
+    tests = None if known is None else known.get("tests")
+    if isinstance(tests, dict) and isinstance(tests.get("cases"), list):
+        _check_number(tests["cases"])  # before each case costs microseconds
+    return known
+
+
+def _check_number(cases: Sequence[object]) -> None:
+    if len(cases) > Bounds().num_tests:
+        raise InvalidSubmission("tests.cases", f"may hold at most {Bounds().num_tests} tests")
 
 
 def _decoded(body: bytes | str) -> Any:
@@ -184,40 +207,6 @@ def _decoded(body: bytes | str) -> Any:
         return from_json(body)
     except ValueError:
         return None
-
-
-def _check_counts(record: Any) -> None:
-    """Raises InvalidSubmission for far too many fields, and for more tests than may be graded, before each costs more.
-
-    `record` is a request that nothing is known about.
-    """
-    if not isinstance(record, dict):
-        return
-    tests = record.get("tests")
-    _check_fields("body", record)
-    for name in ("tests", "files", "limits", "comparator"):
-        _check_fields(name, record.get(name))
-    if not isinstance(tests, dict):
-        return
-    for name in ("cases", "inputs", "outputs", "input", "output"):
-        cases = tests.get(name)
-        if isinstance(cases, list) and len(cases) > Bounds().num_tests:
-            raise InvalidSubmission(f"tests.{name}", f"may hold at most {Bounds().num_tests} tests")
-    cases = tests.get("cases")
-    for index, case in enumerate(cases if isinstance(cases, list) else ()):
-        _check_fields(f"tests.cases[{index}]", case)
-
-
-def _check_fields(name: str, record: Any) -> None:
-    if isinstance(record, dict) and len(record) > MOST_FAULTS:
-        raise InvalidSubmission(name, f"has {len(record)} fields")
-
-
-def _in_our_form(body: bytes | str, values: ValueCount) -> dict[str, Any] | None:
-    """Raises TooManyValues and InvalidSubmission."""
-    known = rewritten(_decoded(body), values)
-    _check_counts(known)
-    return known
 
 
 def request_of(submission: Submission) -> dict[str, Any]:
@@ -250,15 +239,13 @@ def _names_stored_tests(error: ValidationError) -> bool:
 
 def parse_tests(body: bytes, values: ValueCount | None = None) -> Tests:
     """Parse the body of PUT /v1/tests. Raises InvalidSubmission naming the invalid field. See `parse_submission`."""
-    values = values or ValueCount()
-    if values.weight > Bounds().num_tests:
-        _check_counts({"tests": _decoded(body)})
+    values = values or ValueCount.unbounded()
     try:
         tests = _tests_from(body, values)
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error, "tests")) from None
     except TooManyValues as error:
-        raise InvalidSubmission("tests", str(error)) from None
+        raise TooLarge("tests", str(error)) from None
     validate_tests(tests, Bounds())
     return tests
 
@@ -268,10 +255,9 @@ def _tests_from(body: bytes, values: ValueCount) -> Tests:
     try:
         return tests_from_json(body)
     except ValidationError:
-        known = rewritten({"tests": _decoded(body)}, values)
+        known = _in_our_form({"tests": _decoded(body)}, values)
         if known is None or known.get("tests") is None:
             raise
-        _check_counts(known)
         return tests_from_json(to_json(known["tests"]))
 
 

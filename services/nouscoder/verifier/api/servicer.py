@@ -1,33 +1,67 @@
-"""The gRPC API: handlers convert, call the grader and convert."""
+"""The gRPC API: handlers convert, call the grader and convert.
+
+INVARIANT: an answer is counted in the memory budget before it is handed to gRPC, and until the call has ended.
+
+A server cannot end a call whose client takes no answer: gRPC for Python has no such function. (It closes a connection
+that answers no pings, within a minute.) So a client can keep the bytes of an answer counted. Therefore gRPC's answers
+have a part of the budget, and leave the rest to other requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
 import grpc
 
+from nouscoder.config import TlsSection
 from nouscoder.domain.submission import Limits, Submission, Tests, TestsReference
 from nouscoder.domain.verdict import Verdict
-from nouscoder.formats.decoding import without_collections
-from nouscoder.rpc.faults import InvalidMessage
-from nouscoder.rpc.interpreter_convert import answer_to
-from nouscoder.rpc.tests_convert import tests_from
-from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
+from nouscoder.formats.json_values import MAX_WEIGHT, ValueCount, without_collections
+from nouscoder.http_server.listener import checked_context, files_of
+from nouscoder.rpc.convert import InvalidMessage
+from nouscoder.rpc.pairs import ANSWER, LIMITS, OUTCOME, SUBMISSION, VERDICT
+from nouscoder.rpc.tests_convert import tests_from, tests_from_text, weight_of_calls
+from nouscoder.rpc.tls import following
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
-from nouscoder.verifier.api import grpc_answers
-from nouscoder.verifier.api.grpc_answers import CallAnswers
-from nouscoder.verifier.api.grpc_parsing import NO_TESTS, parsed_calls, parsed_tests, with_tests
+from nouscoder.verifier.api.parsing import parsed
+from nouscoder.verifier.api.schema import compact
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
-from nouscoder.verifier.grading.grader import QueueFull
-from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission
+from nouscoder.verifier.api.tests_upload import tests_of_message
+from nouscoder.verifier.grading.grader import Grading, QueueFull
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle
+
+# The answers of one gRPC call in the memory budget.
+
+SHARE = 0.25  # of the memory budget
+
+
+class _Message(Protocol):
+    def ByteSize(self) -> int:  # noqa: N802 - of protobuf
+        """The size on the wire."""
+        ...
+
+
+class CallAnswers:
+    """Counts in `budget`, the part of gRPC's answers, until the call of `context` has ended."""
+
+    def __init__(self, budget: MemoryBudget, context: grpc.aio.ServicerContext[object, object]) -> None:
+        self._reservation = Reservation(budget)
+        self._reservation.close_after(context)
+
+    async def add(self, answer: _Message) -> None:
+        """Count an answer that is sent next. Raises MemoryBudgetExceeded."""
+        await self._reservation.add_answer(answer.ByteSize())
+
 
 FULL_NAME = "nouscoder.v1.VerifierService"
 _FIRST_CALL_S = 5.0
@@ -56,7 +90,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._grader = grader
         self._isolation = isolation
         self._budget = budget
-        self._answers = budget.part(grpc_answers.SHARE)
+        self._answers = budget.part(SHARE)
         self._tools = tools
 
     async def Grade(  # noqa: N802
@@ -65,7 +99,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         """Grade one submission."""
         await _send_request_id(context)
         verdict = await self._grader.grade(await _submission(request.submission))
-        response = verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
+        response = verifier_pb2.GradeResponse(verdict=VERDICT.to(verdict))
         await CallAnswers(self._answers, context).add(response)
         return response
 
@@ -78,9 +112,9 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, Verdict):
-                    answer = verifier_pb2.GradeStreamResponse(verdict=verdict_to(event))
+                    answer = verifier_pb2.GradeStreamResponse(verdict=VERDICT.to(event))
                 else:
-                    answer = verifier_pb2.GradeStreamResponse(outcome=outcome_to(event))
+                    answer = verifier_pb2.GradeStreamResponse(outcome=OUTCOME.to(event))
                 await answers.add(answer)
                 yield answer
 
@@ -95,7 +129,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
             async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
                 try:
                     verdict = await grade_patiently(self._grader, await _submission_of_batch(request))
-                    return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
+                    return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=VERDICT.to(verdict))
                 finally:
                     reservation.release(request.ByteSize())
 
@@ -121,7 +155,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
                 with self._budget.request() as reservation:
                     reservation.add(request.ByteSize())
                     answer = await session.run(request.code)
-                message = answer_to(answer)
+                message = ANSWER.to(answer)
                 await sent.add(message)
                 yield message
 
@@ -134,7 +168,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
             backend=self._grader.backend,
             num_slots=self._grader.num_slots,
             isolation=self._isolation,
-            default_limits=limits_to(Limits()),
+            default_limits=LIMITS.to(Limits()),
         )
 
 
@@ -169,14 +203,31 @@ async def _submission(message: verdict_pb2.Submission) -> Submission:
     tests = message.tests
     match tests.WhichOneof("kind"):
         case "json":
-            return with_tests(submission_from(message, NO_TESTS), await parsed_tests(tests.json))
+            return await _submission_of_json(message, tests.json)
         case "call":
             data = await asyncio.to_thread(tests.SerializeToString)
-            return with_tests(submission_from(message, NO_TESTS), await parsed_calls(data))
+            return await parsed(
+                data,
+                lambda _, values: compact(SUBMISSION.of(message), values),
+                weigh=lambda _: weight_of_calls(tests, MAX_WEIGHT),
+            )
         case None | "digest":
-            return submission_from(message)
+            return SUBMISSION.of(message)
         case _:
-            return submission_from(message, await asyncio.to_thread(_tests_from, tests))
+            return SUBMISSION.of(message, tests=await asyncio.to_thread(_tests_from, tests))
+
+
+async def _submission_of_json(message: verdict_pb2.Submission, text: bytes) -> Submission:
+    """A submission whose tests are JSON. Another process converts those with more values than may be decoded here."""
+
+    def parse(text: bytes, values: ValueCount) -> Submission:
+        return compact(SUBMISSION.of(message, tests=tests_from_text(text)), values)
+
+    try:
+        return await parsed(text, parse)
+    except TooLarge:
+        found, digest = await tests_of_message(text)
+        return replace(SUBMISSION.of(message, tests=found), tests_digest=digest)
 
 
 def _tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
@@ -186,3 +237,20 @@ def _tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
         raise InvalidSubmission("tests.cases", f"may hold at most {Bounds().num_tests} tests")
     with without_collections():
         return tests_from(message)
+
+
+# TLS, with the configuration section that the HTTP API has too.
+
+
+def grpc_credentials(section: TlsSection) -> grpc.ServerCredentials | None:
+    """The credentials of the gRPC API; None when TLS is off. Raises TlsUnusable."""
+    if not section.certificate:
+        return None
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        checked_context(section)  # this checks the files more strictly than gRPC does
+        pair = (Path(section.key).read_bytes(), Path(section.certificate).read_bytes())
+        authority = Path(section.client_ca).read_bytes() if section.client_ca else None
+        return grpc.ssl_server_certificate_configuration([pair], authority)
+
+    return following(files_of(section), configuration, needs_client=bool(section.client_ca))

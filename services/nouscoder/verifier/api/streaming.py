@@ -18,14 +18,12 @@ from typing import Any, TypeVar
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
-from nouscoder.formats.json_size import ValueCount
-from nouscoder.formats.json_values import json_bytes
+from nouscoder.formats.json_values import ValueCount, json_bytes
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.memory_budget import charging_part
 from nouscoder.verifier.api.parsing import Charge, parsed
 from nouscoder.verifier.api.schema import answer_json, answer_record, outcome_record, parse_submission
-from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading, OnOutcome, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 QUEUE_PATIENCE_S = 120.0

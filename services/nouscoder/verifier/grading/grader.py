@@ -20,29 +20,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
-from nouscoder.domain.submission import Profile, Submission, TestsReference
+from nouscoder.config import VerifierSection
+from nouscoder.domain.submission import AssertTests, Profile, Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
-from nouscoder.verifier.grading.extract import text_to_grade
-from nouscoder.verifier.grading.failures import count_error
+from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
+from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error
 from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
-from nouscoder.verifier.grading.judging import judge_for
-from nouscoder.verifier.grading.kill_rates import KillRates, KillTable
 from nouscoder.verifier.grading.long_work import in_turn
-from nouscoder.verifier.grading.progress import Progress
-from nouscoder.verifier.grading.pytest_library import PytestLibrary
-from nouscoder.verifier.grading.runs import has_free_order, has_parallel_tests, program_of
-from nouscoder.verifier.grading.test_order import hardest_first
-from nouscoder.verifier.grading.test_work import OnOutcome as OnOutcome
-from nouscoder.verifier.grading.test_work import SubmissionWork
-from nouscoder.verifier.grading.test_workers import WorkerGroup
-from nouscoder.verifier.grading.time_limits import extended_limits, max_repetitions_s
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
-from nouscoder.verifier.judges.base import Judge, takes_long
-from nouscoder.verifier.judges.python_syntax import require_long_python
+from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
+from nouscoder.verifier.grading.runs import PytestLibrary, has_free_order, has_parallel_tests, judge_for, program_of
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock, extended_limits, max_repetitions_s
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, text_to_grade, validate
+from nouscoder.verifier.judges.asserting import require_long_python
+from nouscoder.verifier.judges.judge import Judge, takes_long
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
@@ -62,14 +56,11 @@ _KILLED = f"{_KILLED_BY_PROGRAM} sandboxes in which it ran were killed for lack 
 
 @dataclass(frozen=True, slots=True)
 class GradingPolicy:
-    """The limits of grading that the submission does not set."""
+    """The limits of grading that neither the submission nor the configuration sets."""
 
-    max_queue: int = 1024
-    tool_slots: int = 0  # slots of the sandbox that belong to tool sessions
     attempts: int = 2
     open_patience_s: float = 150.0  # a compiler on a busy machine takes up to 120 s
     run_grace_s: float = 30.0
-    max_submission_s: float = 600.0
     min_worker_left_s: float = 0.01  # no further test worker is opened when each has less than this left to run
     bounds: Bounds = Bounds()
 
@@ -77,9 +68,9 @@ class GradingPolicy:
         """Seconds in which a sandbox must report the end of one run."""
         return extended_limits(program.limits).wall_time_s + self.run_grace_s
 
-    def attempt_patience_s(self, program: Program) -> float:
+    def attempt_patience_s(self, program: Program, max_submission_s: float) -> float:
         """Seconds that one sandbox may take for a whole submission."""
-        longest_s = self.max_submission_s + max_repetitions_s(program.limits)
+        longest_s = max_submission_s + max_repetitions_s(program.limits)
         return self.open_patience_s + longest_s + self.run_patience_s(program)
 
 
@@ -90,12 +81,14 @@ class Grader:
         self,
         sandbox: Sandbox,
         metrics: VerifierMetrics,
-        policy: GradingPolicy | None = None,
+        section: VerifierSection | None = None,
         run_lock: ExclusiveRunLock | None = None,
+        policy: GradingPolicy | None = None,
     ) -> None:
         """`run_lock` is shared with other processes that grade on this machine, if there are any."""
         self._sandbox = sandbox
         self._metrics = metrics
+        self._section = section or VerifierSection()
         self._policy = policy or GradingPolicy()
         self._run_lock = run_lock or ExclusiveRunLock()
         self._kill_rates = KillRates()
@@ -103,8 +96,8 @@ class Grader:
         self._has_slots = asyncio.Event()
         self._has_slots.set()
         self._tell_demand: Callable[[], None] = lambda: None
-        self.num_slots = sandbox.num_slots - self._policy.tool_slots  # submissions that can run at once
-        self._slots = FairSlots(self.num_slots, self._policy.max_queue, self._report_load, metrics.waited)
+        self.num_slots = sandbox.num_slots - self._section.tools.sessions  # submissions that can run at once
+        self._slots = FairSlots(self.num_slots, self._section.max_queue, self._report_load, metrics.waited)
         metrics.watch_queue(lambda: (self._slots.oldest_s, self._slots.num_clients))
 
     @property
@@ -121,7 +114,7 @@ class Grader:
         """Let submissions wait in the queue while slots of `sandbox`, the one of this grader, are not usable."""
 
         def resize() -> None:
-            usable = sandbox.usable_slots - self._policy.tool_slots
+            usable = sandbox.usable_slots - self._section.tools.sessions
             self._slots.resize(max(0, usable))
             (self._has_slots.set if usable > 0 else self._has_slots.clear)()
 
@@ -152,7 +145,8 @@ class Grader:
             program = program_of(submission, code, judge, begun)
             caller = current_caller()
             async with self._slots.slot(caller.client, in_background=caller.in_background):
-                await require_long_python(submission)
+                if isinstance(submission.tests, AssertTests):
+                    await require_long_python(submission.tests)
                 is_free = has_free_order(submission)
                 learned = self._kill_rates.table(caller.client, submission, judge) if is_free else None
                 progress = self._progress(submission, judge, begun, learned)
@@ -162,10 +156,12 @@ class Grader:
         self._metrics.graded(verdict, current_caller().client)
         return verdict
 
-    def _progress(self, submission: Submission, judge: Judge, begun: float, learned: KillTable | None) -> Progress:
+    def _progress(
+        self, submission: Submission, judge: Judge, begun: float, learned: KillTable | None
+    ) -> SubmissionProgress:
         sizes = [judge.input_size(index) for index in range(judge.num_tests)]
         order = hardest_first(sizes, learned.rates() if learned is not None else None)
-        return Progress(submission, judge, order, self._sandbox.name, begun, self._policy.max_submission_s)
+        return SubmissionProgress(submission, judge, order, self._sandbox.name, begun, self._section.max_submission_s)
 
     async def run_once(
         self, program: Program, stdin: bytes, files: Mapping[str, bytes], slot_patience_s: float = math.inf
@@ -196,7 +192,7 @@ class Grader:
             yield
 
     async def _attempts(
-        self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
+        self, submission: Submission, program: Program, progress: SubmissionProgress, on_outcome: OnOutcome | None
     ) -> Verdict:
         """Run the remaining tests. Each infrastructure failure costs one attempt and one sandbox.
 
@@ -210,7 +206,7 @@ class Grader:
         while num_failed < self._policy.attempts:
             await self._has_slots.wait()  # as in the queue, for as long as the caller waits
             try:
-                async with asyncio.timeout(self._policy.attempt_patience_s(program)):
+                async with asyncio.timeout(self._policy.attempt_patience_s(program, self._section.max_submission_s)):
                     await self._pytest.require(submission)
                     await WorkerGroup(progress, self._slots, work, max_workers, self._policy.min_worker_left_s).run()
                 return progress.verdict()
@@ -254,3 +250,48 @@ async def _judge(submission: Submission) -> Judge:
     if any(takes_long(submission.tests, index) for index in range(len(submission.tests.cases))):
         return await in_turn(judge_for, submission)
     return await asyncio.to_thread(judge_for, submission)  # so that nobody waits behind a large case of another
+
+
+class Grading(Protocol):
+    """The protocol of graders: `Grader` itself, and the decorators around it."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the sandbox backend."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """Submissions that can run at once."""
+        ...
+
+    @property
+    def unfinished(self) -> int:
+        """Submissions that wait or run."""
+        ...
+
+    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
+        """The verdict of one submission. Raises InvalidSubmission and QueueFull."""
+        ...
+
+
+class GraderDecorator:
+    """Forwards every property to `inner`. A subclass implements `grade` by calling `inner.grade`."""
+
+    def __init__(self, inner: Grading) -> None:
+        self._inner = inner
+
+    @property
+    def backend(self) -> str:
+        """Name of the sandbox backend."""
+        return self._inner.backend
+
+    @property
+    def num_slots(self) -> int:
+        """Submissions that can run at once."""
+        return self._inner.num_slots
+
+    @property
+    def unfinished(self) -> int:
+        """Submissions that wait or run."""
+        return self._inner.unfinished

@@ -1,13 +1,21 @@
-"""The progress of one submission: the tests that are left, the outcomes so far, and the verdict.
+"""The order of a submission's tests, and its progress: the tests that are left, the outcomes so far, and the verdict.
 
-Each test has a position; position 0 runs first (test_order.py). Test workers take tests in that order and record them
-in any order.
+A wrong program fails most often on its hardest test, so running that test first ends grading early. The hardest test is
+the one that has failed the largest share of programs so far: `KillRates` learns these shares while it grades, and keeps
+them in memory. Where no rates are known, it is the one with the longest input. Outcomes keep the indices of the
+request.
+
+Each test has a position; position 0 runs first. Test workers take tests in that order and record them in any order.
 
 INVARIANT: outcomes and verdict equal those of one worker that runs the positions in sequence, whatever the order in
 which tests are recorded. An outcome becomes final, and is reported, once all earlier positions are final. No outcome
 counts after the one that ends grading: the first failure of a submission that stops there, or the outcome with which
 the submission exceeds its total time. At most one worker has a test at a time, and a test is recorded at most once. A
 returned test is handed out again before all others.
+
+Of the kill rates at most `max_problems` tables are kept, and the least recently used one is evicted first. A table has
+at most `max_tests` tests. It belongs to one client, one problem id and one set of tests. It holds counts only, and
+nothing of any program. A test that has never run has the prior's rate.
 """
 
 from __future__ import annotations
@@ -16,19 +24,25 @@ import asyncio
 import heapq
 import math
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nouscoder.domain.submission import Profile, Submission
+from cachetools import LRUCache
+
+from nouscoder.domain.submission import Profile, Submission, TestsReference
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.grading.comparators import SMALL_BYTES
-from nouscoder.verifier.grading.judging import failure_of, outcome_of, stderr_of
+from nouscoder.formats.tests import digest_of
 from nouscoder.verifier.grading.long_work import in_turn
-from nouscoder.verifier.judges.base import Judge, takes_long
-from nouscoder.verifier.judges.partners import Ruling
+from nouscoder.verifier.judges.comparators import SMALL_BYTES
+from nouscoder.verifier.judges.judge import Judge, failure_of, outcome_of, stderr_of, takes_long
+from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.sandbox.base import RunResult
 
 _STDERR_CHARS = 1_000_000  # of all tests of a submission together; later tests have none
+PRIOR_KILLS = 1
+PRIOR_RUNS = 4
+_MAX_RUNS = 256  # at this count both counts of a test are halved, so that recent programs weigh more
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +54,7 @@ class _Judged:
     fault: str
 
 
-class Progress:
+class SubmissionProgress:
     """The state of grading one submission. It survives a failed sandbox: judged tests are not run again."""
 
     def __init__(
@@ -195,3 +209,53 @@ class Progress:
             first_failure=self._failure if self._submission.reveal else None,
             detail=detail,
         )
+
+
+def hardest_first(input_sizes: Sequence[int], kill_rates: Sequence[float] | None = None) -> list[int]:
+    """Test indices [num_tests]: highest kill rate first, then longest input, then the order of the request."""
+    rates = kill_rates if kill_rates is not None else [0.0] * len(input_sizes)
+    return sorted(range(len(input_sizes)), key=lambda index: (-rates[index], -input_sizes[index]))
+
+
+class KillTable:
+    """For each test, the number of runs and the number of failed runs."""
+
+    def __init__(self, num_tests: int) -> None:
+        self._runs = array("H", bytes(2 * num_tests))
+        self._kills = array("H", bytes(2 * num_tests))
+
+    def rates(self) -> list[float]:
+        """The share of failed runs of each test [num_tests], smoothed by the prior."""
+        counts = zip(self._kills, self._runs, strict=True)
+        return [(kills + PRIOR_KILLS) / (runs + PRIOR_RUNS) for kills, runs in counts]
+
+    def learn(self, outcomes: Iterable[TestOutcome]) -> None:
+        """Count the outcomes of one program. Infrastructure failures do not count."""
+        for outcome in outcomes:
+            if outcome.outcome is VerdictKind.INTERNAL_ERROR:
+                continue
+            index = outcome.index
+            self._runs[index] += 1
+            self._kills[index] += outcome.outcome is not VerdictKind.ACCEPTED
+            if self._runs[index] >= _MAX_RUNS:
+                self._runs[index] //= 2
+                self._kills[index] //= 2
+
+
+class KillRates:
+    """The tables of one service."""
+
+    def __init__(self, max_problems: int = 4096, max_tests: int = 1000) -> None:
+        self._max_tests = max_tests
+        self._tables: LRUCache[tuple[str, str, str], KillTable] = LRUCache(max_problems)
+
+    def table(self, client: str, submission: Submission, judge: Judge) -> KillTable | None:
+        """The table of this submission's tests. None when it names no problem or has more than `max_tests` tests."""
+        tests = submission.tests
+        if not submission.problem_id or judge.num_tests > self._max_tests or isinstance(tests, TestsReference):
+            return None
+        key = (client, submission.problem_id, submission.tests_digest or digest_of(tests))
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = KillTable(judge.num_tests)
+        return table

@@ -1,38 +1,49 @@
 """How a test of each type runs: alone, followed by a checker, together with an interactor (and perhaps followed by a
 checker), in one process with all others (the lcb profile), or without a process (math).
 
+Each type of tests has one judge (judges/judge.py). A new type needs a judge, a line in `judge_for`, and a line in
+`open_runs` if it does not run like stdin tests.
+
 INVARIANT: an expected output enters only the sandbox of a checker or an interactor, in which no candidate code has run.
-It never enters the candidate's sandbox.
+It never enters the candidate's sandbox. A sandbox is asked until it has once imported pytest, and never again. One
+without it refuses tests with a module, because the verdict of a candidate must not depend on it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Protocol
 
 from nouscoder.domain.submission import (
+    AssertTests,
+    CallTests,
     CheckerTests,
     InteractiveTests,
     JudgeProgram,
     JudgeProtocol,
     Limits,
     MathTests,
+    Prelude,
     Profile,
     StdinCase,
+    StdinTests,
     Submission,
     Tests,
     TestsReference,
 )
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.judging import outcome_of
 from nouscoder.verifier.grading.long_work import in_turn
+from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.harness.frames import RESULT_FILE
 from nouscoder.verifier.judges import mathematics
-from nouscoder.verifier.judges.base import Judge, encoded, takes_long
-from nouscoder.verifier.judges.lcb import LcbJudge
-from nouscoder.verifier.judges.partners import (
+from nouscoder.verifier.judges.asserting import AssertJudge, PytestJudge
+from nouscoder.verifier.judges.judge import CallJudge, Judge, StdinJudge, encoded, outcome_of, takes_long
+from nouscoder.verifier.judges.lcb import PRELUDE, LcbJudge
+from nouscoder.verifier.judges.mathematics import MathJudge
+from nouscoder.verifier.judges.rulings import (
     Ruling,
     by_testlib,
     has_crashed,
@@ -40,7 +51,6 @@ from nouscoder.verifier.judges.partners import (
     ruling_of_crash,
     ruling_of_interactor,
 )
-from nouscoder.verifier.judges.pytest_file import PytestJudge
 from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, Sandbox, Session
 from nouscoder.verifier.toolchains.languages import installed
 
@@ -50,11 +60,39 @@ _ARGUMENTS = {
 }
 _CHECKER_LIMITS = Limits(wall_time_s=30.0, cpu_time_s=30.0, memory_bytes=2 * 1024**3)
 _INTERACTOR_EXTRA_S = 10.0
-
 Ran = tuple[RunResult, Ruling | None]
+log = logging.getLogger(__name__)
+_IMPORT_LIMITS = Limits(wall_time_s=60.0, cpu_time_s=60.0)
 
 
-class Runs(Protocol):
+def judge_for(submission: Submission) -> Judge:
+    """The judge of a submission's tests. Raises InvalidSubmission when a test value cannot be encoded."""
+    try:
+        return _judge_for(submission)
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, InvalidSubmission):
+            raise
+        raise InvalidSubmission("tests.cases", f"a value cannot be encoded: {error}") from None
+
+
+def _judge_for(submission: Submission) -> Judge:
+    prelude = PRELUDE if submission.prelude is Prelude.LCB else ""
+    match submission.tests:
+        case StdinTests() | CallTests() as tests if submission.profile is Profile.LCB:
+            return LcbJudge(tests, submission.limits.wall_time_s)
+        case StdinTests() | CheckerTests() | InteractiveTests() as tests:
+            return StdinJudge(tests, submission.comparator, prelude)
+        case CallTests() as tests:
+            return CallJudge(tests, submission.comparator, prelude)
+        case AssertTests() as tests:
+            return PytestJudge(tests, prelude) if tests.module else AssertJudge(tests, prelude)
+        case MathTests() as tests:
+            return MathJudge(tests)
+        case TestsReference():
+            raise InvalidSubmission("tests.digest", "names stored tests that have not been read")
+
+
+class CaseRuns(Protocol):
     """The runs of one submission in one fresh sandbox."""
 
     async def run(self, index: int) -> Ran:
@@ -105,21 +143,23 @@ def partner_patience_s(submission: Submission) -> float:
 
 
 @asynccontextmanager
-async def open_runs(sandbox: Sandbox, submission: Submission, program: Program, judge: Judge) -> AsyncIterator[Runs]:
+async def open_runs(
+    sandbox: Sandbox, submission: Submission, program: Program, judge: Judge
+) -> AsyncIterator[CaseRuns]:
     """A fresh sandbox for this submission. Raises CompileFailed, PartnerCompileFailed and SandboxError on entry."""
     match submission.tests:
         case MathTests() as tests:
             yield _MathRuns(tests, program)
         case CheckerTests() as tests:
-            async with sandbox.pair(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, other):
+            async with sandbox.with_partners(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, other):
                 yield _CheckedRuns(candidate, _Checker(other, tests.checker.protocol), tests, judge)
         case InteractiveTests() as tests:
             longer_s = program.limits.wall_time_s + _INTERACTOR_EXTRA_S
             limits = Limits(longer_s, longer_s, _CHECKER_LIMITS.memory_bytes)
             checker = None if tests.checker is None else _partner(tests.checker, _CHECKER_LIMITS)
             interactor = replace(_partner(tests.interactor, limits), makes_file=checker is not None)
-            async with sandbox.pair(program, interactor, checker) as (candidate, *partners):
-                yield _TalkingRuns(candidate, partners, tests)
+            async with sandbox.with_partners(program, interactor, checker) as (candidate, *partners):
+                yield _DialogueRuns(candidate, partners, tests)
         case TestsReference():
             raise ValueError("the tests have not been read")
         case tests:
@@ -193,7 +233,7 @@ class _Checker:
         return by_testlib(check, self._protocol)
 
 
-class _TalkingRuns:
+class _DialogueRuns:
     def __init__(self, candidate: Session, partners: list[Session], tests: InteractiveTests) -> None:
         self._candidate = candidate
         self._interactor = partners[0]
@@ -208,7 +248,7 @@ class _TalkingRuns:
         """
         files = _files(self._cases[index])
         arguments = _ARGUMENTS[self._protocol]
-        result, other = await self._candidate.converse(self._interactor, args=arguments, files=files)
+        result, other = await self._candidate.dialogue_with(self._interactor, args=arguments, files=files)
         ruling = ruling_of_interactor(result, by_testlib(other, self._protocol))
         if self._checker is None or ruling is None or ruling.outcome is not VerdictKind.ACCEPTED:
             return result, ruling
@@ -244,3 +284,24 @@ class _MathRuns:
 
 def _files(case: StdinCase) -> dict[str, bytes]:
     return {"input": encoded(case.input), "answer": encoded(case.output)}
+
+
+class PytestLibrary:
+    """Whether candidates of one grader can import pytest, which tests with a module need."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._is_there = False
+
+    async def require(self, submission: Submission) -> None:
+        """Raises InvalidSubmission for tests with a module where pytest cannot be imported, and SandboxError."""
+        if self._is_there or not isinstance(submission.tests, AssertTests) or not submission.tests.module:
+            return
+        async with self._sandbox.session(Program(installed()["python"], "import pytest", _IMPORT_LIMITS)) as session:
+            result = await session.run(b"")
+        if result.exit is not Exit.EXITED or result.exit_code:
+            log.warning(
+                "candidates cannot import pytest", extra={"detail": result.stderr[-500:].decode(errors="replace")}
+            )
+            raise InvalidSubmission("tests.module", "candidates here cannot import pytest (verifier.libraries)")
+        self._is_there = True

@@ -5,31 +5,177 @@ A run that reaches the extended limit breaks it. Two kinds of runs are repeated 
 second measurement counts: a run that ends between the limit and the extended limit, and a run that reached a limit with
 little CPU time while other runs were in progress, because they may have taken the CPU. In gVisor, whose CPU clocks go
 on while the host runs something else, the harness counts the CPU time of a run that reached a limit by the share of a
-CPU that it could have (init/compile_time.c). The repetitions of a submission are bounded (`Repetitions`).
+CPU that it could have (init/program.c). The repetitions of a submission are bounded (`Repetitions`).
+
+INVARIANT: during the first ALONE_S seconds of an exclusive run no other run is in progress; later ones may begin. No
+run waits longer than DRAIN_S seconds for others to end, and ALONE_S seconds for the exclusive run. After runs had to
+wait for t seconds, shared runs have the machine for at least REST * t seconds, unless there are none. With other
+processes that grade on this machine all this holds for their runs too.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock, ExclusiveRunTimeout
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
-Ruling = TypeVar("Ruling")
-
+REST = 4.0
+ALONE_S = 5.0  # a program that sleeps makes the other runs wait no longer than this
+_POLL_S = 0.01  # other processes cannot wake this one
+DRAIN_S = 15.0  # nor longer than this until a long run, which keeps the exclusive one waiting, has ended
+Ruled = TypeVar("Ruled")
 log = logging.getLogger(__name__)
-
 BORDERLINE = 0.15
 EXCLUSIVE_PATIENCE_S = 60.0
 LITTLE_CPU = 0.5  # a run that used a smaller share of its wall time waited: for the CPU, or for nothing
 MAX_REPETITIONS_S = 60.0
+
+
+class ExclusiveRunTimeout(Exception):
+    """The machine did not become free of other runs within the time allowed."""
+
+
+@dataclass(slots=True, eq=False)
+class SharedRun:
+    """A run that holds the machine together with others. `had_others`: another run was in progress meanwhile."""
+
+    had_others: bool = False
+
+
+class ExclusiveRunLock:
+    """One instance for all runs of a process: many share the machine, and one that needs exact timing has it alone.
+
+    `others` are the other processes that grade on this machine.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, others: OtherProcesses | None = None) -> None:
+        self._clock = clock
+        self._others = others or NoOtherProcesses()
+        self._shared: set[SharedRun] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[SharedRun]:
+        """Hold the machine together with other shared runs."""
+        mark = await self._entered()
+        run = SharedRun()
+        self._shared.add(run)
+        if len(self._shared) > 1:
+            for one in self._shared:
+                one.had_others = True
+        self._idle.clear()
+        try:
+            yield run
+        finally:
+            self._shared.remove(run)
+            if self._others.left(mark):
+                run.had_others = True
+            if not self._shared:
+                self._idle.set()
+
+    async def _entered(self) -> object:
+        """Wait until shared runs may begin. Bounded: an exclusive run has its own time limit."""
+        while True:
+            while not self._open.is_set():
+                await self._open.wait()
+            mark = self._others.entered()
+            if not self._others.is_closed:  # read after it was told, so that one of the two sees the other
+                return mark
+            self._others.left(mark)
+            await asyncio.sleep(_POLL_S)
+
+    @asynccontextmanager
+    async def exclusive(self, patience_s: float) -> AsyncIterator[None]:
+        """Hold the machine, the first ALONE_S seconds alone.
+
+        Raises ExclusiveRunTimeout if the machine does not become free in `patience_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise ExclusiveRunTimeout from None
+        try:
+            async with self._turn_among_all(patience_s), self._alone(patience_s):
+                yield
+        finally:
+            self._turn.release()
+
+    @asynccontextmanager
+    async def _turn_among_all(self, patience_s: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(patience_s):
+                while not self._others.try_turn():
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise ExclusiveRunTimeout from None
+        try:
+            yield
+        finally:
+            self._others.give_turn()
+
+    @asynccontextmanager
+    async def _alone(self, patience_s: float) -> AsyncIterator[None]:
+        try:
+            await self._wait_until_idle(patience_s)
+            begun_s = self._clock()
+            self._others.close(ALONE_S)
+            reopening = asyncio.get_running_loop().call_later(ALONE_S, self._open.set)
+            try:
+                yield
+            finally:
+                reopening.cancel()
+                now_s = self._clock()
+                self._others.rest_until_s = now_s + REST * min(now_s - begun_s, ALONE_S)
+        finally:
+            self._open.set()
+            self._others.open()
+
+    async def _wait_until_idle(self, patience_s: float) -> None:
+        try:
+            async with asyncio.timeout(patience_s):
+                while not await self._drained():
+                    pass
+        except TimeoutError:
+            raise ExclusiveRunTimeout from None
+
+    async def _drained(self) -> bool:
+        """Begin no other run until those in progress have ended; False when that takes longer than DRAIN_S seconds."""
+        await self._wait_for_rest()
+        self._open.clear()
+        self._others.close(DRAIN_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await self._idle.wait()
+                while self._others.num_running:
+                    await asyncio.sleep(_POLL_S)
+            return True
+        self._open.set()
+        self._others.open()
+        self._others.rest_until_s = self._clock() + REST * DRAIN_S
+        return False
+
+    async def _wait_for_rest(self) -> None:
+        left_s = self._others.rest_until_s - self._clock()
+        if left_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._idle.wait()
+                    while self._others.num_running:
+                        await asyncio.sleep(_POLL_S)
 
 
 @dataclass(slots=True)
@@ -60,11 +206,11 @@ def extended_limits(limits: Limits) -> Limits:
 
 
 async def run_with_time_limits(
-    run: Callable[[], Awaitable[tuple[RunResult, Ruling | None]]],
+    run: Callable[[], Awaitable[tuple[RunResult, Ruled | None]]],
     limits: Limits,
     run_lock: ExclusiveRunLock,
     repetitions: Repetitions,
-) -> tuple[RunResult, Ruling | None]:
+) -> tuple[RunResult, Ruled | None]:
     """The result that counts and its ruling. The ruling is None when the result breaks a time limit.
 
     `run` must enforce `extended_limits(limits)`. It is awaited once, or twice for a result that may be due to other
@@ -107,3 +253,74 @@ def _had_little_cpu(result: RunResult, limits: Limits) -> bool:
     by_wall = result.wall_time_s >= limits.wall_time_s
     enough_s = min(LITTLE_CPU * limits.wall_time_s, limits.cpu_time_s) if by_wall else limits.cpu_time_s
     return result.exit is Exit.TIME_LIMIT and result.cpu_time_s < enough_s
+
+
+class OtherProcesses(Protocol):
+    """The runs of other processes on this machine, as far as an exclusive run must know them."""
+
+    rest_until_s: float  # shared runs have the machine until then, by the clock of the lock
+
+    @property
+    def num_running(self) -> int:
+        """Shared runs of other processes in progress."""
+        ...
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether another process waits for its exclusive run, or begins it, so that no shared run may begin."""
+        ...
+
+    def entered(self) -> object:
+        """Tell the others that a shared run of this process begins. Returns what `left` needs."""
+        ...
+
+    def left(self, mark: object) -> bool:
+        """Tell the others that the run has ended. Returns whether another process had a run meanwhile."""
+        ...
+
+    def close(self, seconds: float) -> None:
+        """Let no other process begin a shared run for so long, or until `open`."""
+        ...
+
+    def open(self) -> None:
+        """Let others begin shared runs."""
+        ...
+
+    def try_turn(self) -> bool:
+        """Take the right to an exclusive run, if no other process has it."""
+        ...
+
+    def give_turn(self) -> None:
+        """Give that right back."""
+        ...
+
+
+class NoOtherProcesses:
+    """See `OtherProcesses`: a process that has the machine for itself."""
+
+    num_running = 0
+    is_closed = False
+
+    def __init__(self) -> None:
+        self.rest_until_s = 0.0
+
+    def entered(self) -> object:
+        """See `OtherProcesses`."""
+        return None
+
+    def left(self, mark: object) -> bool:
+        """See `OtherProcesses`."""
+        return False
+
+    def close(self, seconds: float) -> None:
+        """See `OtherProcesses`."""
+
+    def open(self) -> None:
+        """See `OtherProcesses`."""
+
+    def try_turn(self) -> bool:
+        """See `OtherProcesses`."""
+        return True
+
+    def give_turn(self) -> None:
+        """See `OtherProcesses`."""

@@ -20,8 +20,7 @@ from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.formats.tests import canonical_parts
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
+from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome, QueueFull
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 
 _NOT_CACHED = frozenset({VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED})

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import gc
 import io
+import json
 import marshal
 import math
 import os
@@ -23,9 +24,11 @@ import threading
 import types
 from typing import Any, NamedTuple
 
-from . import calls, kernel
+from . import kernel
 from .init_library import GO, REPORT, Assignment
 
+RESULT_FD = 3
+UNENCODABLE = b"!"  # first byte of a result whose value has no JSON form; no JSON starts with it
 _SCRIPT = "/tmp/main.py"
 _FOLDER = os.path.dirname(__file__)
 _warm_modules: list[str] = []
@@ -39,7 +42,58 @@ _len, _collect, _set_signal = len, gc.collect, signal.signal
 _exit, _kill, _getpid = os._exit, os.kill, os.getpid
 
 
-class Compiled(NamedTuple):
+def read_arguments() -> dict[str, Any]:
+    """Read the arguments from descriptor 0, and leave an empty stdin for the program."""
+    chunks = []
+    while chunk := os.read(0, 1 << 20):
+        chunks.append(chunk)
+    os.ftruncate(0, 0)
+    os.lseek(0, 0, os.SEEK_SET)
+    arguments: dict[str, Any] = json.loads(b"".join(chunks))
+    return {"args": arguments.get("args", []), "kwargs": arguments.get("kwargs", {})}
+
+
+def call_entry_point(namespace: dict[str, Any], entry_point: str, arguments: dict[str, Any]) -> None:
+    """Call the entry point and write its return value. Raises whatever the candidate's code raises."""
+    value = find_entry_point(namespace, entry_point)(*arguments["args"], **arguments["kwargs"])
+    view = memoryview(encode_value(value))
+    while view:
+        view = view[os.write(RESULT_FD, view) :]
+
+
+def find_entry_point(namespace: dict[str, Any], entry_point: str) -> Any:
+    """Find "f", "Solution.f" or "Solution().f". A plain name is also searched in `class Solution`.
+
+    Raises NameError or AttributeError, like the program itself, when it does not exist.
+    """
+    owner, _, name = entry_point.rpartition(".")
+    owner = owner.removesuffix("()")
+    if not owner and name not in namespace and hasattr(namespace.get("Solution"), name):
+        owner = "Solution"
+    if not owner:
+        if name not in namespace:
+            raise NameError(f"name {name!r} is not defined")
+        return namespace[name]
+    if owner not in namespace:
+        raise NameError(f"name {owner!r} is not defined")
+    return getattr(namespace[owner](), name)
+
+
+def encode_value(value: Any) -> bytes:
+    """The value as JSON, with tuples and arrays (`tolist`) as lists; else UNENCODABLE and the type's name."""
+    try:
+        return json.dumps(value, default=_plain).encode()
+    except Exception:  # an untrusted value may raise anything; that is a wrong answer, not a runtime error
+        return UNENCODABLE + type(value).__name__.encode("utf-8", "replace")
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"no JSON form: {type(value).__name__}")
+
+
+class CompiledPython(NamedTuple):
     """A compiled Python program."""
 
     prelude: types.CodeType | None
@@ -51,11 +105,11 @@ def remember_modules() -> None:
     _warm_modules.extend(sys.modules)
 
 
-def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> Job:
+def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> CandidateJob:
     """Turn the assignment into the job to run. Called in a candidate's process after init has confined it."""
     after_fork()
     assignment = Assignment.unpack(assignment_bytes)
-    if assignment.talks:
+    if assignment.in_dialogue:
         reopen_streams()
     entry_point, _, prelude = assignment.meta.partition(b"\0")
     if assignment.is_first:
@@ -63,10 +117,10 @@ def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> Job:
     else:
         code, args = load_code(assignment.body), assignment.args
     arguments = tuple(map(os.fsdecode, args.split(b"\0")[:-1])) if args else ()
-    return Job(code, namespace, entry_point.decode("utf-8", "surrogatepass") or None, arguments)
+    return CandidateJob(code, namespace, entry_point.decode("utf-8", "surrogatepass") or None, arguments)
 
 
-def _compile_first(assignment: Assignment, prelude: str) -> tuple[Compiled, bytes]:
+def _compile_first(assignment: Assignment, prelude: str) -> tuple[CompiledPython, bytes]:
     """Compile the source, report to init and wait for the first test. Returns the code and the arguments."""
     try:
         code = compile_source(assignment.body, prelude)
@@ -108,10 +162,10 @@ def count_cpu_from(used_s: float, cpu_time_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))
 
 
-def compile_source(source: bytes, prelude: str) -> Compiled:
+def compile_source(source: bytes, prelude: str) -> CompiledPython:
     """Compile a script. The prelude is separate, so that it shifts no line numbers and hides no __future__ import."""
     main = compile(source, _SCRIPT, "exec", dont_inherit=True)
-    return Compiled(compile(prelude, "<prelude>", "exec", dont_inherit=True) if prelude else None, main)
+    return CompiledPython(compile(prelude, "<prelude>", "exec", dont_inherit=True) if prelude else None, main)
 
 
 def make_script_surroundings() -> dict[str, Any]:
@@ -142,7 +196,7 @@ def make_script_surroundings() -> dict[str, Any]:
 
 
 def reopen_streams() -> None:
-    """Replace the streams for a conversation, whose descriptors 0 and 1 are pipes instead of files."""
+    """Replace the streams for a dialogue, whose descriptors 0 and 1 are pipes instead of files."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(_buffered(0), "utf-8", "strict")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(_buffered(1), "utf-8", "strict", "\n")  # type: ignore[misc]
 
@@ -154,11 +208,11 @@ def _buffered(fd: int) -> io.BufferedReader | io.BufferedWriter:
     return io.BufferedReader(raw) if fd == 0 else io.BufferedWriter(raw)
 
 
-class Job:
+class CandidateJob:
     """The program that `__main__` executes."""
 
     def __init__(
-        self, code: Compiled, namespace: dict[str, Any], entry_point: str | None, args: tuple[str, ...] = ()
+        self, code: CompiledPython, namespace: dict[str, Any], entry_point: str | None, args: tuple[str, ...] = ()
     ) -> None:
         self.code = code.main
         self.prelude = code.prelude
@@ -166,13 +220,13 @@ class Job:
         if args:
             sys.argv += args
         self._entry_point = entry_point
-        self._arguments = calls.read_arguments() if entry_point is not None else None
+        self._arguments = read_arguments() if entry_point is not None else None
 
     def call(self) -> None:
         """For call tests: call the entry point and write its return value."""
         if self._entry_point is None or self._arguments is None:
             return
-        calls.call(self.namespace, self._entry_point, self._arguments)
+        call_entry_point(self.namespace, self._entry_point, self._arguments)
 
     def failed(self, error: BaseException) -> int:
         """Report an uncaught exception like the interpreter. Returns the exit status (negative: a signal)."""
@@ -236,11 +290,11 @@ def _exit_status(error: SystemExit) -> int:
     return 1
 
 
-def dump_code(code: Compiled) -> bytes:
+def dump_code(code: CompiledPython) -> bytes:
     """Encode the code for the processes of the later tests."""
     return marshal.dumps(tuple(code))
 
 
-def load_code(marshalled: bytes) -> Compiled:
+def load_code(marshalled: bytes) -> CompiledPython:
     """Decode the code that the first process of the submission compiled."""
-    return Compiled(*marshal.loads(marshalled))
+    return CompiledPython(*marshal.loads(marshalled))

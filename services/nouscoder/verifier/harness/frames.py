@@ -1,19 +1,23 @@
-"""The frame protocol between the gateway and a slot: length-prefixed frames over one byte stream.
+"""What a gateway and a slot agree on: the settings of a slot, and length-prefixed frames over one byte stream.
 
 INVARIANT: nothing is read ahead. At the end of a frame, another process of the slot can take over the stream.
 
-The gateway sends for each session: PROGRAM, then any number of RUN, TALK or CONVERSE, each optionally after ARGUMENTS
-(arguments and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED once,
-READY when the next sandbox is ready, COMPILED, COMPILE_FAILED or COMPILE_STARVED after PROGRAM, and RESULT after RUN.
-COMPILED has what the compiler said, and what it made if the gateway wants it; FILES follow a RESULT if the program has
-files to fetch. In a TALK the gateway sends INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later
-frames are dropped. OUTPUT_END comes once, when the program has closed its output, and no OUTPUT follows. HOLD stops all
-processes of the program until the next INPUT. The slot answers it with HELD, after the rest of the output. CONVERSE
-connects the program with that of the peer slot by pipes; the only answer is RESULT.
+The gateway sends for each session: PROGRAM, then any number of RUN, DIALOGUE or DIRECT_DIALOGUE, each optionally after
+ARGUMENTS (arguments and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED
+once, READY when the next sandbox is ready, COMPILED, COMPILE_FAILED or COMPILE_STARVED after PROGRAM, and RESULT after
+RUN. COMPILED has what the compiler said, and what it made if the gateway wants it; FILES follow a RESULT if the program
+has files to fetch. In a DIALOGUE the gateway sends INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT;
+later frames are dropped. OUTPUT_END comes once, when the program has closed its output, and no OUTPUT follows. HOLD
+stops all processes of the program until the next INPUT. The slot answers it with HELD, after the rest of the output.
+DIRECT_DIALOGUE connects the program with that of its partner's slot by pipes; the only answer is RESULT.
+
+The settings are one JSON object on the command line of a slot, the same for all its candidates. The harness uses
+NamedTuple, because importing dataclasses would make every later fork slower by 0.1 ms.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import struct
@@ -28,7 +32,7 @@ _TERMS = struct.Struct("=d16sB")
 NONCE_BYTES = 16
 RESULT_FILE = "output"  # in the working directory
 MAX_FRAME_BYTES = 1 << 30
-MAX_SENT_FILES, MAX_SENT_BYTES = 64, 16 << 20  # of one COMPILED or FILES, as in files.c
+MAX_SENT_FILES, MAX_SENT_BYTES = 64, 16 << 20  # of one COMPILED or FILES, as in folder.c
 _SENT, _NOT_WHOLE = struct.Struct("!I"), 0xFFFFFFFF
 _NO_FILES: Mapping[str, bytes] = {}
 # exit, exit code, signal, wall s, CPU s, peak memory bytes, the lengths of stdout, stderr and result (-1: none), and
@@ -36,18 +40,18 @@ _NO_FILES: Mapping[str, bytes] = {}
 _RESULT = struct.Struct("!BiiddQIIiB")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a frame."""
 
     PROGRAM = 1
     RUN = 2
     END = 3
     ARGUMENTS = 4
-    TALK = 5
+    DIALOGUE = 5
     INPUT = 6
     INPUT_END = 7
     HOLD = 8
-    CONVERSE = 9
+    DIRECT_DIALOGUE = 9
     HELLO = 16
     READY = 17
     COMPILED = 18
@@ -61,7 +65,7 @@ class Kind(IntEnum):
     COMPILE_STARVED = 26
 
 
-class Ended(IntEnum):
+class RunEnd(IntEnum):
     """How the process tree of a run ended. The gateway maps it to `Exit`."""
 
     EXITED = 0
@@ -83,7 +87,7 @@ class Result(NamedTuple):
     stdout: bytes
     stderr: bytes
     result: bytes | None
-    partner_ended: bool = False  # of a conversation: the partner ended first
+    partner_ended: bool = False  # of a dialogue: the partner ended first
 
 
 class ResultKind(IntEnum):
@@ -110,7 +114,7 @@ class StreamClosed(Exception):
     """The peer has closed the stream."""
 
 
-def encode(kind: Kind, payload: bytes = b"") -> bytes:
+def encode(kind: FrameKind, payload: bytes = b"") -> bytes:
     """Encode one frame. Raises ValueError when the payload is too long."""
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame holds at most {MAX_FRAME_BYTES} bytes, not {len(payload)}")
@@ -135,7 +139,7 @@ def unpack_result(payload: bytes) -> Result:
         raise ValueError("RESULT frame of the wrong length")
     if not (0 <= wall < math.inf and 0 <= cpu < math.inf and 0 <= code <= 255 and 0 <= signal <= 64 and first <= 1):
         raise ValueError("RESULT frame with impossible numbers")
-    Ended(ended)
+    RunEnd(ended)
     result = payload[err_end:] if num_result >= 0 else None
     return Result(
         *(ended, code, signal, wall, cpu, memory),
@@ -235,7 +239,7 @@ def _files(files: Mapping[str, bytes]) -> Iterator[bytes]:
 
 
 def pack_terms(nonce: bytes, *, is_host: bool, spare_s: float) -> bytes:
-    """The payload of a CONVERSE frame: `struct terms` of converse.c. Both slots get the same nonce of NONCE_BYTES.
+    """The payload of a DIRECT_DIALOGUE frame: `struct terms` of dialogue.c. Both slots get the same nonce.
 
     The program is not charged for up to `spare_s` seconds in which it waits for its partner.
     """
@@ -246,7 +250,7 @@ def _strings(words: Sequence[str]) -> bytes:
     return b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in words)
 
 
-def write_frame(fd: int, kind: Kind, payload: bytes = b"") -> None:
+def write_frame(fd: int, kind: FrameKind, payload: bytes = b"") -> None:
     """Write one whole frame. Raises StreamClosed when the peer has closed the stream."""
     view = memoryview(encode(kind, payload))
     try:
@@ -254,3 +258,34 @@ def write_frame(fd: int, kind: Kind, payload: bytes = b"") -> None:
             view = view[os.write(fd, view) :]
     except OSError as error:
         raise StreamClosed from error
+
+
+class SlotSettings(NamedTuple):
+    """`uid_init` and `uid_candidate` are host user ids, or None to map a single user (the service is not root)."""
+
+    site_packages: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    read_only: tuple[str, ...] = ()  # further folders of the host that candidates see at the same paths
+    tmp_bytes: int = 256 * 1024**2
+    tmp_inodes: int = 65536
+    stack_bytes: int = 256 * 1024**2
+    uid_init: int | None = None
+    uid_candidate: int | None = None
+    init_library: str = ""  # path of the compiled init (init/)
+    peer: int = -1  # a descriptor: the socket to the slot of the partner
+    groups: tuple[str, ...] = ()  # the files cgroup.procs of the control groups that the harness joins
+    kernel: str = "linux"  # the kernel below the slot: "linux" or "gvisor"
+
+    def to_json(self) -> str:
+        """The settings as JSON for the command line."""
+        return json.dumps(self._asdict())
+
+    @staticmethod
+    def from_json(text: str) -> SlotSettings:
+        """Inverse of `to_json`. Raises TypeError for unknown keys."""
+        values = json.loads(text)
+        values["site_packages"] = tuple(values["site_packages"])
+        values["preload"] = tuple(values["preload"])
+        values["read_only"] = tuple(values["read_only"])
+        values["groups"] = tuple(values.get("groups", ()))  # a gateway sends none to a runner
+        return SlotSettings(**values)

@@ -6,17 +6,19 @@ The structures here mirror those of init/init.h.
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import struct
 from ctypes import c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
-from .image import Image
+from . import kernel
+from .frames import SlotSettings
 from .isolation import Isolation
-from .settings import SlotSettings
 
 REPORT, GO = 4, 5
 _ASSIGNMENT = struct.Struct("@d5I")
+_LEAST_BYTES = 64 * 1024  # smaller ones, such as the data of most libraries, cost less when the kernel copies them
 
 
 class _Settings(ctypes.Structure):
@@ -48,7 +50,7 @@ class Assignment(NamedTuple):
 
     cpu_time_s: float
     is_first: bool
-    talks: bool  # 0 and 1 are pipes
+    in_dialogue: bool  # 0 and 1 are pipes
     meta: bytes
     args: bytes
     body: bytes
@@ -56,10 +58,56 @@ class Assignment(NamedTuple):
     @staticmethod
     def unpack(assignment: bytes) -> Assignment:
         """From `struct assignment` and the texts behind it."""
-        cpu_time_s, is_first, talks, num_meta, num_args, _ = _ASSIGNMENT.unpack_from(assignment)
+        cpu_time_s, is_first, in_dialogue, num_meta, num_args, _ = _ASSIGNMENT.unpack_from(assignment)
         at = _ASSIGNMENT.size
         meta, args = assignment[at : at + num_meta], assignment[at + num_meta : at + num_meta + num_args]
-        return Assignment(cpu_time_s, is_first, talks, meta, args, assignment[at + num_meta + num_args :])
+        return Assignment(cpu_time_s, is_first, in_dialogue, meta, args, assignment[at + num_meta + num_args :])
+
+
+class _Part(ctypes.Structure):
+    """`struct iovec` of the C library."""
+
+    _fields_ = [("address", c_uint64), ("num_bytes", c_uint64)]
+
+
+class Image:
+    """The writable memory of the interpreter that candidates get from a file (init/zygote.c).
+
+    The file has the size of all parts. Its pages are used by one test after the other, so the host allocates none.
+    It is made once in the zygote, which must not unmap any part later.
+    """
+
+    def __init__(self, fd: int, parts: ctypes.Array[_Part]) -> None:
+        self.fd = fd
+        self.parts = parts
+
+    @staticmethod
+    def open(not_at: int) -> Image:
+        """Make the file. The mapping with the address `not_at` is no part. Raises OSError."""
+        kernel.fix_heap_end()
+        with open("/proc/self/maps", encoding="utf8", errors="surrogateescape") as maps:
+            found = writable_parts(maps.read(), not_at)
+        parts = (_Part * len(found))(*(_Part(*part) for part in found))
+        fd = kernel.move_up(os.memfd_create("memory"))
+        offset = 0
+        for address, num_bytes in found:
+            offset += kernel.write_memory(fd, address, num_bytes, offset)
+        return Image(fd, parts)
+
+
+def writable_parts(maps: str, not_at: int) -> list[tuple[int, int]]:
+    """Address and length of the large private writable mappings in the text of /proc/self/maps, without the stack."""
+    found: list[tuple[int, int]] = []
+    for line in maps.splitlines():
+        place, rights, *rest = line.split()
+        start, end = (int(number, 16) for number in place.split("-"))
+        if rights != "rw-p" or "[stack]" in rest or start <= not_at < end:
+            continue
+        if found and sum(found[-1]) == start:
+            found[-1] = (found[-1][0], end - found[-1][0])
+        else:
+            found.append((start, end - start))
+    return [(start, num_bytes) for start, num_bytes in found if num_bytes >= _LEAST_BYTES]
 
 
 class Init:
@@ -95,7 +143,7 @@ class Init:
         )
 
     def open_image(self) -> None:
-        """Let candidates have their memory from a file (image.py). Called last before the first `serve`."""
+        """Let candidates have their memory from a file (`Image`). Called last before the first `serve`."""
         own = ctypes.addressof(c_void_p.in_dll(self._library, "nouscoder_image"))
         self._image = Image.open(not_at=own)
         self._settings.image = self._image.fd

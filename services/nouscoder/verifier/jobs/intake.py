@@ -12,20 +12,14 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from nouscoder.atomic_files import naming_storage_faults
-from nouscoder.http_server.body import BodyFault
+from nouscoder.http_server.body import write_body
 from nouscoder.verifier.access.caller import Caller
-from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.jobs.folder import JobFolder
-from nouscoder.verifier.jobs.records import JobOptions
+from nouscoder.verifier.grading.validation import STORE_TESTS, InvalidSubmission
+from nouscoder.verifier.jobs.folder import JobFolder, JobOptions
 from nouscoder.verifier.jobs.store import JobStore, Upload
 
-_PART_PATIENCE_S = 60.0  # for the next part of a body
-_BODY_PATIENCE_S = 3600.0  # for a whole body
 _PARQUET_PATIENCE_S = 900.0
-_FLUSH_BYTES = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +42,10 @@ class Intake:
         with self._store.upload(caller, job_id) as upload:
             if body.is_parquet:
                 sent = upload.path / "requests.parquet"
-                await _write(body.parts, sent, upload)
+                await write_body(body.parts, sent, upload.charge)
                 await self._convert(sent, upload)
             else:
-                await _write(body.parts, upload.requests, upload)
+                await write_body(body.parts, upload.requests, upload.charge)
             total = await asyncio.to_thread(_count_lines, upload.requests, self._max_line_bytes)
             return await self._store.add(upload, options, total)
 
@@ -81,29 +75,6 @@ class Intake:
         upload.charge(await asyncio.to_thread(_replaced, sent, upload.requests))
 
 
-async def _write(parts: AsyncIterator[bytes], file: Path, upload: Upload) -> None:
-    """Write a body to `file`. Raises BodyFault, JobsFull and StorageError."""
-    waiting = bytearray()
-    with naming_storage_faults(file), file.open("xb") as output:
-        try:
-            async with asyncio.timeout(_BODY_PATIENCE_S):
-                while (part := await asyncio.wait_for(anext(parts, None), _PART_PATIENCE_S)) is not None:
-                    upload.charge(len(part))
-                    waiting += part
-                    if len(waiting) >= _FLUSH_BYTES:
-                        await asyncio.to_thread(output.write, bytes(waiting))
-                        waiting.clear()
-        except TimeoutError:
-            raise BodyFault(408, "the body arrived too slowly") from None
-        await asyncio.to_thread(_finish, output, bytes(waiting))
-
-
-def _finish(output: BinaryIO, rest: bytes) -> None:
-    output.write(rest)
-    output.flush()
-    os.fsync(output.fileno())
-
-
 def _replaced(old: Path, new: Path) -> int:
     """Delete `old`. Returns how many bytes more `new` has."""
     more = new.stat().st_size - old.stat().st_size
@@ -118,7 +89,7 @@ def _count_lines(file: Path, max_line_bytes: int) -> int:
         while line := lines.readline(max_line_bytes + 1):
             number += 1
             if len(line) > max_line_bytes:
-                raise InvalidSubmission("body", f"line {number} has more than {max_line_bytes} bytes")
+                raise InvalidSubmission("body", f"line {number} has more than {max_line_bytes} bytes; {STORE_TESTS}")
             if not (text := line.strip()):
                 continue
             total += 1

@@ -16,20 +16,17 @@ from pathlib import Path
 
 import httpx
 
-from nouscoder.atomic_files import StorageError
+from nouscoder.atomic_files import FolderInUse, StorageError
 from nouscoder.config import ConfigError, JobsSection
 from nouscoder.errors import Unusable
-from nouscoder.folder_lock import FolderInUse
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.access.memory_budget import SMALL_ANSWER_BYTES, MemoryBudget
-from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.jobs.dispatcher import JobDispatcher
-from nouscoder.verifier.jobs.folder import JobFolder
+from nouscoder.verifier.jobs.dispatcher import JobDispatcher, Webhooks
+from nouscoder.verifier.jobs.folder import JobAnswer, JobFolder, JobOptions, JobState, UnknownJob, WebhookState
 from nouscoder.verifier.jobs.intake import Body, Intake
-from nouscoder.verifier.jobs.records import JobAnswer, JobOptions, JobState, UnknownJob, WebhookState
-from nouscoder.verifier.jobs.store import JobBounds, JobStore
-from nouscoder.verifier.jobs.webhooks import Webhooks
+from nouscoder.verifier.jobs.store import JobStore
 
 log = logging.getLogger(__name__)
 
@@ -189,18 +186,9 @@ async def open_jobs(
     if not section.folder:
         yield None
         return
-    bounds = JobBounds(
-        keep_s=60 * section.keep_minutes,
-        max_s=3600 * section.max_hours,
-        client_jobs=section.client_jobs,
-        client_submissions=section.client_submissions,
-        submissions=section.submissions,
-        client_bytes=section.client_bytes,
-        store_bytes=section.store_bytes,
-    )
-    webhooks = _webhooks(section, bounds)
+    webhooks = _webhooks(section)
     try:
-        store = JobStore(Path(section.folder), bounds)
+        store = JobStore(Path(section.folder), section)
     except (FolderInUse, StorageError) as error:
         raise JobsUnusable(f"verifier.jobs.folder: {error}") from error
     try:
@@ -211,16 +199,14 @@ async def open_jobs(
         store.close()
 
 
-def _webhooks(
-    section: JobsSection, bounds: JobBounds, transport: httpx.AsyncBaseTransport | None = None
-) -> Webhooks | None:
+def _webhooks(section: JobsSection, transport: httpx.AsyncBaseTransport | None = None) -> Webhooks | None:
     if not section.webhook_origins:
         return None
     try:
         key = Path(section.webhook_key_file).read_bytes().strip()
         if len(key) < 16:
             raise JobsUnusable(f"verifier.jobs.webhook_key_file {section.webhook_key_file} has less than 16 bytes")
-        return Webhooks(section.webhook_origins, key, bounds.keep_s, transport)
+        return Webhooks(section.webhook_origins, key, section.keep_s, transport)
     except OSError as error:
         raise JobsUnusable(f"verifier.jobs.webhook_key_file cannot be read: {error.strerror or error}") from error
     except ValueError as error:

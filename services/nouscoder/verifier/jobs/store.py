@@ -1,9 +1,9 @@
 """All jobs of the service, in one folder.
 
-INVARIANT: the jobs of one client and of all clients stay within `JobBounds`, in number, in submissions that are left,
-and in bytes. A client can neither use nor see the job of another client. An upload has a folder of its own, which gets
-the job's name when it is whole; what is left of others is removed at the next start. A removal that has begun ends,
-whatever becomes of its request, and its job's id is not used before.
+INVARIANT: the jobs of one client and of all clients stay within the bounds of `verifier.jobs`, in number, in
+submissions that are left, and in bytes. A client can neither use nor see the job of another client. An upload has a
+folder of its own, which gets the job's name when it is whole; what is left of others is removed at the next start. A
+removal that has begun ends, whatever becomes of its request, and its job's id is not used before.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from nouscoder.atomic_files import flush, naming_storage_faults, write_whole
-from nouscoder.folder_lock import lock_file
+from nouscoder.atomic_files import flush, lock_file, naming_storage_faults, write_whole
+from nouscoder.config import JobsSection
 from nouscoder.verifier.access.caller import Caller
-from nouscoder.verifier.jobs.folder import RECORD, REQUESTS, JobBroken, JobFolder
-from nouscoder.verifier.jobs.records import (
+from nouscoder.verifier.jobs.folder import (
+    RECORD,
+    REQUESTS,
+    JobBroken,
     JobConflict,
     JobEnd,
+    JobFolder,
     JobOptions,
     JobRecord,
     JobsFull,
@@ -41,19 +43,6 @@ _CLIENT_UPLOADS = 2
 _UPLOADS = 8
 _UPLOAD = ".upload-"  # in the name of its folder
 _REMOVAL_PATIENCE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class JobBounds:
-    """The bounds of `verifier.jobs`, in seconds, bytes and numbers."""
-
-    keep_s: float = 86400.0
-    max_s: float = 172800.0
-    client_jobs: int = 16
-    client_submissions: int = 200_000
-    submissions: int = 500_000
-    client_bytes: int = 4 * 1024**3
-    store_bytes: int = 8 * 1024**3
 
 
 class Upload:
@@ -81,7 +70,7 @@ class Upload:
 class JobStore:
     """The jobs in `folder`, which this process locks. `clock` returns seconds since 1970."""
 
-    def __init__(self, folder: Path, bounds: JobBounds, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, bounds: JobsSection, clock: Callable[[], float] = time.time) -> None:
         """Raises FolderInUse and StorageError. Call `load` before anything else."""
         self.bounds = bounds
         self.clock = clock

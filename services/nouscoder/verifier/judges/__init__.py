@@ -1,1 +1,1 @@
-"""One judge for each type of tests: process input, judging of the result. See nouscoder.verifier.grading.judging."""
+"""One judge for each type of tests: process input, judging of the result. See nouscoder.verifier.grading.runs."""

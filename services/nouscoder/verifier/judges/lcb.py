@@ -24,17 +24,16 @@ from pathlib import Path
 
 from nouscoder.domain.submission import CallCase, CallTests, JsonValue, Limits, StdinCase, StdinTests
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.formats.decoding import give_way
-from nouscoder.formats.json_values import text_json
-from nouscoder.verifier.grading.comparators import (
+from nouscoder.formats.json_values import give_way, text_json
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.judges.comparators import (
     SMALL_BYTES,
     UnreadableResult,
     has_more_values,
     parse_result,
     result_bound,
 )
-from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.judges.base import beginning, encoded, readable
+from nouscoder.verifier.judges.judge import beginning, encoded, readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 _MODULES = (

@@ -1,4 +1,4 @@
-"""Compares answers mathematically with the math-verify library, which runs in a separate process.
+"""Math tests: answers are compared by the math-verify library, which runs in a separate process.
 
 INVARIANT: at most one such process lives at a time. A process that is silent past its limit is killed.
 
@@ -19,8 +19,9 @@ from pathlib import Path
 
 from nouscoder.domain.submission import MathTests
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.judges.partners import Ruling
-from nouscoder.verifier.sandbox.base import SandboxError
+from nouscoder.verifier.judges.judge import readable
+from nouscoder.verifier.judges.rulings import Ruling
+from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -100,3 +101,38 @@ class MathProcess:
 
 
 _PROCESS = MathProcess()
+
+
+class MathJudge:
+    """The judge of math tests, which run no process: it only shows the answer, the text of the submission."""
+
+    entry_point: str | None = None
+    prelude = ""
+
+    def __init__(self, tests: MathTests) -> None:
+        self._cases = tests.cases
+        self.num_tests = len(tests.cases)
+
+    def source(self, code: str) -> str:
+        """The answer."""
+        return code
+
+    def input_size(self, index: int) -> int:
+        """The same for all tests."""
+        return 0
+
+    def stdin(self, index: int) -> bytes:
+        """Empty: no process runs."""
+        return b""
+
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """A wrong answer. Only the math library's ruling accepts an answer."""
+        return VerdictKind.WRONG_ANSWER
+
+    def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
+        """No input, the gold answer, the submitted answer."""
+        return "", self._cases[index].expected, readable(result.stdout)

@@ -1,6 +1,6 @@
 """Runs one test function of a file with pytest, in the process of the code. The service never imports this file.
 
-A sandbox runs the text below the code (judges/pytest_file.py), so it may not change what the code sees: there is one
+A sandbox runs the text below the code (judges/asserting.py), so it may not change what the code sees: there is one
 function, and all else is inside. The service knows that a test has ended by a wrapper around the function itself,
 because the code could replace any part of pytest while it is called. The code could also have changed pytest before:
 so pytest is imported anew here, from folders that the code cannot write, and the file of tests stays in memory.
@@ -80,7 +80,7 @@ def __nouscoder_case__(case: str, token: str, text: str) -> object:  # noqa: N80
             setattr(owner, wanted, watched(getattr(owner, wanted)))
             return made
 
-    class Choice:
+    class WantedItems:
         """Collects the items of the wanted test only."""
 
         num_items = 0
@@ -101,7 +101,7 @@ def __nouscoder_case__(case: str, token: str, text: str) -> object:  # noqa: N80
         for plugin in ("cacheprovider", "faulthandler", "doctest", "junitxml", "pastebin", "stepwise"):
             yield from ("-p", f"no:{plugin}")
 
-    choice = Choice()
+    choice = WantedItems()
     with contextlib.redirect_stdout(sys.stderr):
         status = pytest.main([*arguments()], plugins=[choice])
     if status == 0 and 0 < choice.num_items == len(ended) and not errors:

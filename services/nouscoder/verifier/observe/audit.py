@@ -16,8 +16,7 @@ from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import Unusable
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.grading.grader import OnOutcome
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
+from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
 
 
 class AuditUnusable(Unusable):

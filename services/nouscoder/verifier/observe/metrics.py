@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import TypeVar
 
@@ -10,13 +11,22 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from nouscoder.domain.interpreter import CallEnd
+from nouscoder.domain.conversation import CallEnd
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.observe.current_trace import exemplar
-from nouscoder.verifier.sandbox.base import BackendUse
-from nouscoder.verifier.sandbox.modal_budget import Cap
-from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
-from nouscoder.verifier.sandbox.runner_choice import SecondRun
+from nouscoder.verifier.sandbox.base import BackendUse, Cap
+from nouscoder.verifier.sandbox.runners.pool import Replaced, RunnerState
+
+# The trace to which the work of this task belongs, for exemplars. It needs no OpenTelemetry.
+
+# Hexadecimal id of the trace; "" when the request is not traced, or its trace is not sampled.
+current_trace: ContextVar[str] = ContextVar("trace", default="")
+
+
+def exemplar() -> dict[str, str] | None:
+    """The labels of an exemplar of this task's work; None when it is not traced."""
+    trace_id = current_trace.get()
+    return {"trace_id": trace_id} if trace_id else None
+
 
 _PREFIX = "nouscoder_verifier_"
 _TEST_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60)
@@ -190,9 +200,6 @@ class VerifierMetrics:
         self._tool_calls = _by_value(
             registry, "tool_calls", "Calls of tool sessions, by how they ended", "end", list(CallEnd)
         )
-        self._second_runs = _by_value(
-            registry, "second_runs", "Submissions repeated on a second runner, by end", "end", list(SecondRun)
-        )
         self._submission_s = _histogram(
             registry, "submission_duration_seconds", "Seconds from acceptance to verdict", _SUBMISSION_BUCKETS
         )
@@ -252,10 +259,6 @@ class VerifierMetrics:
     def tool_load(self, waiting: int, open_: int) -> None:
         """Set the number of waiting and of open tool sessions."""
         self._load.waiting_sessions, self._load.open_sessions = waiting, open_
-
-    def repeated(self, end: SecondRun) -> None:
-        """Count a submission that was repeated on a second runner."""
-        self._second_runs[end].inc()
 
     def failed(self, cause: FailureCause) -> None:
         """Count an infrastructure failure."""

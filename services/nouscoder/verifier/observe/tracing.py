@@ -14,11 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import grpc
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -27,11 +35,16 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.errors import Unusable
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.grading.grader import OnOutcome
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
-from nouscoder.verifier.observe.current_trace import current_trace
-from nouscoder.verifier.sandbox.base import Program, Sandbox, Session
-from nouscoder.verifier.sandbox.sandbox_decorator import SandboxDecorator
+from nouscoder.verifier.access.gatekeeper import App, Message, Receive, Scope, Send
+from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
+from nouscoder.verifier.observe.metrics import current_trace
+from nouscoder.verifier.sandbox.base import Program, Sandbox, SandboxDecorator, Session
+
+if TYPE_CHECKING:
+    from nouscoder.verifier.api.rest import GradingApi
+
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+
 
 _NS = 1_000_000_000
 
@@ -172,11 +185,11 @@ class TracedSandbox(SandboxDecorator):
         """See `Sandbox`."""
         return self._traced(self._inner.session(program), program)
 
-    def pair(
+    def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """See `Sandbox`."""
-        return self._traced(self._inner.pair(program, partner, checker), program)
+        return self._traced(self._inner.with_partners(program, partner, checker), program)
 
     @asynccontextmanager
     async def _traced(self, opened: AbstractAsyncContextManager[Opened], program: Program) -> AsyncIterator[Opened]:
@@ -188,3 +201,89 @@ class TracedSandbox(SandboxDecorator):
             with self._tracing.step("sandbox", backend=self.name, language=program.language.name):
                 entered = await stack.enter_async_context(opened)
             yield entered
+
+
+# The root spans of a trace: one for each grading request of the REST API, and one for each gRPC call.
+
+_PATHS = frozenset({"/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code"})
+_SERVICE = "/nouscoder.v1.VerifierService/"
+
+
+def trace_fronts(app: GradingApi, tracing: Tracing | None) -> list[grpc.aio.ServerInterceptor]:
+    """Trace the requests to `app`. Returns the interceptors that trace gRPC calls. Does nothing when tracing is off."""
+    if tracing is None:
+        return []
+    app.wrap(TraceRequests, tracing=tracing)
+    return [TraceCalls(tracing)]
+
+
+class TraceRequests:
+    """ASGI middleware. It must be the outermost one."""
+
+    def __init__(self, app: App, tracing: Tracing) -> None:
+        self._app = app
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http" or scope["path"] not in _PATHS:
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        with self._tracing.request(f"{scope['method']} {scope['path']}", headers) as span:
+
+            async def record(message: Message) -> None:
+                if message["type"] == "http.response.start" and span.is_recording():
+                    answered = {bytes(name).lower(): value for name, value in message.get("headers", ())}
+                    span.set_attribute("http.response.status_code", message["status"])
+                    span.set_attribute("request_id", answered.get(b"x-request-id", b"").decode("latin-1"))
+                await send(message)
+
+            await self._app(scope, receive, record)
+
+
+class TraceCalls(grpc.aio.ServerInterceptor):
+    """gRPC interceptor. It must be the first one. It does not trace health and reflection."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """Handle one call."""
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None or not method.startswith(_SERVICE):
+            return handler
+        metadata = handler_call_details.invocation_metadata or ()
+        headers = {str(key): value for key, value in metadata if isinstance(value, str)}
+        return _traced(handler, lambda: self._tracing.request(method, headers))
+
+
+def _traced(handler: _Handler, begin: Callable[[], AbstractContextManager[object]]) -> _Handler:
+    """The same handler, inside a span."""
+    kinds = {
+        (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+        (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+        (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+        (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+    }
+    name, make = kinds[handler.request_streaming, handler.response_streaming]
+    inner: Any = getattr(handler, name)
+
+    async def one(request: Any, context: Any) -> Any:
+        with begin():
+            return await inner(request, context)
+
+    async def many(request: Any, context: Any) -> AsyncIterator[Any]:
+        with begin():
+            async with aclosing(inner(request, context)) as answers:
+                async for answer in answers:
+                    yield answer
+
+    behaviour: Any = many if handler.response_streaming else one
+    made: _Handler = make(behaviour, handler.request_deserializer, handler.response_serializer)
+    return made

@@ -1,4 +1,8 @@
-"""Passes accepted connections from the parent to its gateway processes, and asks the processes whether they answer.
+"""The connections of several gateway processes: addresses, and the channel from the parent to each process.
+
+The parent has the addresses from the start, so nobody else takes them. It passes accepted connections to the processes,
+and asks them whether they answer. The kernel could divide connections among sockets that share an address, but by
+chance: as many connections as processes reached 70 % of the processes, and each has its own slots.
 
 INVARIANT: each accepted connection goes to exactly one process that takes calls, the one with the fewest open
 connections. While there is none, connections wait in the backlog of the listening socket.
@@ -15,6 +19,8 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
+
+from nouscoder.rpc.server import AddressError, socket_host, split_address
 
 log = logging.getLogger(__name__)
 
@@ -204,3 +210,37 @@ class Arrivals:
         self._num_closed += 1
         with contextlib.suppress(OSError):  # a full channel: the next message has the whole number too
             self._channel.send(_CLOSED.pack(self._num_closed))
+
+
+# The addresses.
+
+
+def bound_to(address: str, *, shared: bool = False) -> socket.socket:
+    """A socket that has the address and does not listen. With `shared` other sockets of this user may listen there.
+
+    Raises AddressError, also when a service that shares its address has it.
+    """
+    host, port = split_address(address)
+    host = socket_host(host)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        if not shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        if shared:
+            at = bound.getsockname()[:2]
+            bound.close()
+            bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            bound.bind(at)
+    except OSError as error:
+        bound.close()
+        raise AddressError(f"cannot listen on {address}: {error.strerror or error}") from error
+    return bound
+
+
+def address_of(address: str, bound: socket.socket) -> str:
+    """The address in use; port 0 took a free one."""
+    host, _ = split_address(address)
+    return f"{host}:{bound.getsockname()[1]}"

@@ -6,6 +6,12 @@ address (SO_REUSEPORT). The parent serves the metrics of all, and the ports for 
 INVARIANT: after the start, a process that ends is replaced, unless the service stops; the others do not notice. One
 that hangs is killed, and so replaced. Every process ends with its parent, however that ends. On SIGTERM all drain, and
 the parent ends after them.
+
+INVARIANT: a process hangs when its event loop, which serves the requests, is silent. Only time in which the process
+could have answered counts as silence. Time in which it waited for a CPU does not, because on a machine that is busy
+with candidates that time has no limit. Nor does time in which the parent itself did not run. So these are silent: a
+stopped process, one that waits for a lock or a file, and one that computes without an end, of which only the CPU time
+counts.
 """
 
 from __future__ import annotations
@@ -21,25 +27,103 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from nouscoder.config import Config
 from nouscoder.http_server.listener import start_http
-from nouscoder.rpc.health import Health
-from nouscoder.rpc.server import start_metrics, stop_event
-from nouscoder.verifier.processes.addresses import address_of, bound_to
-from nouscoder.verifier.processes.child import Order
-from nouscoder.verifier.processes.connections import Channel, Distributor
-from nouscoder.verifier.processes.hang_watch import Patience, main_thread, until_hung
+from nouscoder.rpc.server import Health, start_metrics, stop_event
+from nouscoder.verifier.processes.connections import Channel, Distributor, address_of, bound_to
 from nouscoder.verifier.processes.merged_metrics import MergedMetrics, SocketMetrics, serve_on_socket
-from nouscoder.verifier.processes.shared_ledger import SharedLedger
-from nouscoder.verifier.processes.shared_runs import SharedRuns
-from nouscoder.verifier.processes.shares import Place, section_of
+from nouscoder.verifier.processes.share import Order, Place, section_of
+from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
 from nouscoder.verifier.sandbox.cgroup import Groups
-from nouscoder.verifier.settings import not_served
+
+# Whether a process hangs.
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a process may be silent. The parent asks every `ask_period_s`."""
+
+    ask_period_s: float = 5.0
+    silence_limit_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """What the kernel says about a thread: whether it can run now, its CPU time, and how long it waited for a CPU."""
+
+    is_runnable: bool
+    cpu_s: float
+    queued_s: float  # without a wait that has not ended
+
+
+class Asked(Protocol):
+    """What `until_hung` needs of a channel."""
+
+    @property
+    def num_answers(self) -> int:
+        """How often the process has answered."""
+        ...
+
+    def ask(self) -> None:
+        """Ask the process for an answer."""
+        ...
+
+
+async def until_hung(asked: Asked, look: Callable[[], Thread | None], patience: Patience) -> None:
+    """Ask a process until it has been silent for `patience.silence_limit_s`. `look` gives its `main_thread`."""
+    silent_s = 0.0
+    before = look()
+    while silent_s < patience.silence_limit_s:
+        num_answers = asked.num_answers
+        asked.ask()
+        await asyncio.sleep(patience.ask_period_s)
+        now = look()
+        silent_s += could_answer_s(before, now, patience.ask_period_s)
+        if asked.num_answers != num_answers:
+            silent_s = 0.0
+        before = now
+
+
+def could_answer_s(before: Thread | None, now: Thread | None, period_s: float) -> float:
+    """The part of a period in which a thread could have answered. The whole period when nothing is known of it.
+
+    A thread that can run now may have waited for a CPU since an unknown time, so only its CPU time counts.
+    """
+    if before is None or now is None:
+        return period_s
+    able_s = now.cpu_s - before.cpu_s if now.is_runnable else period_s - (now.queued_s - before.queued_s)
+    return min(period_s, max(0.0, able_s))
+
+
+def main_thread(pid: int) -> Thread | None:
+    """The thread of a process that runs its event loop. None when the kernel does not tell, or it has ended.
+
+    Without the statistics of the scheduler (`schedstat` has zeros or is absent) the waits for a CPU seem to be 0.
+    """
+    folder = Path(f"/proc/{pid}/task/{pid}")
+    try:
+        fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return Thread(fields[0] == "R", (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, _queued_s(folder))
+
+
+def _queued_s(folder: Path) -> float:
+    try:
+        return int((folder / "schedstat").read_text().split()[1]) / _NS_PER_S
+    except (OSError, IndexError):
+        return 0.0
+
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +161,7 @@ class Gateway:
         """Start the process and wait until it takes calls. Raises ProcessFailed and TimeoutError."""
         self.channel = channel = Channel()
         self.process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "nouscoder.verifier.processes.child", str(channel.theirs.fileno())),
+            *(sys.executable, "-m", "nouscoder.verifier.processes.share", str(channel.theirs.fileno())),
             stdin=asyncio.subprocess.PIPE,
             pass_fds=(channel.theirs.fileno(),),
             start_new_session=True,  # Ctrl-C reaches only the parent, which then drains all
@@ -233,7 +317,7 @@ async def serve_many(config: Config, with_broker: bool = False) -> int:
         say_draining = await _start_health(section.health, health, stack)
         said = {"grpc": address_of(section.grpc, grpc), "metrics": metrics, "processes": section.processes}
         log.info("listening", extra=said | ({} if http is None else {"http": address_of(section.http, http)}))
-        log.info("serving", extra={"not_served": not_served(section, with_broker)})
+        log.info("serving", extra={"not_served": section.not_served(with_broker)})
         await stop.wait()
         for keeper in keepers:
             keeper.cancel()

@@ -3,7 +3,7 @@
 It listens, checks that the peer is a gateway with the pool's key, and gives the connection to a fresh harness as its
 stdin and stdout. It decrypts and encrypts the bytes of a submission on their way, and looks at none of them.
 
-INVARIANT: at most one slot (and one partner of it) is in use at a time. When its connection ends, every other process
+INVARIANT: at most one slot (with its partners) is in use at a time. When its connection ends, every other process
 of the container is dead before the next slot starts, or this process exits and the container ends.
 """
 
@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from start import main  # type: ignore[import-not-found]
+from agent import main  # type: ignore[import-not-found]
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,8 @@
-"""The agent: accepts a gateway, starts a harness for it, waits until either ends, and cleans up."""
+"""The agent: accepts a gateway, starts a harness for it, waits until either ends, and cleans up.
+
+INVARIANT: when the connection of a slot ends, every other process of the container is dead before the next slot starts,
+or this process exits and the container ends. The key of the pool is in no environment that others can read in /proc.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -16,19 +21,20 @@ import time
 from typing import Any
 
 try:
-    from . import greeting
-    from .cleanup import END_LIMIT_S, kill_all, log
+    from . import handshake
     from .kernel import kernel_facts
     from .relay import Relay
 except ImportError:  # in the image, where this folder is not a package
-    import greeting  # type: ignore[no-redef, import-not-found]
-    from cleanup import END_LIMIT_S, kill_all, log  # type: ignore[no-redef, import-not-found]
+    import handshake  # type: ignore[no-redef, import-not-found]
     from kernel import kernel_facts  # type: ignore[no-redef, import-not-found]
     from relay import Relay  # type: ignore[no-redef, import-not-found]
 
-_MAX_GREETINGS = 16  # handshakes at once; a further connection ends the oldest one
+HOME = "/opt/nouscoder"
+END_LIMIT_S = 5.0
+_KEY, _KEY_FD = "NOUSCODER_RUNNER_KEY", "NOUSCODER_RUNNER_KEY_FD"
+_MAX_HANDSHAKES = 16  # handshakes at once; a further connection ends the oldest one
 _KERNELS = ("gvisor", "linux")  # of the container: the sentry, or that of a virtual machine
-_ROLES = (greeting.SLOT, *greeting.PARTNERS)
+_ROLES = (handshake.SLOT, *handshake.PARTNERS)
 _FIRST_UID, _UIDS_AN_AGENT = 1_000_000_000, 2 * len(_ROLES)  # two for each harness
 _POLL_INTERVAL_MS = 500
 _KEEPALIVE_S = 10  # a gateway whose node vanishes does not close its connection
@@ -43,12 +49,12 @@ class Agent:
     """The agent of one container."""
 
     def __init__(self, key: bytes, home: str, kernel: str, idle_s: float, tls: Tls | None) -> None:
-        """`idle_s` seconds without a gateway end the process; 0: they do not. Raises GreetingError, unknown kernel.
+        """`idle_s` seconds without a gateway end the process; 0: they do not. Raises HandshakeError, unknown kernel.
 
         Without `tls` it expects a tunnel in front of it. The kernel is asked here, before anybody else runs.
         """
         if kernel not in _KERNELS:
-            raise greeting.GreetingError(f"{kernel!r} is not a kernel")
+            raise handshake.HandshakeError(f"{kernel!r} is not a kernel")
         self._kernel_facts = kernel_facts()
         self._tls = tls
         self._key = key
@@ -58,8 +64,8 @@ class Agent:
         self._kernel = kernel
         self._lock = threading.Lock()
         self._in_use: dict[str, subprocess.Popen[bytes] | None] = {}  # by role; None while the harness starts
-        self._peers: tuple[socket.socket, ...] = ()  # connect the harness of the slot with that of its partner
-        self._greetings: dict[socket.socket, None] = {}  # connections without a proof of the key, oldest first
+        self._dialogue_ends: tuple[socket.socket, ...] = ()  # connect the harness of the slot with that of its partner
+        self._handshakes: dict[socket.socket, None] = {}  # connections without a proof of the key, oldest first
 
     def serve(self, listener: socket.socket) -> None:
         """Accept connections until the process is killed or has been idle for too long."""
@@ -74,10 +80,10 @@ class Agent:
                     connection.close()  # a probe that has already closed it
                     continue
             with self._lock:
-                self._greetings[connection] = None
-                if len(self._greetings) > _MAX_GREETINGS:
-                    _shut_down(next(iter(self._greetings)))
-                    del self._greetings[next(iter(self._greetings))]
+                self._handshakes[connection] = None
+                if len(self._handshakes) > _MAX_HANDSHAKES:
+                    _shut_down(next(iter(self._handshakes)))
+                    del self._handshakes[next(iter(self._handshakes))]
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:
@@ -90,16 +96,16 @@ class Agent:
                     request, nonces = self._receive_request(connection)
                     about = _about(request) | {"kernel": self._kernel_facts}
                     role = self._reserve(request)
-                    about["peer"] = role != greeting.CHECKER
-                    self._answer(connection, nonces, {"status": greeting.OK if role else greeting.BUSY, **about})
+                    about["peer"] = role != handshake.CHECKER
+                    self._answer(connection, nonces, {"status": handshake.OK if role else handshake.BUSY, **about})
                 finally:
                     with self._lock:
-                        self._greetings.pop(connection, None)
-                if role == greeting.RETIRE:
+                        self._handshakes.pop(connection, None)
+                if role == handshake.RETIRE:
                     os._exit(0)
                 if role:
                     self._run(connection, role, request)
-            except (OSError, greeting.GreetingError) as error:
+            except (OSError, handshake.HandshakeError) as error:
                 if not isinstance(error, _CLOSED_EARLY):
                     log(f"a connection was refused: {error!r}")
 
@@ -112,40 +118,40 @@ class Agent:
                     os._exit(0)
             time.sleep(left_s)
 
-    def _receive_request(self, connection: socket.socket) -> tuple[dict[str, Any], greeting.Nonces]:
-        ours, end_s = os.urandom(greeting.NONCE_BYTES), time.monotonic() + greeting.LIMIT_S
-        connection.settimeout(greeting.LIMIT_S)
+    def _receive_request(self, connection: socket.socket) -> tuple[dict[str, Any], handshake.Nonces]:
+        ours, end_s = os.urandom(handshake.NONCE_BYTES), time.monotonic() + handshake.LIMIT_S
+        connection.settimeout(handshake.LIMIT_S)
         if isinstance(connection, ssl.SSLSocket):
             connection.do_handshake()
-        connection.sendall(greeting.MAGIC + ours)
-        theirs = _exactly(connection, greeting.NONCE_BYTES, end_s)
-        proof = _exactly(connection, greeting.PROOF_BYTES, end_s)
-        length = greeting.message_length(_exactly(connection, greeting.LENGTH.size, end_s))
+        connection.sendall(handshake.MAGIC + ours)
+        theirs = _exactly(connection, handshake.NONCE_BYTES, end_s)
+        proof = _exactly(connection, handshake.PROOF_BYTES, end_s)
+        length = handshake.message_length(_exactly(connection, handshake.LENGTH.size, end_s))
         text = _exactly(connection, length, end_s)
-        nonces = greeting.Nonces(ours, theirs, self._tls[1] if self._tls is not None else b"")
-        greeting.check_proof(proof, self._key, "gateway", nonces, text)
+        nonces = handshake.Nonces(ours, theirs, self._tls[1] if self._tls is not None else b"")
+        handshake.check_proof(proof, self._key, "gateway", nonces, text)
         self._heard_s = time.monotonic()
-        return greeting.unpack(text), nonces
+        return handshake.unpack(text), nonces
 
-    def _answer(self, connection: socket.socket, nonces: greeting.Nonces, answer: dict[str, Any]) -> None:
-        text = greeting.pack(answer)
-        proof = greeting.proof(self._key, "runner", nonces, text)
-        connection.sendall(proof + greeting.LENGTH.pack(len(text)) + text)
+    def _answer(self, connection: socket.socket, nonces: handshake.Nonces, answer: dict[str, Any]) -> None:
+        text = handshake.pack(answer)
+        proof = handshake.proof(self._key, "runner", nonces, text)
+        connection.sendall(proof + handshake.LENGTH.pack(len(text)) + text)
 
     def _reserve(self, request: dict[str, Any]) -> str:
-        """Reserve the requested role. Returns "" when it is in use. Raises GreetingError for an unknown role."""
+        """Reserve the requested role. Returns "" when it is in use. Raises HandshakeError for an unknown role."""
         role = str(request.get("want"))
-        if role == greeting.RETIRE:
+        if role == handshake.RETIRE:
             return role
         if role not in _ROLES:
-            raise greeting.GreetingError(f"{role!r} is not a role")
+            raise handshake.HandshakeError(f"{role!r} is not a role")
         with self._lock:
-            without_slot = role != greeting.SLOT and greeting.SLOT not in self._in_use
+            without_slot = role != handshake.SLOT and handshake.SLOT not in self._in_use
             if role in self._in_use or without_slot:
                 return ""
             self._in_use[role] = None
-            if role == greeting.SLOT:
-                self._peers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if role == handshake.SLOT:
+                self._dialogue_ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return role
 
     def _run(self, connection: socket.socket, role: str, request: dict[str, Any]) -> None:
@@ -168,7 +174,7 @@ class Agent:
         self._free(role)
 
     def _start(self, stream: socket.socket, role: str, request: dict[str, Any]) -> subprocess.Popen[bytes]:
-        ends = [end.fileno() for each, end in zip(_ROLES, self._peers, strict=False) if each == role]
+        ends = [end.fileno() for each, end in zip(_ROLES, self._dialogue_ends, strict=False) if each == role]
         return subprocess.Popen(
             self._command(request, role, *ends),
             stdin=stream.fileno(),
@@ -195,12 +201,12 @@ class Agent:
     def _free(self, role: str) -> None:
         """Release a role. The end of a slot also ends its partners, so that no process of any is left."""
         with self._lock:
-            partners = [partner for each in greeting.PARTNERS if (partner := self._in_use.get(each))]
-        if role == greeting.SLOT:
+            partners = [partner for each in handshake.PARTNERS if (partner := self._in_use.get(each))]
+        if role == handshake.SLOT:
             for partner in partners:
                 partner.kill()
             kill_all()
-            for end in self._peers:
+            for end in self._dialogue_ends:
                 end.close()
         with self._lock:
             self._heard_s = time.monotonic()
@@ -231,11 +237,11 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 def _about(request: dict[str, Any]) -> dict[str, Any]:
-    """The Python version, and the paths of those of the requested tools that exist here. Raises GreetingError."""
+    """The Python version, and the paths of those of the requested tools that exist here. Raises HandshakeError."""
     try:
         found = {tool: shutil.which(tool, path=request.get("search_path")) for tool in request.get("tools", ())}
     except (TypeError, ValueError) as error:
-        raise greeting.GreetingError(f"a request with invalid tools: {error!r}") from error
+        raise handshake.HandshakeError(f"a request with invalid tools: {error!r}") from error
     return {"python": sys.version.split()[0], "tools": {tool: path for tool, path in found.items() if path}}
 
 
@@ -265,3 +271,85 @@ def _exactly(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
             raise ConnectionResetError("the peer closed the connection")
         data += part
     return data
+
+
+def kill_all() -> None:
+    """Kill every other process and wait for their end. Exits, which ends the container, when they do not end."""
+    end = time.monotonic() + END_LIMIT_S
+    while time.monotonic() < end:
+        if os.getpid() == 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        reap()
+        if not _other_processes():
+            return
+        time.sleep(0.01)
+    log("processes of a submission do not end: the container exits")
+    os._exit(1)
+
+
+def reap() -> None:
+    """Wait for ended children. Orphans are children of process 1, which is this process."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _other_processes() -> list[str]:
+    """The pids of the other processes of this container; none if it has no separate pid namespace."""
+    return [pid for pid in os.listdir("/proc") if pid.isdigit() and pid != "1"] if os.getpid() == 1 else []
+
+
+def log(text: str) -> None:
+    """Write a line to the log of the container."""
+    sys.stderr.write(f"runner: {text}\n")
+    sys.stderr.flush()
+
+
+def _restart_without_key(text: str) -> None:
+    """Exec this program again with the key in a pipe, because the kernel shows the environment of the first exec."""
+    handshake.read_key(text)
+    read_end, write_end = os.pipe()
+    os.write(write_end, text.encode()[: select.PIPE_BUF])
+    os.close(write_end)
+    os.set_inheritable(read_end, True)
+    os.environ[_KEY_FD] = str(read_end)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _received_key() -> bytes:
+    fd = int(os.environ.pop(_KEY_FD, "-1"))
+    if fd < 0:
+        raise handshake.HandshakeError(f"{_KEY} is not set")
+    with open(fd, encoding="utf8") as pipe:
+        return handshake.read_key(pipe.read())
+
+
+def _certificate() -> Tls:
+    try:
+        return handshake.own_certificate()
+    except handshake.NoCertificate as error:
+        log(str(error))
+        sys.exit(1)
+
+
+def main() -> None:
+    """Serve until killed or idle. The key is not in the environment of this process, which others can read in /proc."""
+    if _KEY in os.environ:
+        _restart_without_key(os.environ.pop(_KEY))
+    key = _received_key()
+    port = int(os.environ.pop("NOUSCODER_RUNNER_PORT", str(handshake.DEFAULT_PORT)))
+    home = os.environ.pop("NOUSCODER_RUNNER_HOME", HOME)
+    idle_s = float(os.environ.pop("NOUSCODER_RUNNER_IDLE_S", "0"))
+    kernel = os.environ.pop("NOUSCODER_RUNNER_KERNEL", "gvisor")
+    has_tunnel = os.environ.pop("NOUSCODER_RUNNER_TLS", "own") == "tunnel"
+    agent = Agent(key, home, kernel, idle_s, None if has_tunnel else _certificate())
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    reap()
+    dual = socket.has_dualstack_ipv6()  # the gateway may come by either family
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    with socket.create_server(("", port), family=family, backlog=64, dualstack_ipv6=dual) as listener:
+        log(f"listening on port {port}")
+        agent.serve(listener)

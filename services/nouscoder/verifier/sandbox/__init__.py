@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from nouscoder.config import ConfigError, SandboxSection, SpillOverSection, VerifierSection
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
     CompileStarved,
@@ -17,8 +16,8 @@ from nouscoder.verifier.sandbox.base import (
     SandboxUnavailable,
     Session,
 )
-from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig, SpillOverConfig
 from nouscoder.verifier.sandbox.spill_over import SpillOverSandbox
+from nouscoder.verifier.toolchains.libraries import library_folders
 
 __all__ = [
     "CompileFailed",
@@ -26,53 +25,67 @@ __all__ = [
     "Dialogue",
     "Exit",
     "PartnerCompileFailed",
-    "PoolConfig",
     "Program",
     "RunResult",
     "Sandbox",
-    "SandboxConfig",
     "SandboxError",
     "SandboxUnavailable",
     "Session",
-    "SpillOverConfig",
     "SpillOverSandbox",
     "open_backends",
     "open_sandbox",
+    "with_libraries",
 ]
 
 
-def open_backends(config: SandboxConfig) -> SpillOverSandbox:
-    """The configured backend, and the one for spill-over if there is one, not yet started. Raises as `open_sandbox`."""
+def open_backends(section: VerifierSection) -> SpillOverSandbox:
+    """The configured backend, and the one for spill-over if there is one, not yet started. Raises as `open_sandbox`.
+
+    Candidates import from the configured folders, then from those of the libraries. Raises ConfigError for a folder
+    that does not exist.
+    """
+    config = with_libraries(section)
     chosen = config.spill_over
-    sandboxes = [open_sandbox(config)]
+    sandboxes = [open_sandbox(config, section.tools.sessions)]
     if chosen.backend:
-        other = replace(config, backend=chosen.backend, slots=chosen.slots, tool_slots=0, spill_over=SpillOverConfig())
-        sandboxes.append(open_sandbox(other))
+        changes = {"backend": chosen.backend, "slots": chosen.slots, "spill_over": SpillOverSection()}
+        sandboxes.append(open_sandbox(config.model_copy(update=changes)))
     return SpillOverSandbox(sandboxes, chosen.after_s)
 
 
-def open_sandbox(config: SandboxConfig) -> Sandbox:
-    """The configured backend, not yet started. Raises ValueError for an unknown name, and SandboxUnavailable."""
+def with_libraries(section: VerifierSection) -> SandboxSection:
+    """The sandbox's section, in which candidates also import from the folders of `verifier.libraries`."""
+    config = section.sandbox
+    for folder in config.site_packages:
+        if not folder.is_dir():
+            raise ConfigError(f"verifier.sandbox.site_packages: {folder} is not a folder")
+    folders = (*config.site_packages, *library_folders(section.libraries))
+    return config.model_copy(update={"site_packages": folders})
+
+
+def open_sandbox(config: SandboxSection, tool_slots: int = 0) -> Sandbox:
+    """The configured backend, not yet started, with `tool_slots` further slots for tool sessions.
+
+    Raises SandboxUnavailable.
+    """
     match config.backend:
         case "local":
             from nouscoder.verifier.sandbox.local import LocalSandbox
 
-            return LocalSandbox(config)
+            return LocalSandbox(config, tool_slots=tool_slots)
         case "fake":
             from nouscoder.verifier.sandbox.fake import FakeSandbox
 
-            return FakeSandbox(num_slots=(config.slots or 2) + config.tool_slots)
+            return FakeSandbox(num_slots=(config.slots or 2) + tool_slots)
         case "runsc":
             from nouscoder.verifier.sandbox.runsc import RunscSandbox
 
-            return RunscSandbox(config)
+            return RunscSandbox(config, tool_slots=tool_slots)
         case "gvisor":
-            from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+            from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 
-            return GvisorSandbox(config)
+            return GvisorSandbox(config, tool_slots=tool_slots)
         case "modal":
-            from nouscoder.verifier.sandbox.modal_sandbox import ModalSandbox
+            from nouscoder.verifier.sandbox.modal.backend import ModalSandbox
 
-            return ModalSandbox(config)
-        case other:
-            raise ValueError(f"{other!r} is not a sandbox backend: use local, runsc, gvisor, modal or fake")
+            return ModalSandbox(config, tool_slots=tool_slots)

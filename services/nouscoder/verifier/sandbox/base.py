@@ -73,9 +73,9 @@ class RunResult:
     with the type's name (not JSON, so a wrong answer) when the value has no JSON form. For a program with `makes_file`
     it is that file, or None when there is none or it is empty. Like `stdout` it is untrusted.
     `stderr` is the last 64 KiB of the stream. `stdout` is complete; after OUTPUT_LIMIT it is the first 64 KiB.
-    `partner_ended`: in a conversation, the partner had ended when this program ended or exceeded a limit. `files` are
+    `partner_ended`: in a dialogue, the partner had ended when this program ended or exceeded a limit. `files` are
     those of `Program.fetch` that the run has left in its folder and that are regular; 16 MiB in all. `compiler_output`
-    is the beginning of what the compiler said about the program, up to 1900 bytes. A conversation gives neither.
+    is the beginning of what the compiler said about the program, up to 1900 bytes. A dialogue gives neither.
     """
 
     exit: Exit
@@ -119,7 +119,7 @@ class CompileFailed(Exception):
 
 
 class PartnerCompileFailed(CompileFailed):
-    """The partner of a pair (a checker or an interactor) does not compile. The tests are invalid."""
+    """The partner of a program (a checker or an interactor) does not compile. The tests are invalid."""
 
 
 class Dialogue(Protocol):
@@ -157,15 +157,15 @@ class Session(Protocol):
         """
         ...
 
-    async def converse(
+    async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         """Run this program and `partner`'s together. The output of each is the input of the other.
 
-        `partner` is the second session of the same `Sandbox.pair`; `args` and `files` are for the partner. When one
-        program exits or closes its output, the input of the other ends. The results (this one's, the partner's) hold
-        the complete output of each. Both have their own limits. The wall time of the partner counts from the start of
-        the conversation. In backend local, that of this program omits the time in which it waited for an answer that
+        `partner` is the second session of the same `Sandbox.with_partners`; `args` and `files` are for the partner. If
+        one program exits or closes its output, the input of the other ends. The results (this one's, the partner's)
+        hold the complete output of each. Both have their own limits. The wall time of the partner counts from the start
+        of the dialogue. In backend local, that of this program omits the time in which it waited for an answer that
         came, and its partner's CPU time while it waits for one; together at most the time by which the partner's wall
         time limit exceeds its own. Raises what `run` raises.
         """
@@ -204,13 +204,13 @@ class Sandbox(Protocol):
         """
         ...
 
-    def pair(
+    def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """Like `session`, with a second fresh sandbox for a checker or an interactor.
 
         With `checker` there is a third one, for the checker of what an interactor has written. They share nothing. Only
-        the first one is a slot of the pool, so a pair needs one slot like a session, and pairs cannot deadlock. Raises
+        the first one is a slot of the pool, so all together need one slot like a session, and cannot deadlock. Raises
         PartnerCompileFailed on entry when a partner does not compile.
         """
         ...
@@ -244,6 +244,15 @@ class Elastic(Protocol):
     def demand(self, submissions: int) -> None:
         """From now on so many submissions wait or run. The backend may grow and shrink with it."""
         ...
+
+
+class Cap(StrEnum):
+    """What keeps a backend that costs money from growing: the label of a metric."""
+
+    CONTAINERS = "containers"
+    CREATIONS = "creations_per_minute"
+    DOLLARS_PER_MINUTE = "dollars_per_minute"
+    DOLLARS = "dollars"
 
 
 @runtime_checkable
@@ -315,3 +324,49 @@ def _check_files(source_name: str, files: Mapping[str, bytes]) -> None:
             raise ValueError(f"{name!r:.60} cannot be the name of a file")
     if sum(map(len, files.values())) > _MAX_FILE_BYTES:
         raise ValueError(f"the files hold at most {_MAX_FILE_BYTES} bytes in total")
+
+
+class SandboxDecorator:
+    """Forwards everything to `inner`. A subclass overrides `session` or `with_partners`."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self._inner = inner
+        self.name = inner.name
+        self.num_slots = inner.num_slots
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """See `Sandbox`."""
+        return self._inner.isolation
+
+    @property
+    def runners(self) -> Mapping[str, int]:
+        """See `Sandbox`."""
+        return self._inner.runners
+
+    @property
+    def replacements(self) -> Mapping[str, int]:
+        """See `Sandbox`."""
+        return self._inner.replacements
+
+    async def start(self) -> None:
+        """See `Sandbox`."""
+        await self._inner.start()
+
+    def session(self, program: Program) -> AbstractAsyncContextManager[Session]:
+        """See `Sandbox`."""
+        return self._inner.session(program)
+
+    def with_partners(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
+        """See `Sandbox`."""
+        return self._inner.with_partners(program, partner, checker)
+
+    def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
+        """See `Sandbox`."""
+        return self._inner.dialogue(program)
+
+    async def close(self) -> None:
+        """See `Sandbox`."""
+        await self._inner.close()

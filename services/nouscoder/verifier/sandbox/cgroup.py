@@ -47,7 +47,7 @@ class Controller:
     events_file: str
 
 
-class Group:
+class SlotGroup:
     """The group of one slot, in every controller found."""
 
     def __init__(self, controllers: tuple[Controller, ...], name: str) -> None:
@@ -137,7 +137,7 @@ def _sum_of(fd: int, values: re.Pattern[bytes]) -> int:
     return 0 if fd < 0 else sum(map(int, values.findall(os.pread(fd, 1 << 14, 0))))
 
 
-UNGROUPED = Group((), "")
+UNGROUPED = SlotGroup((), "")
 
 
 class Groups:
@@ -154,9 +154,9 @@ class Groups:
         for controller in self._controllers:
             _sweep(controller.folder)
 
-    def make(self, index: int) -> Group:
+    def make(self, index: int) -> SlotGroup:
         """The group of slot `index`."""
-        return Group(self._controllers, f"{self._prefix}.{index}")
+        return SlotGroup(self._controllers, f"{self._prefix}.{index}")
 
 
 def _version_1(root: Path, own: str) -> list[Controller]:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledFiles:
     """What a compiler has made of a program, by name beside its source, and what it said."""
 
     files: Mapping[str, bytes]
@@ -41,6 +41,7 @@ class CompileCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._file = _unnamed_file() if max_bytes else None
+        self.keeps = self._file is not None  # whether it keeps programs at all
         self._places: OrderedDict[str, tuple[int, int]] = OrderedDict()  # key -> offset, length; in order of writing
         self._end = 0  # where the next entry is written
         self.num_hits = 0
@@ -50,16 +51,11 @@ class CompileCache:
         return len(self._places)
 
     @property
-    def keeps(self) -> bool:
-        """Whether it keeps programs at all."""
-        return self._file is not None
-
-    @property
     def num_bytes(self) -> int:
         """The bytes on the disk."""
         return os.fstat(self._file.fileno()).st_size if self._file is not None else 0
 
-    def get(self, key: str) -> Compiled | None:
+    def get(self, key: str) -> CompiledFiles | None:
         """The compiled program, if it is there. Counted as a hit or as a miss."""
         found = self._read(key)
         if found is None:
@@ -68,13 +64,13 @@ class CompileCache:
             self.num_hits += 1
         return found
 
-    def _read(self, key: str) -> Compiled | None:
+    def _read(self, key: str) -> CompiledFiles | None:
         place = self._places.get(key)
         if place is None or self._file is None:
             return None
         offset, length = place
         said, files = frames.unpack_files(os.pread(self._file.fileno(), length, offset))
-        return None if files is None else Compiled(files, said)
+        return None if files is None else CompiledFiles(files, said)
 
     def put(self, key: str, payload: bytes) -> None:
         """Keep the payload of a COMPILED frame with a whole program. One that is too large is not kept."""

@@ -93,10 +93,10 @@ class FakeSandbox:
             yield self._compiled(program)
 
     @contextlib.asynccontextmanager
-    async def pair(
+    async def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AsyncIterator[tuple[FakeSession, ...]]:
-        """See `Sandbox.pair`."""
+        """See `Sandbox.with_partners`."""
         async with self.session(program) as first:
             try:
                 others = [self._compiled(one) for one in (partner, checker) if one is not None]
@@ -176,7 +176,7 @@ class FakeSession:
         await asyncio.sleep(0)
         return self._behaviour(stdin)
 
-    async def converse(
+    async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         """One turn: this program runs with empty input, and the partner gets its output."""

@@ -15,9 +15,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from nouscoder.verifier.harness import __file__ as _harness_init
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
-from nouscoder.verifier.sandbox.launch import HARNESS
 
+HARNESS = Path(_harness_init).resolve().parent
 _SOURCES = HARNESS / "init"
 _FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,-z,now")
 _COMPILE_LIMIT_S = 120.0

@@ -1,6 +1,8 @@
 """The `local` backend: namespaces, seccomp and rlimits of this host, with one warm interpreter per slot.
 
-INVARIANT: a slot is in the free queue or belongs to exactly one session. Sessions get slots in order of request.
+INVARIANT: a slot is in the free queue or belongs to exactly one session. Sessions get slots in order of request. No
+candidate has a descriptor of a socket between two slots, and the gateway reads and writes none. Both ends stay open in
+the gateway, so that a slot that starts again gets the same end.
 
 Isolation: fresh user, pid, mount, ipc and uts namespaces per submission; a network namespace in which no other program
 has made a socket; a fresh process and /tmp per test; a read-only root without the host's files; no capabilities, no new
@@ -15,26 +17,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from nouscoder.verifier.harness.settings import SlotSettings
+from nouscoder.config import SandboxSection
+from nouscoder.verifier.harness.frames import SlotSettings
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError, Session
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.compile_cache import CompileCache
-from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.dialogue import SlotDialogue
-from nouscoder.verifier.sandbox.init_build import init_library_path
-from nouscoder.verifier.sandbox.launch import HostLaunch
-from nouscoder.verifier.sandbox.peers import PeerSockets
-from nouscoder.verifier.sandbox.session import SlotSession
-from nouscoder.verifier.sandbox.slot import Slot, host_is_root
+from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path
+from nouscoder.verifier.sandbox.session import SlotDialogue, SlotSession
+from nouscoder.verifier.sandbox.slot import Link, ProcessLink, Slot, host_is_root
 from nouscoder.verifier.toolchains.languages import ToolsMissing, cache_folders, in_slot, offer, withdraw
 
+ENTRY_NAME = "__main__.py"  # of the harness
 _FIRST_UID = 1_000_000_000  # above any user of the host; two per slot, different for each service process
 _UIDS_A_SERVICE = 4096
-_COMPILER_MEMORY_BYTES, _COMPILER_PROCESSES = 2 * 1024**3, 256  # as in harness/init/command.c
+_COMPILER_MEMORY_BYTES, _COMPILER_PROCESSES = 2 * 1024**3, 256  # as in harness/init/program.c
 _OWN_BYTES, _OWN_PROCESSES = 256 * 1024**2, 16
 _ISOLATION = (
     *(f"namespace:{kind}" for kind in ("user", "pid", "mount", "net", "ipc", "uts")),
@@ -46,17 +49,56 @@ _ISOLATION = (
 )
 
 
+class DialogueSockets:
+    """The socket pair of a slot and its partner slot, by which their inits exchange the pipes of a dialogue.
+
+    It is made when first needed (see harness/init/dialogue.c).
+    """
+
+    def __init__(self) -> None:
+        self._ends: tuple[socket.socket, socket.socket] | None = None
+
+    def ends(self) -> tuple[DialogueEnd, DialogueEnd]:
+        """For the slot, and for its partner slot."""
+        return DialogueEnd(self, 0), DialogueEnd(self, 1)
+
+    def descriptor(self, index: int) -> int:
+        """The descriptor of one end. Raises OSError."""
+        if self._ends is None:
+            self._ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return self._ends[index].fileno()
+
+    def close(self) -> None:
+        """Close both ends in the gateway."""
+        ends, self._ends = self._ends, None
+        for end in ends or ():
+            end.close()
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueEnd:
+    """One end."""
+
+    sockets: DialogueSockets
+    index: int
+
+    def descriptor(self) -> int:
+        """The descriptor. Raises OSError."""
+        return self.sockets.descriptor(self.index)
+
+
 class LocalSandbox:
     """The pool of slots on this host."""
 
     name = "local"
     _keeps_compiled = True  # only where a taken-over slot is a taken-over host (compile_cache.py)
 
-    def __init__(self, config: SandboxConfig) -> None:
-        self.num_slots = (config.slots or len(os.sched_getaffinity(0))) + config.tool_slots
+    def __init__(self, config: SandboxSection, *, tool_slots: int = 0) -> None:
+        """`tool_slots` are further slots, for tool sessions."""
+        self.num_slots = (config.slots or len(os.sched_getaffinity(0))) + tool_slots
         self._config = config
         self._groups = Groups()
-        self._peers = [PeerSockets() for _ in range(self.num_slots)]
+        self._peers = [DialogueSockets() for _ in range(self.num_slots)]
         self._slots = [self._make_slot(i) for i in range(self.num_slots)]
         self._partners: dict[int, Slot] = {}  # by index, made when a pair first needs them
         self._free: deque[Slot] = deque()
@@ -65,7 +107,7 @@ class LocalSandbox:
         self.compiled = CompileCache(config.compile_cache_bytes if self._keeps_compiled else 0)
 
     def _make_slot(self, index: int) -> Slot:
-        ends = (*self._peers[index % self.num_slots].ends(), None)  # no program converses with a checker
+        ends = (*self._peers[index % self.num_slots].ends(), None)  # a checker has no dialogue
         peer = ends[index // self.num_slots]
         group = self._groups.make(index)
         settings = _slot_settings(self._config, index)._replace(groups=group.procs_files)
@@ -89,10 +131,10 @@ class LocalSandbox:
             yield await self._opened(slot, program)
 
     @contextlib.asynccontextmanager
-    async def pair(
+    async def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AsyncIterator[tuple[Session, ...]]:
-        """See `Sandbox.pair`."""
+        """See `Sandbox.with_partners`."""
         async with self._slot(program) as slot, contextlib.AsyncExitStack() as stack:
             sessions: list[Session] = [await self._opened(slot, program)]
             for number, one in enumerate((partner,) if checker is None else (partner, checker), 1):
@@ -230,7 +272,7 @@ def _with_tools_of(slot: Slot, program: Program) -> Program:
     return program if language is program.language else replace(program, language=language)
 
 
-def _group_limits(program: Program, config: SandboxConfig) -> dict[str, int]:
+def _group_limits(program: Program, config: SandboxSection) -> dict[str, int]:
     """The limits of a slot's group until the program is compiled: the program or its compiler, files in tmpfs, and the
     slot's own processes.
     """
@@ -241,14 +283,56 @@ def _group_limits(program: Program, config: SandboxConfig) -> dict[str, int]:
     return {"memory": memory + files + _OWN_BYTES, "pids": processes + _OWN_PROCESSES}
 
 
-def _slot_settings(config: SandboxConfig, index: int) -> SlotSettings:
+def _slot_settings(config: SandboxSection, index: int) -> SlotSettings:
     first = _FIRST_UID + (os.getpid() % 65536) * _UIDS_A_SERVICE + 2 * index
     return SlotSettings(
         site_packages=tuple(str(folder.resolve()) for folder in config.site_packages),
-        preload=config.preload,
         read_only=cache_folders(),
         init_library=str(init_library_path()),
         tmp_bytes=config.tmp_bytes,
         uid_init=first if host_is_root() else None,
         uid_candidate=first + 1 if host_is_root() else None,
     )
+
+
+class HostLaunch:
+    """Starts the interpreter on this host. The harness then makes namespaces of the host's kernel."""
+
+    def __init__(self, config: SandboxSection, settings: SlotSettings, peer: DialogueEnd | None) -> None:
+        self._python = interpreter(config)
+        self._settings = settings
+        self._peer = peer
+
+    async def open(self) -> Link:
+        """Start the harness by its path. Killing the zygote kills every pid namespace below it."""
+        peer = self._peer.descriptor() if self._peer is not None else None
+        settings = self._settings if peer is None else self._settings._replace(peer=peer)
+        command = [*python_command(self._python, HARNESS / ENTRY_NAME), settings.to_json()]
+        return await ProcessLink.start(command, peer=peer)
+
+    async def lacked_memory(self) -> bool:
+        """See `Launch`. The group of the slot knows (sandbox/cgroup.py)."""
+        return False
+
+    def explain(self, reason: str) -> str:
+        """See `Launch.explain`."""
+        hint = ""
+        if any(word in reason for word in ("clone", "unshare", "Operation not permitted")):
+            hint = (
+                " (this host does not allow namespaces: run the verifier as root with CAP_SYS_ADMIN, or allow"
+                " them with sysctl user.max_user_namespaces=10000 and"
+                " kernel.apparmor_restrict_unprivileged_userns=0)"
+            )
+        elif "/proc" in reason:
+            hint = " (the container hides parts of /proc: start it with an unmasked /proc, or use another backend)"
+        return f"the local sandbox cannot start: {reason}{hint}"
+
+
+def interpreter(config: SandboxSection) -> str:
+    """The Python interpreter of candidates."""
+    return config.python or getattr(sys, "_base_executable", "") or sys.executable
+
+
+def python_command(python: str, entry: Path) -> list[str]:
+    """The command of an isolated interpreter: no user site, no site-packages, no environment, UTF-8."""
+    return [python, "-I", "-S", "-X", "utf8", str(entry)]

@@ -1,13 +1,18 @@
 """The `runsc` backend: each slot is one long-lived gVisor sandbox on this host with the same harness inside.
 
 INVARIANT: no gVisor sandbox serves more than `max_sessions` submissions. After an unexpected, late or missing answer a
-sandbox serves no other submission: it is killed with all its processes and replaced by a fresh one.
+sandbox serves no other submission: it is killed with all its processes and replaced by a fresh one. The folder of a
+killed service, with the sandbox in it, is removed when the next service of the same pid namespace starts. The folder of
+a living service is never touched.
 
 Candidates run on gVisor's sentry instead of the host's kernel. The sentry is a kernel written in Go that runs as a
 confined process of the host. Inside it, candidates get the isolation of the `local` backend: fresh namespaces and a
 separate user per submission, a fresh process and /tmp per test, no capabilities, the same allow-list of system calls.
 There is no network device but loopback, and no file of the host except the read-only folders of the interpreter.
 A test takes longer than with `local` (docs/grading.md, "What gVisor costs").
+
+A sandbox has a temporary folder with its bundle and the state of `runsc`. The name holds the pid of the service and its
+pid namespace, because containers that share /tmp have separate pids.
 """
 
 from __future__ import annotations
@@ -18,28 +23,29 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from nouscoder.verifier.harness.root import (
+from nouscoder.config import SandboxSection
+from nouscoder.verifier.harness.frames import SlotSettings
+from nouscoder.verifier.harness.isolation import (
     COPIED,
     SYSTEM_PATHS,
     WRITTEN,
     outside_system,
     settings_of_runtimes,
 )
-from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
-from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.init_build import init_library_path
-from nouscoder.verifier.sandbox.launch import ENTRY_NAME, HARNESS, interpreter, python_command
-from nouscoder.verifier.sandbox.link import ENVIRONMENT, Link, ProcessLink, kill
-from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.sandbox.runsc_folders import SANDBOX_NAME, new_folder, runsc_command, sweep
-from nouscoder.verifier.sandbox.slot import Slot
+from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path
+from nouscoder.verifier.sandbox.local import ENTRY_NAME, LocalSandbox, interpreter, python_command
+from nouscoder.verifier.sandbox.slot import ENVIRONMENT, Link, ProcessLink, Slot, kill
 from nouscoder.verifier.toolchains.languages import cache_folders
 
+_PREFIX = "nouscoder-runsc-"
+SANDBOX_NAME = "slot"
 log = logging.getLogger(__name__)
-
 HOW_TO_GET = "build it once with deploy/build-runsc, or name it in verifier.sandbox.runsc"
 _INSIDE, _INIT_INSIDE = Path("/harness"), Path("/init")
 _DELETE_LIMIT_S = 10.0
@@ -48,6 +54,42 @@ _END_LIMIT_S = 2.0
 _CAPABILITIES = [
     f"CAP_{name}" for name in ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
 ]
+
+
+def new_folder() -> Path:
+    """A new folder of this process. Raises OSError."""
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{_pid_namespace()}-{os.getpid()}-"))
+
+
+def runsc_command(runsc: Path, folder: Path, *arguments: str) -> list[str]:
+    """The command line of `runsc` with its state in `folder`."""
+    flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=none", "--host-uds=none"]
+    rootless = [] if os.geteuid() == 0 else ["--rootless"]
+    return [str(runsc), f"--root={folder}/state", *flags, *rootless, *arguments]
+
+
+def sweep(runsc: Path) -> Sequence[Path]:
+    """Kill the sandboxes of ended services and remove their folders. Returns the folders. Bounded in time."""
+    found = [folder for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*") if _is_orphan(folder)]
+    for folder in found:
+        command = runsc_command(runsc, folder, "delete", "--force", SANDBOX_NAME)
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(command, capture_output=True, timeout=_DELETE_LIMIT_S, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def _is_orphan(folder: Path) -> bool:
+    namespace, _, rest = folder.name.removeprefix(_PREFIX).partition("-")
+    pid = rest.partition("-")[0]
+    ours = namespace == str(_pid_namespace()) and folder.is_dir() and not folder.is_symlink()
+    with contextlib.suppress(OSError):
+        return ours and folder.stat().st_uid == os.geteuid() and pid.isdigit() and not Path(f"/proc/{pid}").exists()
+    return False
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def find_runsc(configured: str = "") -> Path | None:
@@ -68,12 +110,12 @@ class RunscSandbox(LocalSandbox):
     name = "runsc"
     _keeps_compiled = False
 
-    def __init__(self, config: SandboxConfig) -> None:
+    def __init__(self, config: SandboxSection, *, tool_slots: int = 0) -> None:
         runsc = find_runsc(config.runsc)
         if runsc is None:
             raise SandboxUnavailable(f"the runsc sandbox cannot start: runsc is not installed; {HOW_TO_GET}")
         self._runsc = runsc
-        super().__init__(config)
+        super().__init__(config, tool_slots=tool_slots)
 
     async def start(self) -> None:
         """See `Sandbox`. First removes the sandboxes that a killed service has left."""
@@ -96,14 +138,13 @@ class RunscSandbox(LocalSandbox):
 class RunscLaunch:
     """Starts a gVisor sandbox: an OCI bundle in a temporary folder, and `runsc run` on it."""
 
-    def __init__(self, runsc: Path, config: SandboxConfig) -> None:
+    def __init__(self, runsc: Path, config: SandboxSection) -> None:
         self._runsc = runsc
         self._python = interpreter(config)
         site_packages = tuple(str(folder.resolve()) for folder in config.site_packages)
         self._visible = (_prefix_of(self._python), *site_packages, *cache_folders())
         self._settings = SlotSettings(
             site_packages=site_packages,
-            preload=config.preload,
             read_only=cache_folders(),
             tmp_bytes=config.tmp_bytes,
             init_library=str(_INIT_INSIDE / init_library_path().name),

@@ -1,17 +1,27 @@
 """One submission in one slot, over the frame protocol. Used by every backend whose slots run the harness.
 
-INVARIANT: after an unexpected answer the slot is stopped, and the session raises only SandboxError.
+INVARIANT: after an unexpected answer the slot is stopped, and the session raises only SandboxError. After `hold` of a
+dialogue has returned None, none of the program's processes runs until the next `say`. What a program itself causes is a
+result.
+
+In a dialogue (see frames.py: DIALOGUE, INPUT, OUTPUT, HOLD) a program talks with the gateway, or with the program of
+another session. Two slots with a socket to each other connect their programs by pipes, so that no byte passes through
+the gateway. Otherwise (two gVisor sandboxes) the gateway copies the output of each to the input of the other.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import secrets
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness import frames
-from nouscoder.verifier.harness.frames import Kind
+from nouscoder.verifier.harness.frames import FrameKind
 from nouscoder.verifier.sandbox.base import (
     NO_FILES,
     CompileFailed,
@@ -24,22 +34,19 @@ from nouscoder.verifier.sandbox.base import (
     Session,
     check_run_input,
 )
-from nouscoder.verifier.sandbox.compile_cache import CompileCache, key_of
-from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.conversation import Talker, converse
-from nouscoder.verifier.sandbox.dialogue import SlotDialogue
+from nouscoder.verifier.sandbox.compile_cache import CompileCache, CompiledFiles, key_of
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
 from nouscoder.verifier.toolchains.languages import with_memory_limit
 
 _EXITS = {
-    frames.Ended.EXITED: Exit.EXITED,
-    frames.Ended.SIGNALLED: Exit.SIGNALLED,
-    frames.Ended.TIME_LIMIT: Exit.TIME_LIMIT,
-    frames.Ended.MEMORY_LIMIT: Exit.MEMORY_LIMIT,
-    frames.Ended.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
+    frames.RunEnd.EXITED: Exit.EXITED,
+    frames.RunEnd.SIGNALLED: Exit.SIGNALLED,
+    frames.RunEnd.TIME_LIMIT: Exit.TIME_LIMIT,
+    frames.RunEnd.MEMORY_LIMIT: Exit.MEMORY_LIMIT,
+    frames.RunEnd.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
 }
 _PYTHON_COMPILE_TIME_S = 10.0
-_MOST_TIMES = 4.0  # the compile time, in wall time while others have the CPU; as in harness/init/compile_time.c
+_MOST_TIMES = 4.0  # the compile time, in wall time while others have the CPU; as in harness/init/program.c
 # What the slot itself may need during a run, in addition to what it holds before: the next sandbox is made meanwhile.
 _OWN_CPU_S, _OWN_BYTES = 0.25, 48 * 1024**2
 _STEP_BYTES = 16 * 1024**2  # the group's limit changes in steps, so that most runs need no change
@@ -50,12 +57,13 @@ class SlotSession:
     """One submission in one slot."""
 
     def __init__(
-        self, slot: Slot, program: Program, config: SandboxConfig, compiled: CompileCache | None = None
+        self, slot: Slot, program: Program, config: SandboxSection, compiled: CompileCache | None = None
     ) -> None:
-        self._slot = slot
-        self._compiled = compiled if compiled is not None and compiled.keeps else None
+        self.slot = slot
+        self.program = program
+        is_kept = compiled is not None and compiled.keeps and program.language.compile is not None
+        self._compiled = compiled if is_kept else None
         self._compiler_output = b""
-        self._program = program
         self._grace_s = config.grace_s
         self._num_killed = 0
         self._held_bytes = 0  # of the slot's group before the first run
@@ -67,14 +75,39 @@ class SlotSession:
 
     def begin(self) -> None:
         """Take the slot, which must be usable."""
-        has_files = bool(self._program.fetch) or (
-            self._compiled is not None and self._program.language.compile is not None
-        )
-        self._slot.begin(frames.session_bound(self._program.limits.output_bytes, has_files=has_files))
+        has_files = bool(self.program.fetch) or self._compiled is not None
+        self.slot.begin(frames.session_bound(self.program.limits.output_bytes, has_files=has_files))
 
     async def compile(self) -> None:
         """Send the program. Raises CompileFailed, CompileStarved, OutOfMemory, SandboxError."""
-        limits, language = self._program.limits, self._program.language
+        key = key_of(self.program) if self._compiled is not None else None
+        known = self._compiled.get(key) if self._compiled is not None and key is not None else None
+        payload = self._packed(known, wants_program=key is not None and known is None)
+        try:
+            kind, detail = await self._begin(payload)
+        except SlotEnded:  # during the previous session or while idle: nothing of this session has run
+            await self.slot.ensure_usable()
+            self.begin()
+            try:
+                kind, detail = await self._begin(payload)
+            except SandboxError as error:
+                await self._blame_memory(error)
+                raise
+        if kind is FrameKind.COMPILE_FAILED:
+            raise CompileFailed(detail.decode("utf-8", "replace"))
+        if kind is FrameKind.COMPILE_STARVED:
+            raise CompileStarved(f"other work kept the compiler from the CPU in slot {self.slot.index}")
+        if kind is not FrameKind.COMPILED:
+            await self.slot.stop()
+            raise SandboxError(f"slot {self.slot.index} answered {kind.name} to a program")
+        said, made = await self._unpacked_files(detail)
+        self._compiler_output = said if known is None else known.said
+        if self._compiled is not None and key is not None and known is None and made is not None:
+            self._compiled.put(key, detail)
+
+    def _packed(self, known: CompiledFiles | None, *, wants_program: bool) -> bytes:
+        """The payload of PROGRAM. `known` is the program if it was compiled before."""
+        limits, language = self.program.limits, self.program.language
         program_limits = frames.ProgramLimits(
             compile_time_s=self._compile_time_s,
             cpu_time_s=limits.cpu_time_s,
@@ -84,42 +117,19 @@ class SlotSession:
             output_bytes=limits.output_bytes,
             processes=limits.processes,
         )
-        key = key_of(self._program) if self._compiled is not None else None
-        known = self._compiled.get(key) if self._compiled is not None and key is not None else None
-        payload = frames.pack_program(
-            self._program.code.encode("utf-8", "surrogatepass"),  # lone surrogates do not compile
+        return frames.pack_program(
+            self.program.code.encode("utf-8", "surrogatepass"),  # lone surrogates do not compile
             limits=program_limits,
-            entry_point=self._program.entry_point or "",
-            prelude=self._program.prelude,
+            entry_point=self.program.entry_point or "",
+            prelude=self.program.prelude,
             source_name=language.source_name,
             compile_argv=language.compile if known is None else None,
             run_argv=with_memory_limit(language.run, limits.memory_bytes),
-            files=self._program.files if known is None else {**self._program.files, **known.files},
-            makes_file=self._program.makes_file,
-            fetch=self._program.fetch,
-            wants_program=key is not None and known is None,
+            files=self.program.files if known is None else {**self.program.files, **known.files},
+            makes_file=self.program.makes_file,
+            fetch=self.program.fetch,
+            wants_program=wants_program,
         )
-        try:
-            kind, detail = await self._begin(payload)
-        except SlotEnded:  # during the previous session or while idle: nothing of this session has run
-            await self._slot.ensure_usable()
-            self.begin()
-            try:
-                kind, detail = await self._begin(payload)
-            except SandboxError as error:
-                await self._blame_memory(error)
-                raise
-        if kind is Kind.COMPILE_FAILED:
-            raise CompileFailed(detail.decode("utf-8", "replace"))
-        if kind is Kind.COMPILE_STARVED:
-            raise CompileStarved(f"other work kept the compiler from the CPU in slot {self._slot.index}")
-        if kind is not Kind.COMPILED:
-            await self._slot.stop()
-            raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a program")
-        said, made = await self._unpacked_files(detail)
-        self._compiler_output = said if known is None else known.said
-        if self._compiled is not None and key is not None and known is None and made is not None:
-            self._compiled.put(key, detail)
 
     async def _unpacked_files(self, payload: bytes) -> tuple[bytes, Mapping[str, bytes] | None]:
         if not payload:  # Python has no compiler that says or makes something
@@ -127,86 +137,88 @@ class SlotSession:
         try:
             return frames.unpack_files(payload)
         except ValueError as error:
-            await self._slot.stop()
-            raise SandboxError(f"slot {self._slot.index} sent invalid files: {error}") from error
+            await self.slot.stop()
+            raise SandboxError(f"slot {self.slot.index} sent invalid files: {error}") from error
 
     def bound_memory(self) -> None:
         """Bound the memory of the runs from now on: what the kernel counts beyond what the slot holds now."""
-        self._held_bytes = self._slot.group.held_bytes()
+        self._held_bytes = self.slot.group.held_bytes()
         self._limit_group(0)
 
     def _limit_group(self, num_input_bytes: int) -> None:
         """Files of the input and the output are memory too, but not the program's. Files in /tmp are."""
-        steps = -(-(num_input_bytes + self._program.limits.output_bytes) // _STEP_BYTES)
-        allowed = self._program.limits.memory_bytes + steps * _STEP_BYTES
-        self._slot.group.limit(memory=self._held_bytes + allowed + _OWN_BYTES)
+        steps = -(-(num_input_bytes + self.program.limits.output_bytes) // _STEP_BYTES)
+        allowed = self.program.limits.memory_bytes + steps * _STEP_BYTES
+        self.slot.group.limit(memory=self._held_bytes + allowed + _OWN_BYTES)
 
-    async def _begin(self, payload: bytes) -> tuple[Kind, bytes]:
+    async def _begin(self, payload: bytes) -> tuple[FrameKind, bytes]:
         """Send the program without waiting for the end of the previous session. Returns the answer."""
         try:
-            await self._slot.send(Kind.PROGRAM, payload)
-            await self._slot.await_ready()
+            await self.slot.send(FrameKind.PROGRAM, payload)
+            await self.slot.await_ready()
         except SandboxError:
-            await self._slot.stop()
+            await self.slot.stop()
             raise
-        self._num_killed = self._slot.group.num_killed()
-        return await self._receive(_MOST_TIMES * self._compile_time_s)
+        self._num_killed = self.slot.group.num_killed()
+        return await self.receive(_MOST_TIMES * self._compile_time_s)
 
     async def run(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> RunResult:
         """See `Session.run`. Raises RuntimeError when another run of this session is in progress."""
-        check_run_input(self._program, args, files)
+        check_run_input(self.program, args, files)
         with self._one_at_a_time():
             await self._reopen_if_killed()
             try:
                 await self._prepare_run(args, files, len(stdin))
-                await self._slot.send(Kind.RUN, stdin)
-                kind, payload = await self._receive(self._program.limits.wall_time_s)
+                await self.slot.send(FrameKind.RUN, stdin)
+                kind, payload = await self.receive(self.program.limits.wall_time_s)
             except SandboxError as error:
                 if await self._is_killed():
                     return _OUT_OF_MEMORY
                 await self._blame_memory(error)
                 raise
-            if kind is not Kind.RESULT:
-                await self._slot.stop()
-                raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a run")
-            result = await self._to_result(payload)
-            if self._program.fetch or self._compiler_output:
+            if kind is not FrameKind.RESULT:
+                await self.slot.stop()
+                raise SandboxError(f"slot {self.slot.index} answered {kind.name} to a run")
+            result = await self.to_result(payload)
+            if self.program.fetch or self._compiler_output:
                 result = replace(result, files=await self._fetched(), compiler_output=self._compiler_output)
             return result
 
     async def _fetched(self) -> Mapping[str, bytes]:
         """The files that follow a result, if the program has any to fetch."""
-        if not self._program.fetch:
+        if not self.program.fetch:
             return NO_FILES
-        kind, payload = await self._receive(self._compile_time_s)
+        kind, payload = await self.receive(self._compile_time_s)
         _, files = await self._unpacked_files(payload)
-        if kind is not Kind.FILES or files is None or not files.keys() <= set(self._program.fetch):
-            await self._slot.stop()
-            raise SandboxError(f"slot {self._slot.index} sent other files than those of the run")
+        if kind is not FrameKind.FILES or files is None or not files.keys() <= set(self.program.fetch):
+            await self.slot.stop()
+            raise SandboxError(f"slot {self.slot.index} sent other files than those of the run")
         return files
 
     def _was_short_of_memory(self) -> bool:
         """Whether the kernel has killed a process of this session because the slot's group ran out of memory."""
-        before, self._num_killed = self._num_killed, self._slot.group.num_killed()
+        before, self._num_killed = self._num_killed, self.slot.group.num_killed()
         return self._num_killed > before
 
-    async def converse(
-        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    async def dialogue_with(
+        self, other: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
-        """See `Session.converse`."""
-        if not isinstance(partner, SlotSession):
-            raise TypeError("a session converses with the partner of its own pair")
-        check_run_input(partner._program, args, files)
-        with self._one_at_a_time(), partner._one_at_a_time():
+        """See `Session.dialogue_with`."""
+        if not isinstance(other, SlotSession):
+            raise TypeError("the two sessions of a dialogue are opened together")
+        check_run_input(other.program, args, files)
+        with self._one_at_a_time(), other._one_at_a_time():
             await self._reopen_if_killed()
-            await partner._reopen_if_killed()
+            await other._reopen_if_killed()
             try:
-                return await self._talk(partner, args, files)
+                await self._prepare_run((), NO_FILES, 0)
+                await other._prepare_run(args, files, 0)
+                return await _dialogue_of(self, other)
             except SandboxError as error:
                 if await self._is_killed():
-                    await partner._abandon()
+                    await other._abandon()
                     return _OUT_OF_MEMORY, _OUT_OF_MEMORY
                 await self._blame_memory(error)
                 raise
@@ -214,22 +226,12 @@ class SlotSession:
     async def start_dialogue(self) -> SlotDialogue:
         """Start the program for `Sandbox.dialogue`. Nothing else runs in this session afterwards."""
         await self._prepare_run((), NO_FILES, 0)
-        await self._slot.send(Kind.TALK)
-        bound = frames.session_bound(self._program.limits.output_bytes)
-        return SlotDialogue(self._slot, self._receive, self._to_result, self._result_if_killed, bound)
+        await self.slot.send(FrameKind.DIALOGUE)
+        return SlotDialogue(self)
 
-    async def _result_if_killed(self) -> RunResult | None:
+    async def result_if_killed(self) -> RunResult | None:
+        """After a SandboxError: the result, if the program's memory was the cause."""
         return _OUT_OF_MEMORY if await self._is_killed() else None
-
-    async def _talk(
-        self, partner: SlotSession, args: tuple[str, ...], files: Mapping[str, bytes]
-    ) -> tuple[RunResult, RunResult]:
-        await self._prepare_run((), NO_FILES, 0)
-        await partner._prepare_run(args, files, 0)
-        return await converse(self._talker(), partner._talker())
-
-    def _talker(self) -> Talker:
-        return Talker(self._slot, self._program.limits, self._receive, self._to_result)
 
     async def _is_killed(self) -> bool:
         """After a SandboxError: whether the kernel killed the slot itself, instead of the program, for its memory.
@@ -243,17 +245,17 @@ class SlotSession:
 
     async def _blame_memory(self, error: SandboxError) -> None:
         """Raises OutOfMemory instead of `error` when the slot ended together with what it runs on, for its memory."""
-        if await self._slot.launch.lacked_memory():
-            raise OutOfMemory(f"what slot {self._slot.index} ran on was killed for lack of memory") from error
+        if await self.slot.launch.lacked_memory():
+            raise OutOfMemory(f"what slot {self.slot.index} ran on was killed for lack of memory") from error
 
     async def _abandon(self) -> None:
-        await self._slot.stop()
+        await self.slot.stop()
         self._out_of_memory = True
 
     async def _reopen_if_killed(self) -> None:
         """Start the slot again and compile again, so that the other tests of the submission can run."""
         if self._out_of_memory:
-            await self._slot.ensure_usable()
+            await self.slot.ensure_usable()
             self.begin()
             await self.compile()
             self.bound_memory()
@@ -261,9 +263,9 @@ class SlotSession:
 
     async def _prepare_run(self, args: tuple[str, ...], files: Mapping[str, bytes], num_stdin_bytes: int) -> None:
         self._limit_group(num_stdin_bytes + sum(map(len, files.values())))
-        self._cpu_before_s = self._slot.group.cpu_s()
+        self._cpu_before_s = self.slot.group.cpu_s()
         if args or files:
-            await self._slot.send(Kind.ARGUMENTS, frames.pack_arguments(args, files))
+            await self.slot.send(FrameKind.ARGUMENTS, frames.pack_arguments(args, files))
 
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -275,17 +277,18 @@ class SlotSession:
         finally:
             self._running = False
 
-    async def _to_result(self, payload: bytes) -> RunResult:
+    async def to_result(self, payload: bytes) -> RunResult:
+        """The result in a RESULT frame. Stops the slot and raises SandboxError for an invalid one."""
         try:
             r = frames.unpack_result(payload)
         except ValueError as error:
-            await self._slot.stop()
-            raise SandboxError(f"slot {self._slot.index} sent an invalid result: {error}") from error
+            await self.slot.stop()
+            raise SandboxError(f"slot {self.slot.index} sent an invalid result: {error}") from error
         # The kernel may have killed another process than the one whose end is reported.
-        exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else _EXITS[frames.Ended(r.ended)]
+        exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else _EXITS[frames.RunEnd(r.ended)]
         # The harness does not see the CPU time of processes that nobody waited for.
-        group_s = self._slot.group.cpu_s() - self._cpu_before_s - _OWN_CPU_S
-        if exit_ in (Exit.EXITED, Exit.SIGNALLED) and group_s > self._program.limits.cpu_time_s:
+        group_s = self.slot.group.cpu_s() - self._cpu_before_s - _OWN_CPU_S
+        if exit_ in (Exit.EXITED, Exit.SIGNALLED) and group_s > self.program.limits.cpu_time_s:
             exit_ = Exit.TIME_LIMIT
         cpu_time_s = max(r.cpu_time_s, group_s)
         return RunResult(
@@ -301,9 +304,138 @@ class SlotSession:
             r.partner_ended,
         )
 
-    async def _receive(self, limit_s: float) -> tuple[Kind, bytes]:
+    async def receive(self, limit_s: float) -> tuple[FrameKind, bytes]:
+        """The next frame. Stops the slot and raises SandboxError when none comes in time."""
         try:
-            return await self._slot.receive(limit_s + self._grace_s)
+            return await self.slot.receive(limit_s + self._grace_s)
         except SandboxError:
-            await self._slot.stop()
+            await self.slot.stop()
             raise
+
+
+class SlotDialogue:
+    """Implements `Dialogue` for a session whose slot has just been sent DIALOGUE."""
+
+    def __init__(self, session: SlotSession) -> None:
+        self._session = session
+        self._left_bytes = frames.session_bound(session.program.limits.output_bytes)  # of all output
+        self._output_ended = False
+        self._result: RunResult | None = None
+
+    async def say(self, data: bytes) -> None:
+        """See `Dialogue`."""
+        await self._send(FrameKind.INPUT, data)
+
+    async def hear(self, limit_s: float) -> bytes | RunResult:
+        """See `Dialogue`."""
+        async with asyncio.timeout(limit_s):
+            kind, payload = await self._next(limit_s)
+        return payload if kind is FrameKind.OUTPUT or self._result is None else self._result
+
+    async def hold(self) -> RunResult | None:
+        """See `Dialogue`."""
+        await self._send(FrameKind.HOLD)
+        kind = FrameKind.OUTPUT
+        while kind is FrameKind.OUTPUT:
+            kind, _ = await self._next(0.0, FrameKind.HELD)
+        return self._result
+
+    async def _send(self, kind: FrameKind, data: bytes = b"") -> None:
+        if self._result is not None:
+            return
+        try:
+            await self._session.slot.send(kind, data)
+        except SandboxError as error:
+            await self._end_or_raise(error)
+
+    async def _next(self, limit_s: float, *expected: FrameKind) -> tuple[FrameKind, bytes]:
+        """The next frame: OUTPUT, RESULT (kept in `_result`), or one of `expected`. OUTPUT_END is passed over, once."""
+        if self._result is not None:
+            return FrameKind.RESULT, b""
+        try:
+            kind, payload = await self._session.receive(limit_s)
+            if kind is FrameKind.OUTPUT_END and not payload and not self._output_ended:
+                self._output_ended = True
+                kind, payload = await self._session.receive(limit_s)
+        except SandboxError as error:
+            await self._end_or_raise(error)
+            return FrameKind.RESULT, b""
+        self._left_bytes -= len(payload)
+        if kind is FrameKind.RESULT:
+            self._result = await self._session.to_result(payload)
+        elif kind not in expected and (kind is not FrameKind.OUTPUT or not payload or self._left_bytes < 0):
+            await self._session.slot.stop()
+            raise SandboxError(f"slot {self._session.slot.index} answered {kind.name} in a dialogue")
+        return kind, payload
+
+    async def _end_or_raise(self, error: SandboxError) -> None:
+        """End the dialogue if the program's memory was the cause of `error`, else raise it."""
+        self._result = await self._session.result_if_killed()
+        if self._result is None:
+            raise error
+
+
+async def _dialogue_of(one: SlotSession, other: SlotSession) -> tuple[RunResult, RunResult]:
+    """Run both programs, whose runs are prepared. Returns both results. Raises SandboxError."""
+    is_direct = one.slot.has_dialogue_socket and other.slot.has_dialogue_socket
+    try:
+        return await (_by_pipes(one, other) if is_direct else _by_gateway(one, other))
+    except* SandboxError as errors:
+        raise SandboxError(str(errors.exceptions[0])) from errors
+
+
+async def _by_pipes(one: SlotSession, other: SlotSession) -> tuple[RunResult, RunResult]:
+    nonce = secrets.token_bytes(frames.NONCE_BYTES)
+    limit_s = one.program.limits.wall_time_s
+    spare_s = max(0.0, other.program.limits.wall_time_s - limit_s)
+    await one.slot.send(FrameKind.DIRECT_DIALOGUE, frames.pack_terms(nonce, is_host=True, spare_s=spare_s))
+    await other.slot.send(FrameKind.DIRECT_DIALOGUE, frames.pack_terms(nonce, is_host=False, spare_s=0.0))
+    return await _both(_result(one, limit_s + spare_s), _result(other, limit_s + spare_s))
+
+
+async def _result(session: SlotSession, limit_s: float) -> RunResult:
+    kind, payload = await session.receive(limit_s)
+    if kind is not FrameKind.RESULT:
+        await session.slot.stop()
+        raise SandboxError(f"slot {session.slot.index} answered {kind.name} in a dialogue")
+    return await session.to_result(payload)
+
+
+async def _by_gateway(one: SlotSession, other: SlotSession) -> tuple[RunResult, RunResult]:
+    await one.slot.send(FrameKind.DIALOGUE)
+    await other.slot.send(FrameKind.DIALOGUE)
+    ended: set[SlotSession] = set()
+    return await _both(_relay(one, other, ended), _relay(other, one, ended))
+
+
+async def _both(
+    one: Coroutine[Any, Any, RunResult], other: Coroutine[Any, Any, RunResult]
+) -> tuple[RunResult, RunResult]:
+    async with asyncio.TaskGroup() as group:
+        first, second = group.create_task(one), group.create_task(other)
+    return first.result(), second.result()
+
+
+async def _relay(speaker: SlotSession, listener: SlotSession, ended: set[SlotSession]) -> RunResult:
+    """Pass the output of `speaker` to `listener` until its program ends. Its slot is trusted with no limit."""
+    now_s = asyncio.get_running_loop().time
+    limits = speaker.program.limits
+    end_s, left_bytes = now_s() + limits.wall_time_s, frames.session_bound(limits.output_bytes)
+    speaks = True
+    while True:
+        kind, payload = await speaker.receive(max(0.0, end_s - now_s()))
+        left_bytes -= len(payload)
+        if kind is FrameKind.OUTPUT and payload and speaks and left_bytes > 0:
+            await listener.slot.send(FrameKind.INPUT, payload)
+        elif kind is FrameKind.OUTPUT_END and speaks:
+            speaks = False
+            await listener.slot.send(FrameKind.INPUT_END)
+        elif kind is FrameKind.RESULT:
+            result = replace(await speaker.to_result(payload), partner_ended=listener in ended)
+            ended.add(speaker)
+            if speaks:
+                await listener.slot.send(FrameKind.INPUT_END)
+            return result
+        else:
+            await speaker.slot.stop()
+            raise SandboxError(f"slot {speaker.slot.index} answered {kind.name} in a dialogue")

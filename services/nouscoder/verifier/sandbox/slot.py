@@ -11,19 +11,188 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
-from enum import Enum
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import Enum, StrEnum
+from typing import Protocol
 
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness import frames
-from nouscoder.verifier.harness.frames import Kind
+from nouscoder.verifier.harness.frames import FrameKind
 from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
-from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Group
-from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.launch import Launch
-from nouscoder.verifier.sandbox.link import Ending, Link
+from nouscoder.verifier.sandbox.cgroup import UNGROUPED, SlotGroup
 
+# The environment of every harness. MALLOC_ARENA_MAX keeps threads from reserving 64 MiB of address space each, which
+# RLIMIT_AS would count.
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "2",
+    "NODE_PATH": "/usr/share/nodejs",  # where Debian puts packages; other builds of node do not look there
+}
+MAX_READ_AHEAD_BYTES = 1 << 20
+_KEPT_LOG_BYTES = 4096
 _FIRST_BYTES = 1 << 18  # a frame that belongs to no session
 _UNDRAINED_BYTES = 1 << 15  # below asyncio's high-water mark, where drain() would not wait
+
+
+class LinkEnding(StrEnum):
+    """The reason for which a link is closed."""
+
+    WORN = "worn"  # it has served the maximum number of submissions
+    DOUBT = "doubt"  # an unexpected, late or missing answer, or the end of the service
+
+
+class Link(Protocol):
+    """The connection of one slot to its harness, from HELLO to its end."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @property
+    def use_until_s(self) -> float:
+        """The time (by time.monotonic) after which no new submission may begin."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the harness if it is a process of this host, else None."""
+        ...
+
+    @property
+    def tools(self) -> Mapping[str, str] | None:
+        """The absolute paths of the tools of another machine, by name; None for the gateway's own machine."""
+        ...
+
+    @property
+    def has_dialogue_socket(self) -> bool:
+        """Whether the harness has a socket to that of its partner."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the link is open, as far as is known."""
+        ...
+
+    def last_log_line(self) -> str:
+        """The last line of the harness's log."""
+        ...
+
+    async def close(self, ending: LinkEnding) -> None:
+        """Kill the harness and all its processes. Bounded in time."""
+        ...
+
+
+class ProcessLink:
+    """The link to a harness that is a process of this host, over pipes."""
+
+    tools: Mapping[str, str] | None = None
+    use_until_s = math.inf
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        end: Callable[[asyncio.subprocess.Process], Awaitable[None]],
+        has_dialogue_socket: bool = False,
+    ) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.reader, self.writer = process.stdout, process.stdin
+        self.has_dialogue_socket = has_dialogue_socket
+        self._process = process
+        self._end = end
+        self._log = b""
+        self._log_task = asyncio.create_task(self._keep_log(), name=f"log of {process.pid}")
+
+    @staticmethod
+    async def start(
+        command: Sequence[str],
+        end: Callable[[asyncio.subprocess.Process], Awaitable[None]] | None = None,
+        peer: int | None = None,
+    ) -> ProcessLink:
+        """Start the harness. `end` ends it when the link is closed (default: `kill`).
+
+        `peer` is a descriptor that it gets under the same number: the socket to its partner. Raises OSError.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+            limit=MAX_READ_AHEAD_BYTES,
+            pass_fds=() if peer is None else (peer,),
+        )
+        return ProcessLink(process, end or kill, peer is not None)
+
+    @property
+    def pid(self) -> int | None:
+        """See `Link`."""
+        return self._process.pid if self.is_open else None
+
+    @property
+    def is_open(self) -> bool:
+        """See `Link`."""
+        return self._process.returncode is None
+
+    def last_log_line(self) -> str:
+        """See `Link`."""
+        return self._log.decode("utf-8", "replace").strip().rpartition("\n")[2]
+
+    async def close(self, ending: LinkEnding) -> None:
+        """See `Link`. Raises TimeoutError when the process does not end."""
+        try:
+            await self._end(self._process)
+        finally:
+            self._log_task.cancel()
+            # asyncio closes it only after the last pipe has ended, perhaps later than its event loop.
+            self._process._transport.close()  # type: ignore[attr-defined]
+
+    async def _keep_log(self) -> None:
+        assert self._process.stderr is not None
+        while chunk := await self._process.stderr.read(_KEPT_LOG_BYTES):
+            self._log = (self._log + chunk)[-_KEPT_LOG_BYTES:]
+
+
+async def kill(process: asyncio.subprocess.Process, limit_s: float = 30.0) -> None:
+    """Send SIGKILL and wait for the end. Raises TimeoutError.
+
+    The rest of its output is read and dropped, because asyncio reports the end of a process only after the end of its
+    pipes, and stops reading a pipe whose buffer is full.
+    """
+    if process.returncode is None:
+        process.kill()
+    async with asyncio.timeout(limit_s):
+        if process.stdout is not None:
+            await _drop_the_rest(process.stdout)
+        await process.wait()
+
+
+async def _drop_the_rest(stdout: asyncio.StreamReader) -> None:
+    while True:
+        try:
+            if not await stdout.read(1 << 16):
+                return
+        except RuntimeError:  # a session still reads from this pipe
+            await asyncio.sleep(0.01)
+
+
+class Launch(Protocol):
+    """Starts harnesses for one slot, one at a time."""
+
+    async def open(self) -> Link:
+        """Start a fresh harness, which sends HELLO. Raises OSError or SandboxUnavailable. Bounded in time."""
+        ...
+
+    def explain(self, reason: str) -> str:
+        """One sentence that says why no slot starts, what is missing and how to get it."""
+        ...
+
+    async def lacked_memory(self) -> bool:
+        """Whether what the last harness ran on has ended for lack of memory. Waits some seconds for the news."""
+        ...
 
 
 class SlotEnded(SandboxError):
@@ -45,10 +214,10 @@ class Slot:
     def __init__(
         self,
         index: int,
-        config: SandboxConfig,
+        config: SandboxSection,
         launch: Launch,
         max_sessions: float = math.inf,
-        group: Group = UNGROUPED,
+        group: SlotGroup = UNGROUPED,
     ) -> None:
         self.index = index
         self.group = group
@@ -75,9 +244,9 @@ class Slot:
         return self._link.pid if self._link is not None else None
 
     @property
-    def has_peer(self) -> bool:
+    def has_dialogue_socket(self) -> bool:
         """Whether the slot has a socket to the slot of its partner."""
-        return self._link is not None and self._link.has_peer
+        return self._link is not None and self._link.has_dialogue_socket
 
     @property
     def _is_up(self) -> bool:
@@ -102,7 +271,7 @@ class Slot:
         """
         while self._num_owed:
             kind, _ = await self.receive(self._config.start_limit_s)
-            self._num_owed -= kind is Kind.READY
+            self._num_owed -= kind is FrameKind.READY
 
     def begin(self, most_bytes: int) -> None:
         """Give the sandbox to a session whose frames have at most `most_bytes` bytes each.
@@ -120,14 +289,14 @@ class Slot:
         if not self._in_step or self._is_worn or not self._is_up:
             return False
         try:
-            self._write(Kind.END)
+            self._write(FrameKind.END)
         except SandboxError:
             return False
         self._num_owed += 1
         self.state = SlotState.RECYCLING
         return True
 
-    async def send(self, kind: Kind, payload: bytes = b"") -> None:
+    async def send(self, kind: FrameKind, payload: bytes = b"") -> None:
         """Send a frame. Raises SandboxError when the slot has ended, ValueError when the payload is too long."""
         writer = self._write(kind, payload)
         try:
@@ -137,13 +306,13 @@ class Slot:
         except (OSError, TimeoutError) as error:
             raise SandboxError(f"slot {self.index} does not accept input: {error!r}") from error
 
-    def _write(self, kind: Kind, payload: bytes = b"") -> asyncio.StreamWriter:
+    def _write(self, kind: FrameKind, payload: bytes = b"") -> asyncio.StreamWriter:
         if self._link is None or not self._link.is_open:
             raise SlotEnded(f"slot {self.index} has ended")
         self._link.writer.write(frames.encode(kind, payload))
         return self._link.writer
 
-    async def receive(self, limit_s: float) -> tuple[Kind, bytes]:
+    async def receive(self, limit_s: float) -> tuple[FrameKind, bytes]:
         """The next frame.
 
         Raises SandboxError at the end of the stream, after `limit_s`, or for a frame that is too long or FAILED.
@@ -160,14 +329,14 @@ class Slot:
                     raise SandboxError(f"slot {self.index} sent a frame of {length} bytes")
                 payload = await link.reader.readexactly(length) if length else b""
                 self._in_step = True
-                kind = Kind(number)
+                kind = FrameKind(number)
         except TimeoutError as error:
             raise SandboxError(f"slot {self.index} did not answer within {limit_s:.0f} s") from error
         except (asyncio.IncompleteReadError, OSError) as error:
             raise SlotEnded(f"slot {self.index} ended. {link.last_log_line()}") from error
         except ValueError as error:
             raise SandboxError(f"slot {self.index} sent a frame of an unknown kind") from error
-        if kind is Kind.FAILED:
+        if kind is FrameKind.FAILED:
             raise SandboxError(f"slot {self.index}: {payload.decode('utf-8', 'replace')}")
         return kind, payload
 
@@ -184,7 +353,7 @@ class Slot:
         link, self._link = self._link, None
         if link is not None:
             worn = self._in_step and (worn or self._num_sessions >= self._max_sessions or _has_passed(link.use_until_s))
-            await link.close(Ending.WORN if worn else Ending.DOUBT)
+            await link.close(LinkEnding.WORN if worn else LinkEnding.DOUBT)
 
     async def _start(self) -> None:
         try:
@@ -196,7 +365,7 @@ class Slot:
         self._most_bytes = self._earlier_bytes = _FIRST_BYTES
         try:
             kind, hello = await self.receive(self._config.start_limit_s)
-            if kind is not Kind.HELLO:
+            if kind is not FrameKind.HELLO:
                 raise SandboxError(f"slot {self.index} began with {kind.name}")
             _check_hello(hello)
             self._num_owed = 1

@@ -162,11 +162,11 @@ class SpillOverSandbox:
             yield session
 
     @contextlib.asynccontextmanager
-    async def pair(
+    async def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AsyncIterator[tuple[Session, ...]]:
         """See `Sandbox`."""
-        async with self._placed(program) as sandbox, sandbox.pair(program, partner, checker) as sessions:
+        async with self._placed(program) as sandbox, sandbox.with_partners(program, partner, checker) as sessions:
             yield sessions
 
     @contextlib.asynccontextmanager

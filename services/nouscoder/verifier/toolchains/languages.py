@@ -8,6 +8,7 @@ Each slot has the tools of its own machine: `in_slot` gives a language the paths
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
@@ -17,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-from nouscoder.verifier.toolchains.toolchain_cache import folder_of
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 _REGISTRY = Path(__file__).with_name("languages.toml")
@@ -208,9 +207,19 @@ def cache_folders() -> tuple[str, ...]:
     return tuple(str(folder) for folder in folders if folder is not None)
 
 
+def cache_folder_of(language: Language) -> Path:
+    """The folder of a language's toolchain cache, whether or not it exists. Its tools must be absolute paths."""
+    made = hashlib.sha256(repr((language.prepare, language.compile)).encode())
+    for tool in language.detect:
+        stat = os.stat(tool)
+        made.update(f"{os.path.realpath(tool)} {stat.st_size} {stat.st_mtime_ns}".encode())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "nouscoder" / "toolchains" / f"{language.name}-{made.hexdigest()[:16]}"
+
+
 def _with_cache(language: Language) -> Language:
     """The language with its toolchain cache, if the cache exists: the last argument of its compiler's command."""
-    if language.prepare is None or language.compile is None or not (folder := folder_of(language)).is_dir():
+    if language.prepare is None or language.compile is None or not (folder := cache_folder_of(language)).is_dir():
         return language
     return replace(language, compile=(*language.compile, str(folder)), cache=folder)
 

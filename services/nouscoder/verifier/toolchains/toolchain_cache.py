@@ -3,25 +3,23 @@
 The `prepare` command of a language fills a folder of this user's cache, outside of any sandbox. Candidates see the
 folder read-only at the same path, and it becomes the last argument of `compile`. The folder's name holds a digest of
 the tools and the commands, so that another version of the compiler does not use it. The sandbox image has folders of
-its own, `IMAGE_FOLDER`/LANGUAGE, which are filled when it is built (image_cache.py) and which `compile` names itself.
+its own, `IMAGE_FOLDER`/LANGUAGE, which `compile` names itself. When the image is built, root fills them after the
+compilers are installed: python3 -m nouscoder.verifier.toolchains.toolchain_cache (it needs the standard library alone).
 
 INVARIANT: a folder of that name is complete, because it is filled under another name and then renamed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nouscoder.errors import Unusable
-
-if TYPE_CHECKING:
-    from nouscoder.verifier.toolchains.languages import Language
+from nouscoder.verifier.toolchains.languages import Language, cache_folder_of, find_installed, registry
 
 IMAGE_FOLDER = Path("/usr/local/share/nouscoder/toolchains")
 HOW_TO_PREPARE = "nouscoder prepare"
@@ -32,19 +30,9 @@ class ToolchainCacheFailed(Unusable):
     """The cache of a language could not be filled. The message gives language and reason."""
 
 
-def folder_of(language: Language) -> Path:
-    """The cache folder of a language, whether or not it exists. The tools of `language` must be absolute paths."""
-    made = hashlib.sha256(repr((language.prepare, language.compile)).encode())
-    for tool in language.detect:
-        stat = os.stat(tool)
-        made.update(f"{os.path.realpath(tool)} {stat.st_size} {stat.st_mtime_ns}".encode())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "nouscoder" / "toolchains" / f"{language.name}-{made.hexdigest()[:16]}"
-
-
 def prepare(language: Language, folder: Path | None = None) -> Path:
     """Fill `folder`, or the cache folder of a language, which may take a minute. Raises ToolchainCacheFailed."""
-    folder = folder or folder_of(language)
+    folder = folder or cache_folder_of(language)
     if folder.is_dir() or language.prepare is None:
         return folder
     try:
@@ -78,3 +66,17 @@ def _run(language: Language, part: Path, folder: Path) -> None:
         ) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise ToolchainCacheFailed(f"the toolchain cache of {language.name} cannot be filled: {error}") from error
+
+
+def main() -> None:
+    """Fill the folder of the sandbox image for each installed language that has one."""
+    for language in find_installed(registry()).values():
+        if language.prepare is not None:
+            sys.stdout.write(f"filled {prepare(language, IMAGE_FOLDER / language.name)}\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ToolchainCacheFailed as error:
+        sys.exit(f"toolchain_cache: {error}")

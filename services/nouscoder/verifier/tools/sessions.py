@@ -1,21 +1,30 @@
 """Tool sessions: interpreters of callers, in number, time and memory bounded, and shared fairly with grading.
 
-INVARIANT: at most `num_sessions` sessions are open, each with at most one interpreter, in the slots of the sandbox that
+INVARIANT: at most `sessions` sessions are open, each with at most one interpreter, in the slots of the sandbox that
 belong to tool sessions. A call runs only while it holds a grading slot; sessions and grading get these slots in turn. A
 session ends when its caller leaves (also by a broken connection), after `idle_s` seconds without a call, and after
-`calls` calls. With it ends its interpreter.
+`calls` calls. With it ends its interpreter. Between two calls no process of the interpreter runs. A call that does not
+end within its limits ends the interpreter with all its processes; the next call starts another. What the code does is
+an answer, never an error.
+
+The sandbox is that of every candidate: the code has no network, no file of the host, and nothing of a problem's tests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
-from nouscoder.domain.interpreter import InterpreterAnswer
+from nouscoder.config import ToolSessionsSection
+from nouscoder.domain.conversation import CallEnd, InterpreterAnswer
+from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.quotas import Quotas
@@ -24,13 +33,103 @@ from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import Sandbox, SandboxError
-from nouscoder.verifier.tools.interpreter import Interpreter, InterpreterLimits
+from nouscoder.verifier.sandbox.base import Dialogue, Exit, Program, RunResult, Sandbox, SandboxError
+from nouscoder.verifier.toolchains.languages import installed
 
+_KEPT_BYTES = 32 * 1024  # of an output: so many of its beginning, and as many of its end
+_OUTPUT_BYTES = 4 * 1024**2  # of an interpreter's whole life
+_PROCESSES = 32
+_ENDS = {
+    Exit.EXITED: CallEnd.EXITED,
+    Exit.SIGNALLED: CallEnd.EXITED,
+    Exit.TIME_LIMIT: CallEnd.TIME_LIMIT,
+    Exit.MEMORY_LIMIT: CallEnd.MEMORY_LIMIT,
+    Exit.OUTPUT_LIMIT: CallEnd.OUTPUT_LIMIT,
+}
 Request = TypeVar("Request")
-
 MAX_CODE_BYTES = 256 * 1024
 _MAX_WAITING = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class InterpreterLimits:
+    """The limits of an interpreter. `life_s` bounds its life with the time between calls."""
+
+    call_s: float
+    life_s: float
+    memory_bytes: int
+    open_patience_s: float = 60.0
+
+    def of_program(self) -> Limits:
+        """The limits that the sandbox enforces."""
+        return Limits(self.life_s, self.life_s, self.memory_bytes, _OUTPUT_BYTES, _PROCESSES)
+
+
+class SandboxInterpreter:
+    """One Python interpreter, whose state lasts from call to call. Use by one task at a time. `close` ends it."""
+
+    def __init__(self, sandbox: Sandbox, limits: InterpreterLimits) -> None:
+        self._sandbox = sandbox
+        self._limits = limits
+        self._dialogue: Dialogue | None = None
+        self._stack = AsyncExitStack()
+
+    async def run(self, code: str) -> InterpreterAnswer:
+        """Run `code` after all code before. Raises SandboxError when the sandbox fails; the state is then lost."""
+        try:
+            dialogue = await self._started()
+            answer = await self._call(dialogue, code.encode("utf-8", "surrogatepass"))
+        except BaseException:
+            await self.close()
+            raise
+        if answer.end is not CallEnd.DONE:
+            await self.close()
+        return answer
+
+    async def close(self) -> None:
+        """End the interpreter with all its processes. A later call starts another."""
+        stack, self._stack, self._dialogue = self._stack, AsyncExitStack(), None
+        await stack.aclose()
+
+    async def _started(self) -> Dialogue:
+        if self._dialogue is None:
+            program = Program(installed()["python"], _cells(), self._limits.of_program())
+            try:
+                async with asyncio.timeout(self._limits.open_patience_s):
+                    self._dialogue = await self._stack.enter_async_context(self._sandbox.dialogue(program))
+            except TimeoutError:
+                raise SandboxError("the sandbox did not start an interpreter in time") from None
+        return self._dialogue
+
+    async def _call(self, dialogue: Dialogue, code: bytes) -> InterpreterAnswer:
+        mark = b"\0" + secrets.token_hex(16).encode()  # a new one for each call, so that no output ends it by chance
+        heard = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.call_s):
+                await dialogue.say(b"%s %d\n%s" % (mark, len(code), code))
+                while (at := heard.find(mark)) < 0:
+                    part = await dialogue.hear(self._limits.call_s)
+                    if isinstance(part, RunResult):
+                        return InterpreterAnswer(_ENDS[part.exit], clipped(heard))
+                    heard += part
+        except TimeoutError:
+            return InterpreterAnswer(CallEnd.TIME_LIMIT, clipped(heard))
+        result = await dialogue.hold()
+        end = CallEnd.DONE if result is None else _ENDS[result.exit]
+        return InterpreterAnswer(end, clipped(heard[:at]))
+
+
+def clipped(output: bytes | bytearray) -> str:
+    """The output as text, without the middle of a long one."""
+    if len(output) > 2 * _KEPT_BYTES:
+        num_left_out = len(output) - 2 * _KEPT_BYTES
+        output = b"%s\n[%d bytes left out]\n%s" % (output[:_KEPT_BYTES], num_left_out, output[-_KEPT_BYTES:])
+    return output.decode("utf-8", "replace")
+
+
+@cache
+def _cells() -> str:
+    return Path(__file__).with_name("cells.py").read_text("utf-8")
 
 
 class ToolsOff(NousCoderError):
@@ -45,20 +144,10 @@ class InterpreterFailed(NousCoderError):
     """The sandbox failed, not the code. The session has lost its state and is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolPolicy:
-    """The bounds of tool sessions."""
-
-    num_sessions: int
-    calls: int = 16
-    call_s: float = 60.0
-    idle_s: float = 300.0
-    memory_bytes: int = 1024**3
-
-    @property
-    def limits(self) -> InterpreterLimits:
-        """The limits of one interpreter."""
-        return InterpreterLimits(self.call_s, (self.calls + 1) * (self.call_s + self.idle_s), self.memory_bytes)
+def limits_of(section: ToolSessionsSection) -> InterpreterLimits:
+    """The limits of one interpreter."""
+    life_s = (section.calls + 1) * (section.call_s + section.idle_s)
+    return InterpreterLimits(section.call_s, life_s, section.memory_bytes)
 
 
 class ToolSession:
@@ -66,23 +155,23 @@ class ToolSession:
 
     def __init__(
         self,
-        interpreter: Interpreter,
+        interpreter: SandboxInterpreter,
         grader: Grader,
-        policy: ToolPolicy,
+        section: ToolSessionsSection,
         metrics: VerifierMetrics,
         audit: AuditLog | None,
     ) -> None:
         self._interpreter = interpreter
         self._grader = grader
-        self._policy = policy
+        self._section = section
         self._metrics = metrics
         self._audit = audit
         self._num_calls = 0
 
     async def run(self, code: str) -> InterpreterAnswer:
         """Run `code` when it is this caller's turn. Raises InvalidSubmission, QueueFull and InterpreterFailed."""
-        if self._num_calls >= self._policy.calls:
-            raise InvalidSubmission("code", f"a session has {self._policy.calls} calls")
+        if self._num_calls >= self._section.calls:
+            raise InvalidSubmission("code", f"a session has {self._section.calls} calls")
         if len(code.encode("utf8", "surrogatepass")) > MAX_CODE_BYTES:
             raise InvalidSubmission("code", f"longer than {MAX_CODE_BYTES} bytes")
         self._num_calls += 1
@@ -113,18 +202,18 @@ class ToolSessions:
         grader: Grader,
         quotas: Quotas,
         metrics: VerifierMetrics,
-        policy: ToolPolicy,
+        section: ToolSessionsSection,
         audit: AuditLog | None = None,
     ) -> None:
-        """`sandbox` must have `policy.num_sessions` slots more than `grader` uses."""
-        self.idle_s = policy.idle_s
+        """`sandbox` must have `section.sessions` slots more than `grader` uses."""
+        self.idle_s = section.idle_s
         self._sandbox = sandbox
         self._grader = grader
         self._quotas = quotas
         self._metrics = metrics
-        self._policy = policy
+        self._section = section
         self._audit = audit
-        self._places = FairSlots(policy.num_sessions, _MAX_WAITING, metrics.tool_load)
+        self._places = FairSlots(section.sessions, _MAX_WAITING, metrics.tool_load)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ToolSession]:
@@ -132,9 +221,9 @@ class ToolSessions:
         caller = current_caller()
         with self._quotas.admitted(caller):
             async with self._places.slot(caller.client):
-                interpreter = Interpreter(self._sandbox, self._policy.limits)
+                interpreter = SandboxInterpreter(self._sandbox, limits_of(self._section))
                 try:
-                    yield ToolSession(interpreter, self._grader, self._policy, self._metrics, self._audit)
+                    yield ToolSession(interpreter, self._grader, self._section, self._metrics, self._audit)
                 finally:
                     await asyncio.shield(interpreter.close())
 

@@ -1,5 +1,7 @@
 /* The stream to the gateway. INVARIANT: nothing is read beyond END, so that the next process can take the stream. */
-#include "init.h"
+#include "stream.h"
+#include "folder.h"
+#include "process.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,0 +1,326 @@
+"""Sets of problems about a function: HumanEval, MBPP, their plus sets, AceCode, LeetCodeDataset, BigCodeBench.
+
+HumanEval and MBPP are read as openai_humaneval, mbpp and evalplus publish them. HumanEval: task_id, prompt,
+canonical_solution, test (`def check(candidate)`), entry_point. MBPP: task_id, text or prompt, code, test_list,
+test_imports, test_setup_code; MBPP+ has `test` too, a program. Tests whose arguments and results are literals become
+call tests (also of the plus sets), so that a program never sees the results. Others stay asserts.
+
+AceCode-87K (TIGER-Lab/AceCode-87K): a question and `test_cases`, a list of asserts written by a model.
+
+A row has id, source, question, test_cases, inferences ([{model_name, completions, pass_rate}]) and context_messages.
+
+LeetCodeDataset (newfacade/LeetCodeDataset): problems about a method, with tests `assert candidate(...) == value`.
+
+The asserts are parsed and never executed. A row with a statement of another form is rejected.
+
+BigCodeBench (bigcode/bigcodebench): a task that needs libraries, with `test`, a unittest.TestCase.
+
+A row has task_id, complete_prompt, instruct_prompt, canonical_solution, code_prompt, test, entry_point and libs. Each
+test method becomes a case. The candidates' libraries must be installed (verifier.sandbox.site_packages).
+
+The test programs of HumanEval+ and MBPP+ as call tests, so that a program never sees the expected results.
+
+A program keeps `inputs` and `results` as literals and compares in a loop, `assertion(f(*inp), exp, atol)`. Only the
+plain comparison is taken: equal, or within atol. EvalPlus judges some tasks otherwise (as sets, any result but None,
+one of two results, a root of a polynomial); those keep their program, which may need numpy in the sandbox. Source:
+tools/humaneval and tools/mbpp of evalplus, to_original_fmt.py.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nouscoder.data.importers.fields import (
+    Reason,
+    Rejected,
+    Row,
+    call_tests,
+    decoded,
+    optional_text,
+    pairs,
+    plain,
+    text,
+)
+from nouscoder.data.importers.rows import Format
+from nouscoder.data.problems import Reference, ReferencedProblem
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import AssertTests, CallCase, CallTests, Comparator, Prelude
+
+
+def read_acecode(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row."""
+    cases = decoded(row.get("test_cases") or [])
+    if not isinstance(cases, list) or not cases:
+        raise Rejected(Reason.NO_TESTS, "there is no test case")
+    problem = Problem(
+        problem_id=optional_text(row, "id") or f"acecode-{number}",
+        prompt=text(row, "question"),
+        tests=AssertTests(tuple(checked(case) for case in cases)),
+        prelude=Prelude.LCB,
+        source="acecode",
+        family=optional_text(row, "source"),
+    )
+    return ReferencedProblem(problem)
+
+
+def checked(case: object) -> str:
+    """A case that is python. Raises Rejected."""
+    try:
+        ast.parse(case if isinstance(case, str) else "")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Rejected(Reason.UNREADABLE_TESTS, f"a test case is not python: {error}") from None
+    if not isinstance(case, str):
+        raise Rejected(Reason.UNREADABLE_TESTS, "a test case is not text")
+    return case
+
+
+def read_leetcode(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row. The reference is a module: the data set's imports and helpers, then the solution."""
+    entry_point = text(row, "entry_point").removeprefix("Solution().")
+    meta = row.get("meta") or {}
+    problem = Problem(
+        problem_id=text(row, "task_id"),
+        prompt=text(row, "query", "problem_description"),
+        tests=CallTests(entry_point, tuple(call_cases(text(row, "test")))),
+        # The prompt uses `List` and other names without imports, as LeetCode does.
+        prelude=Prelude.LCB,
+        difficulty=str(row.get("difficulty") or meta.get("difficulty") or "").lower(),
+        source="leetcode",
+    )
+    program = f"{row.get('prompt') or ''}\n{row['completion']}\n" if row.get("completion") else ""
+    date = str(row.get("estimated_date") or "")[:10]
+    return ReferencedProblem(problem, (Reference(program),) if program else (), {"date": date} if date else {})
+
+
+def call_cases(check: str) -> Iterator[CallCase]:
+    """The cases of a `check(candidate)` function. Raises Rejected for a statement of another form."""
+    try:
+        module = ast.parse(check)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
+    if len(module.body) != 1 or not isinstance(module.body[0], ast.FunctionDef):
+        raise Rejected(Reason.UNREADABLE_TESTS, "the tests are not one function")
+    for statement in module.body[0].body:
+        yield call_case(statement, "candidate")
+
+
+def call_case(statement: ast.stmt, function: str) -> CallCase:
+    """The case of `assert function(...) == value`, whose arguments and value are literals. Raises Rejected."""
+    if not (
+        isinstance(statement, ast.Assert)
+        and isinstance(statement.test, ast.Compare)
+        and len(statement.test.ops) == 1
+        and isinstance(statement.test.ops[0], ast.Eq)
+        and isinstance(statement.test.left, ast.Call)
+        and isinstance(statement.test.left.func, ast.Name)
+        and statement.test.left.func.id == function
+    ):
+        form = f"not of the form assert {function}(...) == value: {ast.unparse(statement)[:100]}"
+        raise Rejected(Reason.UNREADABLE_TESTS, form)
+    call = statement.test.left
+    try:
+        kwargs = {str(keyword.arg): plain(ast.literal_eval(keyword.value)) for keyword in call.keywords if keyword.arg}
+        args = tuple(plain(ast.literal_eval(argument)) for argument in call.args)
+        expected = plain(ast.literal_eval(statement.test.comparators[0]))
+    except ValueError as error:
+        raise Rejected(Reason.UNREADABLE_TESTS, f"not a literal: {error}") from None
+    if len(kwargs) != len(call.keywords):
+        raise Rejected(Reason.UNREADABLE_TESTS, "a ** argument")
+    return CallCase(args, kwargs, expected)
+
+
+# EvalPlus compares by numpy.allclose(rtol=1e-7), with atol 1e-6 where it is published as 0 and the result is a float.
+_RELATIVE, _LEAST_ABSOLUTE = 1e-7, 1e-6
+_PLAIN = "exact_match = out == exp"
+
+
+@dataclass(frozen=True, slots=True)
+class PlusTests:
+    """Call tests, and how their results are compared."""
+
+    tests: CallTests
+    comparator: Comparator
+
+
+def plus_tests(module: ast.Module, entry_point: str | None) -> PlusTests | None:
+    """The tests of a program of this form; None for another program.
+
+    `entry_point` is what a HumanEval+ program calls `candidate`; None for MBPP+, whose program has the function's own
+    name. Raises Rejected for a program that gives the function no name.
+    """
+    check = _function(module.body, "check")
+    body = module.body if check is None else check.body
+    call = _compared(body)
+    if call is None or not _is_plain(module):
+        return None
+    name, atol = call
+    if name == "candidate":
+        if entry_point is None:
+            raise Rejected(Reason.UNREADABLE_TESTS, "the tests call `candidate`, and no field says what that is")
+        name = entry_point
+    values = {
+        node.targets[0].id: node.value
+        for node in body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    try:
+        found = pairs(ast.literal_eval(values["inputs"]), ast.literal_eval(values["results"]))
+        tests = call_tests(name, found)
+    except (KeyError, ValueError, Rejected):  # values that are no literals, or no JSON
+        return None
+    absolute = max(atol, _LEAST_ABSOLUTE)
+    return PlusTests(tests, Comparator(absolute_tolerance=absolute, relative_tolerance=_RELATIVE))
+
+
+def _function(body: list[ast.stmt], name: str) -> ast.FunctionDef | None:
+    return next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+
+
+def _is_plain(module: ast.Module) -> bool:
+    """Whether `assertion` begins with the plain comparison."""
+    assertion = _function(module.body, "assertion")
+    return assertion is not None and ast.unparse(assertion.body[0]) == _PLAIN
+
+
+def _compared(body: list[ast.stmt]) -> tuple[str, float] | None:
+    """The function and atol of the only statement in the loop, `assertion(function(*inp), exp, atol)`."""
+    loop = body[-1] if body else None
+    if not isinstance(loop, ast.For) or len(loop.body) != 1 or "zip(inputs, results)" not in ast.unparse(loop.iter):
+        return None
+    match loop.body[0]:
+        case ast.Expr(
+            ast.Call(
+                ast.Name("assertion"),
+                [
+                    ast.Call(ast.Name(name), [ast.Starred(ast.Name("inp"))], []),
+                    ast.Name("exp"),
+                    ast.Constant(int() | float() as atol),
+                ],
+                [],
+            )
+        ):
+            return name, float(atol)
+    return None
+
+
+# As EvalPlus compares floats.
+_FLOATS = Comparator(absolute_tolerance=1e-6, relative_tolerance=1e-7)
+
+
+def read_humaneval(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row. The prompt is the beginning of the function, as published."""
+    entry_point, code = text(row, "entry_point"), text(row, "test")
+    tests, comparator = _humaneval_tests(code, entry_point)
+    problem = Problem(
+        problem_id=text(row, "task_id"),
+        prompt=text(row, "prompt"),
+        tests=tests,
+        comparator=comparator,
+        source="humaneval",
+    )
+    solution = optional_text(row, "canonical_solution")
+    return ReferencedProblem(problem, (Reference(problem.prompt + solution),) if solution else ())
+
+
+def read_mbpp(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row. The prompt has the first test, which tells the function's name, as published."""
+    task_id = optional_text(row, "task_id")
+    listed = decoded(row.get("test_list") or [])
+    if not task_id or not isinstance(listed, list) or not listed:
+        raise Rejected(Reason.NO_TESTS, "task_id or test_list is missing")
+    imports = "\n".join(decoded(row.get("test_imports") or []) or [])
+    setup = "\n".join(part for part in (imports, optional_text(row, "test_setup_code")) if part)
+    tests, comparator = _mbpp_tests(optional_text(row, "test"), listed, setup)
+    problem = Problem(
+        problem_id=f"Mbpp/{task_id}",
+        prompt=f"{text(row, 'prompt', 'text')}\n\nYour code must pass this test:\n{listed[0]}",
+        tests=tests,
+        comparator=comparator,
+        source="mbpp",
+    )
+    solution = optional_text(row, "code")
+    return ReferencedProblem(problem, (Reference(solution),) if solution else ())
+
+
+def _humaneval_tests(code: str, entry_point: str) -> tuple[CallTests | AssertTests, Comparator]:
+    module = _parsed(code)
+    if plus := plus_tests(module, entry_point):
+        return plus.tests, plus.comparator
+    check = next((node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
+    try:
+        if check is not None:
+            cases = tuple(call_case(statement, "candidate") for statement in check.body)
+            return CallTests(entry_point, cases), _FLOATS
+    except Rejected:
+        pass  # a statement of another form
+    return AssertTests((f"{code}\ncheck({entry_point})",)), Comparator()
+
+
+def _mbpp_tests(code: str, listed: list[object], setup: str) -> tuple[CallTests | AssertTests, Comparator]:
+    """`code` is the program of MBPP+, empty for MBPP."""
+    if not code:
+        return AssertTests(tuple(checked(case) for case in listed), setup), Comparator()
+    if plus := plus_tests(_parsed(code), None):
+        return plus.tests, plus.comparator
+    return AssertTests((code,), setup), Comparator()
+
+
+def _parsed(code: str) -> ast.Module:
+    try:
+        return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
+
+
+_RUN = """
+import unittest as _unittest
+_found = _unittest.TestResult()
+_unittest.TestSuite([{case}({method!r})]).run(_found)
+assert _found.wasSuccessful(), "".join(text for _, text in _found.failures + _found.errors)
+"""
+
+
+def read_bigcodebench(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row, with the instruct prompt where there is one."""
+    code = text(row, "test")
+    cases = tuple(code + _RUN.format(case=case, method=method) for case, method in _methods(code))
+    if not cases:
+        raise Rejected(Reason.NO_TESTS, "there is no test method")
+    problem = Problem(
+        problem_id=text(row, "task_id"),
+        prompt=text(row, "instruct_prompt", "complete_prompt"),
+        tests=AssertTests(cases),
+        source="bigcodebench",
+    )
+    solution = optional_text(row, "canonical_solution")
+    begin = optional_text(row, "code_prompt", "complete_prompt")
+    libraries = optional_text(row, "libs")
+    return ReferencedProblem(
+        problem, (Reference(begin + solution),) if solution else (), {"libraries": libraries} if libraries else {}
+    )
+
+
+def _methods(code: str) -> list[tuple[str, str]]:
+    """(class, method) of each test method."""
+    try:
+        module = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
+    return [
+        (node.name, method.name)
+        for node in module.body
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name.startswith("test")
+    ]
+
+
+FORMATS = {
+    "leetcode": Format(read_leetcode, "LeetCodeDataset"),
+    "acecode": Format(read_acecode, "AceCode-87K"),
+    "humaneval": Format(read_humaneval, "HumanEval and HumanEval+"),
+    "mbpp": Format(read_mbpp, "MBPP and MBPP+"),
+    "bigcodebench": Format(read_bigcodebench, "BigCodeBench"),
+}

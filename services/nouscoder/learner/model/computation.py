@@ -1,0 +1,239 @@
+"""The model that computes the passes of a trainer, made from the masters that are trained:
+
+    masters -> adapters -> copy of another type or on another device -> attention, graphs, experts, checkpoints -> FSDP2
+
+Adapters are in weights.py, attention in attention.py, experts in experts.py and FSDP2 in ranks.py. Each part is there
+only when the settings ask for it.
+
+torch.compile of the decoder layers: one set of graphs for all layers and for rows of any length.
+
+Attention stays outside the graphs. How often it calls SDPA depends on how many rollouts of which lengths a row holds
+(packing.py), so inside a graph each new row would be compiled again. Lengths are symbols (`dynamic=True`), and
+everything else of a layer is compiled: norms, projections, RoPE, MLP.
+
+Activation checkpointing: the backward pass computes the activations of each decoder layer again.
+
+Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. Gradients do not change.
+
+Computes in one type and trains float32 masters: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
+
+The masters are the weights of the trainer's model: the optimizer changes them, and checkpoints and published policies
+hold them. One process computes with a copy of the model, whose gradients are added up in the masters. Of several ranks
+FSDP2 does the same: it rounds the weights that it gathers (ranks.py).
+
+INVARIANT: whenever a pass begins, each weight of the copy is its master, rounded to the type of the computation. A
+frozen weight exists once, in that type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.nn.attention import varlen as _varlen  # noqa: F401 - defines an operation that is kept
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from transformers import AttentionInterface, PreTrainedModel
+
+from nouscoder.config import ActivationCheckpointing, ComputeType, Config, LearnerSection, OptimizerStates
+from nouscoder.learner.model.attention import use_attention
+from nouscoder.learner.model.experts import replay_experts
+from nouscoder.learner.model.logprobs import Scorer
+from nouscoder.learner.model.weights import add_adapters
+from nouscoder.learner.parallel.ranks import Ranks
+
+# torch.compile of the decoder layers: one set of graphs for all layers and for rows of any length.
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile the forward and backward pass of each decoder layer at its first use. Names and weights stay.
+
+    Call it before activation checkpointing, which computes a whole compiled layer again. Raises ValueError for an
+    architecture whose layers are not in `model.base_model.layers`.
+    """
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ValueError(f"learner.compile does not know the layers of {type(model).__name__}")
+    attention: Any = model.config._attn_implementation
+    uncompiled = f"{attention}_uncompiled"
+    functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
+    functions.register(uncompiled, torch.compiler.disable(functions[attention]))  # type: ignore[no-untyped-call]
+    model.set_attn_implementation(uncompiled)
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+# Activation checkpointing: the backward pass computes the activations of each decoder layer again.
+
+_ATEN = torch.ops.aten
+_OF_ATTENTION = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+    _ATEN._scaled_dot_product_flash_attention.default,
+    _ATEN._scaled_dot_product_efficient_attention.default,
+    _ATEN._scaled_dot_product_cudnn_attention.default,
+    torch.ops.torch_attn._varlen_attn.default,
+}
+# Matrix products and attention are most of the arithmetic of a layer, and a small part of its activations. Attention
+# stays outside of compiled layers (see above), so it can be kept there too.
+_KEPT = {
+    ActivationCheckpointing.SELECTIVE: {_ATEN.mm.default, _ATEN.addmm.default, *_OF_ATTENTION},
+    ActivationCheckpointing.ATTENTION: _OF_ATTENTION,
+}
+
+
+def checkpoint_activations(model: PreTrainedModel, kind: ActivationCheckpointing, num_layers: int = 0) -> None:
+    """Checkpoint the first `num_layers` decoder layers of the model, 0: all. Call it once. Names and weights stay.
+
+    Raises ValueError for an architecture whose layers are not in `model.base_model.layers`.
+    """
+    if kind is ActivationCheckpointing.NONE:
+        return
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ValueError(f"learner.activation_checkpointing does not know the layers of {type(model).__name__}")
+    for layer in layers[: num_layers or None]:
+        # `forward` and not `__call__`, so that hooks of the layer, such as those of FSDP, run once.
+        layer.forward = partial(_checkpointed, layer.forward, kind)
+
+
+def _checkpointed(forward: Callable[..., Any], kind: ActivationCheckpointing, *inputs: Any, **more: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **more)
+    extra: dict[str, Any] = {}
+    if kept := _KEPT.get(kind):
+        extra["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, kept))
+    with _where_inputs_are_kept(kind):
+        return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **extra, **more)
+
+
+def _policy(kept: Set[object], context: object, operation: object, *inputs: object, **more: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _where_inputs_are_kept(kind: ActivationCheckpointing) -> AbstractContextManager[object]:
+    """The inputs of the layers are all that full checkpointing keeps. OFFLOADED keeps them in the CPU's memory."""
+    if kind is ActivationCheckpointing.OFFLOADED:
+        return save_on_cpu(pin_memory=torch.cuda.is_available())
+    return nullcontext()
+
+
+# Computes in one type and trains float32 masters: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
+
+_DTYPES = {ComputeType.FLOAT32: torch.float32, ComputeType.BFLOAT16: torch.bfloat16}
+
+
+def compute_dtype(settings: LearnerSection) -> torch.dtype:
+    """The type of the forward and the backward pass."""
+    return _DTYPES[settings.dtype]
+
+
+def needs_copy(settings: LearnerSection) -> bool:
+    """Whether one process computes with a copy, of another type or on another device than the masters."""
+    return settings.dtype is not ComputeType.FLOAT32 or settings.optimizer_states is OptimizerStates.CPU
+
+
+def round_weights(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """Give all weights of the model this type and device. Buffers, such as the frequencies of RoPE, keep their type."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(device, dtype)
+    return _with_buffers_at(model, device)
+
+
+def _with_buffers_at(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+    return model
+
+
+class ComputeCopy:
+    """The copy of a model that computes. `model` is the copy."""
+
+    def __init__(
+        self, masters: PreTrainedModel, dtype: torch.dtype, device: torch.device, masters_at: torch.device
+    ) -> None:
+        """Copy `masters` to `device` and move them to `masters_at`. No weight is there a third time meanwhile."""
+        copies: dict[int, nn.Parameter] = {}
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        for master in masters.parameters():
+            trained = master.requires_grad
+            copied = copies[id(master)] = nn.Parameter(master.detach().to(device, dtype, copy=trained), trained)
+            if not trained:
+                master.data = copied.data
+                continue
+            master.data = master.data.to(masters_at)
+            if device.type == "cuda" and masters_at.type == "cpu":
+                master.data = master.data.pin_memory()
+            copied.register_post_accumulate_grad_hook(partial(_hand_over, master))  # type: ignore[no-untyped-call]
+            self._pairs.append((master, copied))
+        self.model = _with_buffers_at(deepcopy(masters, memo=copies), device)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the masters again. Call it after they have changed."""
+        for master, copied in self._pairs:
+            copied.copy_(master)
+
+
+def _hand_over(master: Tensor, copied: Tensor) -> None:
+    """Add the gradient of the copy to that of its master, in the type of the master."""
+    gradient, copied.grad = copied.grad, None
+    assert gradient is not None
+    if master.grad is None:
+        master.grad = gradient.to(master.device, master.dtype)
+    else:  # in the type of the master too, without a copy of the gradient in it
+        master.grad.add_(gradient.to(master.device))
+
+
+class Computation:
+    """`model` computes: the masters themselves, or their copy. Its passes go through `scorer`."""
+
+    def __init__(self, masters: PreTrainedModel, config: Config, ranks: Ranks) -> None:
+        """Raises ValueError for a model that does not have what the settings ask for."""
+        settings = config.learner
+        self.device = torch.device(settings.device)
+        self._settings, self._ranks, self._dtype = settings, ranks, compute_dtype(settings)
+        self._masters_on_cpu = settings.optimizer_states is OptimizerStates.CPU
+        add_adapters(masters, settings.lora, config.run.seed)
+        self._copy: ComputeCopy | None = None
+        if ranks.size == 1 and needs_copy(settings):
+            masters_at = torch.device("cpu") if self._masters_on_cpu else self.device
+            self._copy = ComputeCopy(masters, self._dtype, self.device, masters_at)
+        else:
+            masters.to(self.device)  # type: ignore[arg-type]
+        self.model = self._copy.model if self._copy else masters
+        self._attend(self.model)
+        if settings.compile:
+            compile_layers(self.model)
+        if config.policy.router_replay:
+            replay_experts(self.model)
+        checkpoint_activations(self.model, settings.activation_checkpointing, settings.checkpointed_layers)
+        self.scorer = self._root_of(self.model)
+
+    def refresh(self) -> None:
+        """Take over the masters. Call it after they have changed."""
+        if self._copy is not None:
+            self._copy.refresh()
+
+    def reference(self, load: Callable[[], PreTrainedModel]) -> Scorer:
+        """The loaded model, for log-probabilities only, with the same type, attention and ranks."""
+        # FSDP2 rounds the weights that it gathers.
+        dtype = self._dtype if self._ranks.size == 1 else torch.float32
+        model = round_weights(load(), dtype, self.device)
+        self._attend(model)
+        return self._root_of(model)
+
+    def _attend(self, model: PreTrainedModel) -> None:
+        shares_rows = self._ranks.row is not None
+        use_attention(model, self._settings.attention, self._dtype, shares_rows=shares_rows)
+
+    def _root_of(self, model: PreTrainedModel) -> Scorer:
+        # The ratios need exactly the distribution that was sampled from, so dropout is off.
+        root = Scorer(model, self._ranks.row, compiled=self._settings.compile).eval()
+        self._ranks.shard(root, model, self._dtype, on_cpu=self._masters_on_cpu)
+        return root

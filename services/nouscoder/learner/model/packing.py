@@ -1,0 +1,316 @@
+"""Micro-batches: rollouts packed one after another in one row, within a budget of tokens, without padding.
+
+Each rollout's positions start from 0, and attention stays inside it, so a rollout has
+the same scores as alone.
+
+Causal attention inside each of several sequences that are packed in one row.
+
+Sequences of similar length are padded to one width, only for the attention, and share one call of SDPA. Every other
+layer works on the packed row, without padding. The work is that of the squares of the sequences' lengths, never that of
+the square of the row's length, and there is no mask. transformers' own masked SDPA gives the same (a test shows it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from nouscoder.domain.rollout import Rollout
+from nouscoder.learner.model.experts import RowExperts
+
+# Causal attention inside each of several sequences that are packed in one row.
+
+PACKED_ATTENTION = "nouscoder_packed"
+# Padding inside a call of SDPA is at most 1 / 0.75 - 1 of the tokens, and 1 / 0.75^2 - 1 of the work.
+_SHORTEST_PER_LONGEST = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Where the queries and the keys of each sequence are, as varlen kernels read it.
+
+    cu_queries, cu_keys int32 [sequences + 1]: sequence i has the queries from cu_queries[i] to cu_queries[i + 1] and
+    the keys from cu_keys[i] to cu_keys[i + 1]. Its last query attends to all its keys, each query before to one key
+    fewer. max_queries, max_keys: the most that one sequence has.
+    """
+
+    cu_queries: Tensor
+    cu_keys: Tensor
+    max_queries: int
+    max_keys: int
+
+    @classmethod
+    def of(cls, queries: Sequence[int], keys: Sequence[int], device: torch.device) -> Segments:
+        """Those of sequences with these numbers of queries and keys."""
+        cu_queries, cu_keys = (
+            torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device) for sizes in (queries, keys)
+        )
+        return cls(cu_queries, cu_keys, max(queries), max(keys))
+
+
+class Layout(Protocol):
+    """Where the sequences of a row are, of which this process may hold only a part."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The tokens of each sequence of the whole row."""
+        ...
+
+    @property
+    def segments(self) -> Segments:
+        """The parts of sequences here."""
+        ...
+
+    def keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values [keys, heads, size] of the segments, from those of the tokens here."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Where the sequences of a row are.
+
+    lengths: the tokens of each sequence. segments: the same for varlen kernels. blocks: (sequences, width) of each call
+    of SDPA. gather [padded]: the position in the row of each place of the blocks, one block after another; places of
+    padding repeat their sequence's last position. restore [length]: the place of each position of the row.
+    """
+
+    lengths: tuple[int, ...]
+    segments: Segments
+    blocks: tuple[tuple[int, int], ...]
+    gather: Tensor
+    restore: Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> RowLayout:
+        """The layout of sequences of these lengths, in the order of the row."""
+        starts = [0, *accumulate(lengths)]
+        restore = torch.empty(starts[-1], dtype=torch.int64)
+        blocks: list[tuple[int, int]] = []
+        gather: list[Tensor] = []
+        for block in _similar(lengths):
+            width = lengths[block[0]]
+            for index in block:
+                place = sum(map(len, gather))
+                positions = torch.arange(width).clamp(max=lengths[index] - 1) + starts[index]
+                gather.append(positions)
+                restore[starts[index] : starts[index + 1]] = torch.arange(place, place + lengths[index])
+            blocks.append((len(block), width))
+        segments = Segments.of(lengths, lengths, device)
+        return cls(tuple(lengths), segments, tuple(blocks), torch.cat(gather).to(device), restore.to(device))
+
+    def keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values [keys, heads, size] of the segments: those of the row."""
+        return key, value
+
+
+def _similar(lengths: Sequence[int]) -> list[list[int]]:
+    """The indices of `lengths`, longest first, divided where a length is too short for the first of its block."""
+    blocks: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if blocks and lengths[index] >= _SHORTEST_PER_LONGEST * lengths[blocks[-1][0]]:
+            blocks[-1].append(index)
+        else:
+            blocks.append([index])
+    return blocks
+
+
+class _Pad(Function):
+    """[heads, length, size] of the row -> [heads, padded, size] of the blocks.
+
+    Padding is to the right of its sequence, where no token attends to it, so no gradient comes from there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, gather: Tensor, restore: Tensor) -> Tensor:
+        ctx.save_for_backward(restore)
+        return row.index_select(1, gather)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (restore,) = ctx.saved_tensors
+        return gradients[0].index_select(1, restore), None, None
+
+
+class _Unpad(Function):
+    """[padded, heads, size] of the blocks -> [length, heads, size] of the row. The outputs of padding are dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, restore: Tensor) -> Tensor:
+        ctx.num_padded = len(padded)
+        ctx.save_for_backward(restore)
+        return padded.index_select(0, restore)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (restore,) = ctx.saved_tensors
+        padded = gradients[0].new_zeros(ctx.num_padded, *gradients[0].shape[1:])
+        return padded.index_copy_(0, restore, gradients[0]), None
+
+
+def _pad(row: Tensor, layout: RowLayout) -> Tensor:
+    padded: Tensor = _Pad.apply(row, layout.gather, layout.restore)  # type: ignore[no-untyped-call]
+    return padded
+
+
+def _unpad(padded: Tensor, layout: RowLayout) -> Tensor:
+    row: Tensor = _Unpad.apply(padded, layout.restore)  # type: ignore[no-untyped-call]
+    return row
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: RowLayout | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers: query, key, value [1, heads, length, size] -> [1, length, heads, size].
+
+    Without a layout each row is one sequence, and rows may be several.
+    """
+    if layout is None:
+        mask = attention_mask if attention_mask is not None else _window(query, sliding_window)
+        return sdpa_attention_forward(module, query, key, value, mask, **more)
+    padded = [_pad(row[0], layout) for row in (query, key, value)]
+    sizes = [sequences * width for sequences, width in layout.blocks]
+    outputs = []
+    for (sequences, _), *parts in zip(layout.blocks, *(torch.split(one, sizes, 1) for one in padded), strict=True):
+        # [heads, sequences * width, size] -> [sequences, heads, width, size]
+        q, k, v = (part.unflatten(1, (sequences, -1)).transpose(0, 1) for part in parts)
+        output, _none = sdpa_attention_forward(module, q, k, v, _window(q, sliding_window), **more)
+        outputs.append(output.flatten(0, 1))
+    return _unpad(torch.cat(outputs), layout).unsqueeze(0), None
+
+
+def _window(query: Tensor, sliding_window: int | None) -> Tensor | None:
+    """The mask [width, width] of a causal window; None where the plain causal attention is the same."""
+    width = query.shape[2]
+    if sliding_window is None or sliding_window >= width:
+        return None
+    ones = torch.ones(width, width, dtype=torch.bool, device=query.device)
+    return (ones.tril() & ones.triu(1 - sliding_window))[None, None]
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The rollouts of one forward pass.
+
+    rollout_indices [rollouts]: positions in the sequence given to `pack`. input_ids and position_ids [1, length] are
+    the row, and `layout` is where its rollouts are. The others hold the loss tokens, in order: rollout_of_token
+    [tokens] counts the rollouts of the row from 0, positions [tokens] are the places in the row of the hidden states
+    that predict them, targets [tokens] their ids, sampler_logprobs [tokens] their recorded log-probabilities,
+    temperatures [tokens] the sampling temperatures. `experts` are those to be used again; None: the router chooses.
+    """
+
+    rollout_indices: tuple[int, ...]
+    input_ids: Tensor
+    position_ids: Tensor
+    layout: Layout
+    rollout_of_token: Tensor
+    positions: Tensor
+    targets: Tensor
+    sampler_logprobs: Tensor
+    temperatures: Tensor
+    experts: RowExperts | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Loss tokens."""
+        return self.targets.numel()
+
+
+def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Divide the indices of `lengths` into rows of at most `max_tokens`: first fit, longest first.
+
+    A rollout longer than the budget has its own row. Every index appears once.
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        row = next((row for row, left in enumerate(room) if lengths[index] <= left), None)
+        if row is None:
+            row = len(rows)
+            rows.append([])
+            room.append(max_tokens)
+        rows[row].append(index)
+        room[row] -= lengths[index]
+    return rows
+
+
+def pack(rollouts: Sequence[Rollout], max_tokens: int, device: torch.device) -> list[MicroBatch]:
+    """Micro-batches of the rollouts, see `plan` and `pack_row`."""
+    return [pack_row(rollouts, row, device) for row in plan(input_lengths(rollouts), max_tokens)]
+
+
+def input_lengths(rollouts: Sequence[Rollout]) -> list[int]:
+    """The tokens of each rollout in a row. Its last token predicts no loss token, so it is not an input."""
+    return [len(rollout.token_ids) - 1 for rollout in rollouts]
+
+
+def pack_row(
+    rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.device, *, replays_experts: bool = False
+) -> MicroBatch:
+    """The micro-batch of the rollouts at `indices`; without any, a row of one token and without loss tokens.
+
+    With `replays_experts` it has their recorded experts. Raises ValueError for temperature 0: such tokens have no
+    importance ratio.
+    """
+    if not indices:
+        return _empty_row(device)
+    rollouts = [rollouts[index] for index in indices]
+    for rollout in rollouts:
+        if rollout.sampling.temperature <= 0:
+            raise ValueError(
+                f"rollout {rollout.rollout_id} was sampled at temperature 0: train on a temperature above 0"
+            )
+    lengths = input_lengths(rollouts)
+    starts = [0, *accumulate(lengths)]
+    tokens = [np.frombuffer(rollout.token_ids, np.int32) for rollout in rollouts]
+    sampled = [_sampled_positions(rollout) for rollout in rollouts]
+    num_sampled = [len(where) for where in sampled]
+    temperatures = np.array([rollout.sampling.temperature for rollout in rollouts], dtype=np.float32)
+
+    def row(parts: Sequence[npt.NDArray[np.generic]], kind: type[np.generic]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts).astype(kind)).to(device)
+
+    return MicroBatch(
+        rollout_indices=tuple(indices),
+        input_ids=row([ids[:-1] for ids in tokens], np.int64).unsqueeze(0),
+        position_ids=row([np.arange(length) for length in lengths], np.int64).unsqueeze(0),
+        layout=RowLayout.of(lengths, device),
+        rollout_of_token=row([np.repeat(np.arange(len(rollouts)), num_sampled)], np.int64),
+        positions=row([start + where - 1 for start, where in zip(starts, sampled, strict=False)], np.int64),
+        targets=row([ids[where] for ids, where in zip(tokens, sampled, strict=True)], np.int64),
+        sampler_logprobs=row([np.frombuffer(item.logprobs.cast("B"), np.float32) for item in rollouts], np.float32),
+        temperatures=row([np.repeat(temperatures, num_sampled)], np.float32),
+        experts=RowExperts.of(rollouts, lengths) if replays_experts else None,
+    )
+
+
+def _empty_row(device: torch.device) -> MicroBatch:
+    one = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    indices, numbers = torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, device=device)
+    return MicroBatch((), one, one, RowLayout.of([1], device), indices, indices, indices, numbers, numbers)
+
+
+def _sampled_positions(rollout: Rollout) -> npt.NDArray[np.int64]:
+    """The positions of the sampled tokens in `token_ids`, [sampled tokens]. Never 0, because the prompt comes first."""
+    return np.concatenate([np.arange(start, end) for start, end in rollout.sampled_ranges()])

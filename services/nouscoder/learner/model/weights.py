@@ -1,0 +1,212 @@
+"""Models in Hugging Face folders, and their weights as named tensors without tied duplicates.
+
+Low-rank adapters: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
+
+An adapted layer computes
+
+    y = x W^T + b + alpha / rank * (x A^T) B^T,    W [out, in] frozen, A [rank, in] and B [out, rank] trained,
+
+which is the layer with the weight W + alpha / rank * B A. B begins as 0, so the first policy is that of W. There is no
+dropout: the ratios of a step need exactly the distribution that was sampled from.
+
+INVARIANT: with adapters the optimizer changes only A and B, and a checkpoint holds only them. Every other
+weight is that of the first policy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from nouscoder.config import LoraSection
+from nouscoder.errors import Unusable
+from nouscoder.learner.model.packing import PACKED_ATTENTION
+from nouscoder.learner.parallel.ranks import whole
+from nouscoder.policy_folder.policy_tensors import Adapter, merged
+from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
+
+# Low-rank adapters: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
+
+LORA_A, LORA_B = "lora_a", "lora_b"
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with an adapter. It has the weight, the bias and their names of the layer that it replaces."""
+
+    def __init__(self, layer: nn.Linear, settings: LoraSection, chance: torch.Generator) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self.alpha, self.scale = settings.alpha, settings.alpha / settings.rank
+        a = torch.empty(settings.rank, layer.in_features)
+        nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=chance)
+        self.lora_a = nn.Parameter(a.to(layer.weight.device))
+        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, settings.rank, device=layer.weight.device))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        change = F.linear(F.linear(states, self.lora_a), self.lora_b)
+        return F.linear(states, self.weight, self.bias) + self.scale * change
+
+
+def add_adapters(model: PreTrainedModel, settings: LoraSection, seed: int) -> None:
+    """Freeze the model and give each of its target layers an adapter, the same ones for the same seed.
+
+    Does nothing for rank 0. Raises ValueError for a target that is no linear layer of the decoder.
+    """
+    if not settings.rank:
+        return
+    model.requires_grad_(False)
+    chance = torch.Generator().manual_seed(seed)
+    missing = set(settings.target_modules)
+    for parent in list(model.base_model.modules()):
+        for name, layer in list(parent.named_children()):
+            if name in settings.target_modules and isinstance(layer, nn.Linear):
+                setattr(parent, name, LoraLinear(layer, settings, chance))
+                missing.discard(name)
+    if missing:
+        raise ValueError(
+            f"learner.lora.target_modules: {sorted(missing)[0]} is no linear layer of the policy's decoder"
+        )
+
+
+def merge_adapters(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` of the model, whole and by name, with the adapters inside the weights of their layers, in float32."""
+    result = {name: tensor for name, tensor in weights.items() if not name.endswith((LORA_A, LORA_B))}
+    for path, layer in model.named_modules():
+        if isinstance(layer, LoraLinear):
+            a, b = weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]
+            result[f"{path}.weight"] = merged(weights[f"{path}.weight"], a, b, layer.scale)
+    return result
+
+
+def adapter_of(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Adapter:
+    """The adapter of a model that has one. `weights` has its trained tensors, whole and by name."""
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
+    matrices = {path: (weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]) for path in layers}
+    return Adapter(next(iter(layers.values())).alpha, matrices)
+
+
+class WeightsError(Unusable):
+    """A model or its weights cannot be used. The message names the file."""
+
+
+# The names that safetensors gives to the types of weights that can be trained.
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The causal language model in `folder` (config.json, model.safetensors), in float32. Raises WeightsError."""
+    _refuse_missing(folder)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr holds JSON lines
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+    return model
+
+
+def empty_model(folder: Path) -> PreTrainedModel:
+    """The architecture of the policy in `folder`, without its weights. Raises WeightsError."""
+    _refuse_missing(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+    with torch.random.fork_rng(devices=[]):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
+        )
+    return model
+
+
+def _refuse_missing(folder: Path) -> None:
+    """transformers would take the path for a name on a hub."""
+    if not folder.is_dir():
+        raise WeightsError(f"{folder} is not a folder, so it holds no policy")
+
+
+def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
+    """The type in which the weights files of `folder` hold each tensor, by name. Reads only the files' headers.
+
+    Raises WeightsError when a file cannot be read, or holds a type other than float32, bfloat16 and float16.
+    """
+    found: dict[str, torch.dtype] = {}
+    try:
+        for file in weights_files(folder):
+            with safe_open(file, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 - a shard is not iterable
+                    stored = shard.get_slice(name).get_dtype()
+                    if stored not in _DTYPES:
+                        raise WeightsError(f"{file}: {name} is {stored}, and only {', '.join(_DTYPES)} can be trained")
+                    found[name] = _DTYPES[stored]
+    except (OSError, SafetensorError, WeightsMissing) as error:
+        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+    return found
+
+
+def own_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's own tensors, by name, possibly sharded. Of tied tensors only the first is included."""
+    seen: set[int] = set()
+    weights: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            weights[name] = tensor.detach()
+    return weights
+
+
+def trained_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The tensors of `own_weights` that are not frozen: what a checkpoint holds."""
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: tensor for name, tensor in own_weights(model).items() if name not in frozen}
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Whole contiguous tensors on the CPU, by name as in `own_weights`, with adapters merged into their layers.
+
+    All ranks must call it together.
+    """
+    weights = {name: whole(tensor).cpu().contiguous() for name, tensor in own_weights(model).items()}
+    return merge_adapters(model, weights)
+
+
+def adapter_weights(model: PreTrainedModel) -> Adapter:
+    """A copy of the model's adapter, on the CPU. All ranks must call it together."""
+    weights = {name: whole(tensor).to("cpu", copy=True) for name, tensor in trained_weights(model).items()}
+    return adapter_of(model, weights)
+
+
+def load_weights(model: PreTrainedModel, file: Path) -> None:
+    """Load the weights in `file`, made by `weights_of`, into the model. Raises WeightsError when they do not fit."""
+    put_weights(model, read_weights(file), file)
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name. Raises WeightsError when it cannot be read."""
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{file} cannot be read as safetensors: {error}") from error
+
+
+def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:
+    """Load weights, named as in `trained_weights`. Raises WeightsError naming `source` if they differ."""
+    expected = set(trained_weights(model))
+    if set(weights) != expected:
+        odd = sorted(set(weights) ^ expected)[0]
+        raise WeightsError(f"{source} belongs to another model: {odd} is in only one of the two")
+    try:
+        model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        raise WeightsError(f"{source} belongs to another model: {error}") from error

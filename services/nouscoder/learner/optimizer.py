@@ -1,0 +1,302 @@
+"""The optimizer of the learner's section: AdamW with the moments that it asks for, or Muon with AdamW.
+
+Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101.
+
+Numbers in 8 bits, in blocks of 256 with a common scale.
+
+Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861: dynamic quantisation. A code stands
+for a level between -1 and 1, times the scale of its block, which is the block's largest absolute value. The levels are
+dense near the scale and reach down to 5.5e-7 of it: of each factor of 10 below the scale there are half as many levels
+as of the one above.
+
+A number between two levels becomes one of them by chance, so that it is right on average. A moment that moves by less
+than the distance of two levels in each step would stay where it is if it were rounded to the nearest one.
+
+A block is 256 neighbours of one row of a matrix (row: one index of the first dimension), so a matrix that is divided
+by rows among ranks has the blocks of the whole one.
+
+AdamW whose moments take 2 bytes a weight in place of 8, as 8 bits each.
+
+Each step reads the moments, changes them in float32 by the formula of AdamW (arXiv 1711.05101), changes the weight,
+and writes the moments back in 8 bits. The second moment is stored as its square root. It then spans as many factors of
+10 as the first, so no weight keeps its first moment and loses the second, by which it is divided.
+
+Vectors (norms, biases) keep float32 moments: they are few, and their blocks would be single numbers.
+
+INVARIANT: a step depends, bit for bit, only on weights, gradients, settings and `state`. The chance of a step comes
+from its number, so a resumed run repeats it.
+
+Muon for the matrices of the decoder layers, AdamW for embeddings, head, norms and biases, as one optimizer.
+
+Muon (K. Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024) orthogonalises the momentum of each
+matrix by five Newton-Schulz steps; torch.optim.Muon has the formula. Its learning rate follows AdamW's, by a fixed
+factor, so that one schedule holds for both.
+
+INVARIANT: `state` holds everything that a step depends on besides weights, gradients and settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+from torch.optim import AdamW, Muon, Optimizer
+from transformers import PreTrainedModel
+
+from nouscoder.config import LearnerSection, OptimizerKind, OptimizerStates
+from nouscoder.learner.parallel.ranks import own_part, zeros_by_rows
+
+# AdamW whose moments take 2 bytes a weight in place of 8.
+
+_EPS = 1e-8
+_OF_VECTORS = frozenset({"step", "exp_avg", "exp_avg_sq"})
+_OF_MATRICES = frozenset({"step", "exp_avg", "exp_avg_scale", "root_exp_avg_sq", "root_exp_avg_sq_scale"})
+
+
+def state_names(weight: Tensor) -> frozenset[str]:
+    """The names of the tensors in the state of a weight."""
+    return _OF_VECTORS if weight.ndim < 2 else _OF_MATRICES
+
+
+class AdamW8bit(Optimizer):
+    """See the module. `state` of a matrix: step, exp_avg and root_exp_avg_sq (codes), and the scales of both."""
+
+    def __init__(
+        self, weights: Iterable[Parameter], learning_rate: float, betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        super().__init__(weights, {"lr": learning_rate, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Change every weight that has a gradient."""
+        assert closure is None, "the gradients must be there already"
+        number = 0
+        for group in self.param_groups:
+            for weight in group["params"]:
+                number += 1
+                if weight.grad is not None:
+                    state = self.state[weight]
+                    if not state:
+                        state.update(_new_state(weight))
+                    state["step"] += 1
+                    self._change(weight, group, state, number)
+
+    def _change(self, weight: Tensor, group: dict[str, Any], state: dict[str, Tensor], number: int) -> None:
+        mine = {name: own_part(tensor) for name, tensor in state.items()}
+        if not own_part(weight).numel():  # more ranks than rows
+            return
+        first, second = _moments(mine)
+        own, gradient = own_part(weight), own_part(weight.grad).float()  # type: ignore[arg-type]
+        (beta1, beta2), steps, rate = group["betas"], float(state["step"]), group["lr"]
+        first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        own.mul_(1 - rate * group["weight_decay"])
+        divisor = (second / (1 - beta2**steps)).sqrt_().add_(_EPS)
+        own.addcdiv_(first, divisor, value=-rate / (1 - beta1**steps))
+        if "exp_avg_scale" in mine:
+            chance = torch.Generator(own.device).manual_seed(int(steps) * 2**20 + number)
+            quantise(first, mine["exp_avg"], mine["exp_avg_scale"], signed=True, chance=chance)
+            roots = second.sqrt_()
+            quantise(roots, mine["root_exp_avg_sq"], mine["root_exp_avg_sq_scale"], signed=False, chance=chance)
+
+
+def _new_state(weight: Tensor) -> dict[str, Tensor]:
+    """Zero moments of a weight, divided among ranks as the weight is."""
+    step = torch.zeros((), dtype=torch.float32)
+    if weight.ndim < 2:
+        return {"step": step, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+    blocks = (weight.shape[0], num_blocks(weight.shape))
+    return {
+        "step": step,
+        "exp_avg": zeros_by_rows(weight, weight.shape, torch.uint8),
+        "exp_avg_scale": zeros_by_rows(weight, blocks, torch.float32),
+        "root_exp_avg_sq": zeros_by_rows(weight, weight.shape, torch.uint8),
+        "root_exp_avg_sq_scale": zeros_by_rows(weight, blocks, torch.float32),
+    }
+
+
+def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The first and the second moment in float32. Those of vectors are the stored tensors themselves."""
+    if "exp_avg_sq" in state:
+        return state["exp_avg"], state["exp_avg_sq"]
+    first = dequantise(state["exp_avg"], state["exp_avg_scale"], signed=True)
+    roots = dequantise(state["root_exp_avg_sq"], state["root_exp_avg_sq_scale"], signed=False)
+    return first, roots.square_()
+
+
+# Muon for the matrices of the decoder layers, AdamW for embeddings, head, norms and biases, as one optimizer.
+
+_MUON_MATRICES = frozenset({"momentum_buffer"})
+
+
+class MuonAdamW(Optimizer):
+    """See the module. The learning rate of its groups is AdamW's; `rate_factor` times it is that of the matrices."""
+
+    def __init__(self, matrices: Sequence[Parameter], others: Sequence[Parameter], settings: LearnerSection) -> None:
+        shared: dict[str, Any] = {
+            "lr": settings.learning_rate,
+            "betas": settings.adam_betas,
+            "weight_decay": settings.weight_decay,
+        }
+        factor = settings.matrix_learning_rate / settings.learning_rate
+        # Adapters are matrices only, and then AdamW has nothing to train.
+        groups = [(weights, rate) for weights, rate in ((matrices, factor), (others, 1.0)) if weights]
+        super().__init__([{"params": [*weights], "rate_factor": rate} for weights, rate in groups], shared)
+        self._matrices = {id(weight) for weight in matrices}
+        parts: list[Optimizer] = [Muon(matrices)] if matrices else []
+        self._parts = [*parts, AdamW(others, foreach=True)] if others else parts
+        for part in self._parts:
+            part.state = self.state  # one state for a checkpoint
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Change every weight that has a gradient."""
+        assert closure is None, "the gradients must be there already"
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            own = part.param_groups[0]
+            own.update(lr=group["lr"] * group["rate_factor"], weight_decay=group["weight_decay"])
+            if "betas" in own:
+                own["betas"] = group["betas"]
+            part.step()
+
+    def state_names(self, weight: Tensor, of_adamw: frozenset[str]) -> frozenset[str]:
+        """The names of the tensors in the state of a weight."""
+        return _MUON_MATRICES if id(weight) in self._matrices else of_adamw
+
+
+_OF_TORCH = frozenset({"step", "exp_avg", "exp_avg_sq"})
+
+
+def optimizer_of(settings: LearnerSection, model: PreTrainedModel) -> Optimizer:
+    """The optimizer of those weights of the model that are not frozen.
+
+    With OptimizerStates.CPU the masters are in the CPU's memory (computation.py), so torch keeps the moments there too.
+    Raises ValueError for Muon with weights that several ranks divide.
+    """
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    if settings.optimizer is OptimizerKind.MUON:
+        return _muon_of(settings, model, trained)
+    if settings.optimizer_states is OptimizerStates.EIGHT_BIT:
+        return AdamW8bit(trained, settings.learning_rate, settings.adam_betas, settings.weight_decay)
+    return AdamW(
+        trained,
+        lr=settings.learning_rate,
+        betas=settings.adam_betas,
+        weight_decay=settings.weight_decay,
+        # On a GPU one kernel changes weights and moments in place, without copies of all moments.
+        **({"fused": True} if all(weight.device.type == "cuda" for weight in trained) else {"foreach": True}),
+    )
+
+
+def _muon_of(settings: LearnerSection, model: PreTrainedModel, trained: list[Parameter]) -> MuonAdamW:
+    if any(isinstance(weight, DTensor) for weight in trained):
+        raise ValueError("learner.optimizer muon needs whole matrices: train on one rank, or take adamw")
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[no-untyped-call]
+    at_the_ends = {id(weight) for end in ends if end is not None for weight in end.parameters()}
+    inner = [weight for weight in trained if weight.ndim == 2 and id(weight) not in at_the_ends]
+    chosen = {id(weight) for weight in inner}
+    return MuonAdamW(inner, [weight for weight in trained if id(weight) not in chosen], settings)
+
+
+def _names_of(optimizer: Optimizer, weight: Tensor) -> frozenset[str]:
+    """The names of the tensors in the state of a weight."""
+    if isinstance(optimizer, MuonAdamW):
+        return optimizer.state_names(weight, _OF_TORCH)
+    return state_names(weight) if isinstance(optimizer, AdamW8bit) else _OF_TORCH
+
+
+def put_states(optimizer: Optimizer, states: Mapping[int, dict[str, Tensor]]) -> None:
+    """Give each weight, by its number, the state in `states`. Raises ValueError when they are of another optimizer."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if states.keys() - set(range(len(weights))):
+        raise ValueError(f"the optimizer has {len(weights)} weights, and the states are of more")
+    optimizer.state.clear()
+    # The number of the step is on the CPU, except for a fused kernel.
+    stays = () if optimizer.param_groups[0].get("fused") else ("step",)
+    for number, state in states.items():
+        weight = weights[number]
+        if state.keys() != _names_of(optimizer, weight):
+            raise ValueError(
+                "the optimizer's states are of another learner.optimizer or learner.optimizer_states: put back the"
+                " earlier one"
+            )
+        optimizer.state[weight] = {
+            name: tensor if name in stays else tensor.to(weight.device) for name, tensor in state.items()
+        }
+
+
+# Numbers in 8 bits, in blocks of 256 with a common scale.
+
+BLOCK = 256
+_DECADES = 7
+_CHUNK = 2**24  # numbers that are converted at once, to bound the memory of intermediate results
+
+
+@cache
+def levels(*, signed: bool) -> Tensor:
+    """The levels of the 256 codes, [256], ascending, in float32. Without sign all are above 0 except the first.
+
+    In the decade k of _DECADES below the scale, the levels are the middles of equal parts of it.
+    """
+    positive: list[float] = []
+    for decade in range(_DECADES):
+        parts = 2 ** (decade if signed else decade + 1)
+        width = 0.9 / parts
+        positive += [10.0 ** (decade - _DECADES + 1) * (0.1 + (part + 0.5) * width) for part in range(parts)]
+    every = [*positive, *(-level for level in positive if signed), 0.0, 1.0]
+    return torch.tensor(sorted(every), dtype=torch.float32)
+
+
+def num_blocks(shape: torch.Size) -> int:
+    """The blocks of each row of a tensor of this shape."""
+    return -(-(shape.numel() // shape[0]) // BLOCK)
+
+
+def quantise(values: Tensor, codes: Tensor, scales: Tensor, *, signed: bool, chance: torch.Generator) -> None:
+    """Write `values` [rows, ...] as `codes` (uint8, of the same shape) and `scales` [rows, blocks], by `chance`.
+
+    Without sign no number above 0 becomes 0.
+    """
+    table = levels(signed=signed).to(values.device)
+    for rows in _row_chunks(values):
+        blocks = _in_blocks(values[rows])
+        scale = blocks.abs().amax(-1)
+        share = blocks / scale.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)
+        above = torch.bucketize(share, table).clamp_(1, len(table) - 1)
+        low, high = table[above - 1], table[above]
+        # Up with the probability that makes the mean equal to the number. Beyond the levels it is the nearest one.
+        draws = torch.rand(share.shape, generator=chance, device=values.device)
+        code = above - (draws >= (share - low) / (high - low)).long()
+        if not signed:
+            code.clamp_(min=(share > 0).long())
+        width = values[0].numel()
+        codes[rows] = code.flatten(1)[:, :width].reshape(codes[rows].shape).to(torch.uint8)
+        scales[rows] = scale
+
+
+def dequantise(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+    """The numbers [rows, ...] in float32."""
+    table = levels(signed=signed).to(codes.device)
+    numbers = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+    for rows in _row_chunks(codes):
+        flat = codes[rows].flatten(1)
+        scale = scales[rows].repeat_interleave(BLOCK, dim=1)[:, : flat.shape[1]]
+        numbers[rows] = (table[flat.int()] * scale).reshape(numbers[rows].shape)
+    return numbers
+
+
+def _row_chunks(values: Tensor) -> list[slice]:
+    rows = max(1, _CHUNK // max(1, values[0].numel())) if len(values) else 1
+    return [slice(start, start + rows) for start in range(0, len(values), rows)]
+
+
+def _in_blocks(values: Tensor) -> Tensor:
+    """[rows, blocks, BLOCK] in float32, with zeros after the end of each row."""
+    flat = values.flatten(1).float()
+    padded = torch.nn.functional.pad(flat, (0, -flat.shape[1] % BLOCK))
+    return padded.reshape(len(flat), -1, BLOCK)

@@ -1,0 +1,310 @@
+"""The processes that train one policy together: data parallel, with the weights sharded by FSDP2.
+
+Zhao et al., "PyTorch FSDP", arXiv 2304.11277. The table below says how each rank knows its number.
+
+INVARIANT: all ranks make the same calls of a Ranks in the same order. A call that another rank does not answer ends
+with RankLost within `patience_s`.
+
+The ranks of a group that begins meet in its store, which may hold what an earlier start of the group left there.
+
+torchrun keeps one store while it starts a group again. So each other rank says hello under a name that it makes up, and
+rank 0 answers that name with the name of this start, until all have confirmed it. All that follows is kept under the
+name of the start.
+
+INVARIANT: the ranks of one start get the same part of the store, and no other start uses that part.
+
+Which rank this process is, from the environment variables of what started it.
+
+| started by | rank | number of ranks | address of rank 0 |
+|---|---|---|---|
+| torchrun | RANK | WORLD_SIZE | MASTER_ADDR |
+| a LeaderWorkerSet | LWS_WORKER_INDEX | LWS_GROUP_SIZE | LWS_LEADER_ADDRESS |
+| a JobSet or an indexed Job | JOB_COMPLETION_INDEX | WORLD_SIZE | MASTER_ADDR |
+| a StatefulSet | the number at the end of POD_NAME, else of HOSTNAME | WORLD_SIZE | MASTER_ADDR |
+
+The first row whose variable for the rank is set counts. Kubernetes does not tell a pod of the last two kinds how many
+pods there are nor where the first one is, so their template sets WORLD_SIZE and MASTER_ADDR. The port is MASTER_PORT,
+or torchrun's 29500. A pod with several devices runs torchrun, whose variables come first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor, zeros
+from transformers import PreTrainedModel
+
+from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.learner.parallel.context_parallel import DistributedRow
+
+# The ranks of a group that begins meet in its store, which may hold what an earlier start of the group left there.
+
+_LOOK_AGAIN_S = 0.05
+
+
+class NobodyCame(NousCoderError):
+    """A rank did not come to the meeting in time. The message names it."""
+
+
+def meet(store: Store, rank: int, size: int, patience_s: float) -> Store:
+    """The part of the store for this start of the group. Each rank must call it once. Raises NobodyCame."""
+    until = time.monotonic() + patience_s
+    name = _invite(store, range(1, size), until) if rank == 0 else _come(store, rank, until)
+    return PrefixStore(f"start/{name}", store)
+
+
+def _invite(store: Store, others: Sequence[int], until: float) -> str:
+    start = uuid.uuid4().hex
+    missing = set(others)
+    while missing:
+        for rank in sorted(missing):
+            # What an earlier process of this rank said is answered too. Nobody reads that answer.
+            if store.check([f"hello/{rank}"]):
+                store.set(f"welcome/{store.get(f'hello/{rank}').decode()}", start)
+            if store.check([f"here/{start}/{rank}"]):
+                missing.remove(rank)
+        _wait_a_little(until, f"rank {min(missing, default=0)} of the learner")
+    return start
+
+
+def _come(store: Store, rank: int, until: float) -> str:
+    me = uuid.uuid4().hex
+    store.set(f"hello/{rank}", me)
+    while not store.check([f"welcome/{me}"]):
+        _wait_a_little(until, "rank 0 of the learner")
+    start = store.get(f"welcome/{me}").decode()
+    store.set(f"here/{start}/{rank}", "1")
+    return start
+
+
+def _wait_a_little(until: float, awaited: str) -> None:
+    if time.monotonic() > until:
+        raise NobodyCame(f"{awaited} did not come in time: see its log, and start the group again")
+    time.sleep(_LOOK_AGAIN_S)
+
+
+# Which rank this process is, from the environment variables of what started it.
+
+_PORT = "29500"
+_ORDINAL = re.compile(r".*-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One process among `size`: its rank, its device on this machine, and where rank 0 listens."""
+
+    rank: int
+    size: int
+    local_rank: int
+    address: str
+    port: int
+
+
+def place_of(environment: Mapping[str, str]) -> Place | None:
+    """The place that the variables name; None for a process alone. Raises Unusable naming a missing or bad variable."""
+    size_variable = "LWS_GROUP_SIZE" if _is_of_leader_worker_set(environment) else "WORLD_SIZE"
+    if size_variable not in environment or (size := _number(environment, size_variable)) == 1:
+        return None
+    rank = _rank(environment)
+    if not rank < size:
+        raise Unusable(f"this process is rank {rank}, but {size_variable} is {size}: ranks begin with 0")
+    port = _number({"MASTER_PORT": _PORT, **environment}, "MASTER_PORT")
+    return Place(rank, size, _number({"LOCAL_RANK": "0", **environment}, "LOCAL_RANK"), _address(environment), port)
+
+
+def _is_of_leader_worker_set(environment: Mapping[str, str]) -> bool:
+    return "RANK" not in environment and "LWS_WORKER_INDEX" in environment
+
+
+def _rank(environment: Mapping[str, str]) -> int:
+    for variable in ("RANK", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX"):
+        if variable in environment:
+            return _number(environment, variable)
+    name = environment.get("POD_NAME") or environment.get("HOSTNAME", "")
+    if ordinal := _ORDINAL.fullmatch(name):
+        return int(ordinal[1])
+    raise Unusable(
+        "WORLD_SIZE is set, but nothing names the rank: start the learner with torchrun, or in a StatefulSet, a"
+        " LeaderWorkerSet or a JobSet"
+    )
+
+
+def _address(environment: Mapping[str, str]) -> str:
+    variable = "LWS_LEADER_ADDRESS" if _is_of_leader_worker_set(environment) else "MASTER_ADDR"
+    if not environment.get(variable):
+        raise Unusable(f"{variable} is not set: it names the machine of rank 0, which the other ranks connect to")
+    return environment[variable]
+
+
+def _number(environment: Mapping[str, str], variable: str) -> int:
+    try:
+        value = int(environment[variable])
+    except ValueError:
+        value = -1
+    if value < 0 or (variable in ("WORLD_SIZE", "LWS_GROUP_SIZE") and not value):
+        raise Unusable(f"{variable} is {environment[variable][:100]!r}, which is not a number that a group can have")
+    return value
+
+
+Item = TypeVar("Item")
+
+
+class RankLost(NousCoderError):
+    """Another rank died or does not answer. The group must be started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """One process among `size`. `figures` is a group for numbers, `files` one for checkpoints; None in one process.
+
+    `row`: the ranks that hold each packed row together with this one; None where each rank has rows of its own.
+    """
+
+    rank: int = 0
+    size: int = 1
+    store: Store | None = None
+    figures: dist.ProcessGroup | None = None
+    files: dist.ProcessGroup | None = None
+    patience_s: float = 0.0
+    row: DistributedRow | None = None
+
+    @classmethod
+    def join(cls, device: str, patience_s: float, context_parallel: int = 1) -> Ranks:
+        """Join the group that the environment variables name; without them, one process alone.
+
+        `context_parallel` ranks share each row. Raises Unusable for an incomplete environment or a number of ranks that
+        is no multiple of it, and RankLost when the others do not come within `patience_s`.
+        """
+        place = place_of(os.environ)
+        size = 1 if place is None else place.size
+        if size % context_parallel:
+            raise Unusable(f"learner.context_parallel is {context_parallel}, and {size} ranks are no multiple of it")
+        if place is None:
+            return cls()
+        limit = timedelta(seconds=patience_s)
+        with naming_lost_ranks(patience_s):
+            store = meet(_store_at(place, limit), place.rank, place.size, patience_s)
+            if torch.device(device).type == "cuda":
+                torch.cuda.set_device(place.local_rank)
+            backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
+            group = PrefixStore("group", store)
+            dist.init_process_group(backend, store=group, rank=place.rank, world_size=place.size, timeout=limit)
+            figures, files = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
+            row = _row_of(place, context_parallel, limit) if context_parallel > 1 else None
+        return cls(place.rank, place.size, PrefixStore("learner", store), figures, files, patience_s, row)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that all ranks together work on at a time."""
+        return self.size if self.row is None else self.size // self.row.size
+
+    @property
+    def row_number(self) -> int:
+        """Which of them is this rank's."""
+        return self.rank if self.row is None else self.rank // self.row.size
+
+    @property
+    def counts_row(self) -> bool:
+        """Whether the figures of the row are counted here: by one of its ranks."""
+        return self.row is None or self.row.rank == 0
+
+    def leave(self) -> None:
+        """Leave the group."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    def shard(self, root: nn.Module, model: PreTrainedModel, dtype: torch.dtype, *, on_cpu: bool) -> None:
+        """Shard the weights of `root`, through which all forward passes go, and of the layers of its `model`.
+
+        The passes are computed in `dtype`. Gradients are summed over ranks, in float32, because each loss has its share
+        of the whole minibatch already. With `on_cpu` the CPU's memory holds weights and gradients.
+        """
+        if self.size == 1:
+            return
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        offload = CPUOffloadPolicy() if on_cpu and model.device.type == "cuda" else OffloadPolicy()
+        for module in [*getattr(model.base_model, "layers", ()), root]:
+            sharded = fully_shard(module, mp_policy=precision, offload_policy=offload)
+            assert isinstance(sharded, FSDPModule)
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over ranks of each value."""
+        if self.size == 1:
+            return [*values]
+        return [sum(of_ranks) for of_ranks in zip(*self.gather(tuple(values)), strict=True)]
+
+    def gather(self, item: Item) -> list[Item]:
+        """The item of each rank, in the order of ranks."""
+        if self.size == 1:
+            return [item]
+        items: list[Item | None] = [None] * self.size
+        dist.all_gather_object(items, item, group=self.figures)
+        return [found for found in items if found is not None]
+
+
+def _row_of(place: Place, context_parallel: int, limit: timedelta) -> DistributedRow:
+    """The row of this rank: consecutive ranks share one. Every rank makes the groups of all rows, in order."""
+    starts = range(0, place.size, context_parallel)
+    groups = [dist.new_group([*range(start, start + context_parallel)], timeout=limit) for start in starts]
+    row, rank = divmod(place.rank, context_parallel)
+    group = groups[row]
+    assert isinstance(group, dist.ProcessGroup)
+    return DistributedRow(group, rank, context_parallel)
+
+
+def _store_at(place: Place, limit: timedelta) -> Store:
+    """The store of the group: of torchrun's agent, or of rank 0, which opens it at its address."""
+    url = f"tcp://{place.address}:{place.port}?rank={place.rank}&world_size={place.size}"
+    store: Store = next(iter(rendezvous(url, timeout=limit)))[0]
+    store.set_timeout(limit)
+    return store
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor of all ranks; every rank must call this for a sharded one."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor, in the same memory; all of one that is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def zeros_by_rows(weight: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros of this shape, of which each rank has the rows that it has of `weight`, on the device of the weight."""
+    if not isinstance(weight, DTensor):
+        return torch.zeros(*shape, dtype=dtype, device=weight.device)
+    divided = zeros(*shape, dtype=dtype, device_mesh=weight.device_mesh, placements=weight.placements)
+    return divided.to(weight.device)
+
+
+@contextmanager
+def naming_lost_ranks(patience_s: float) -> Iterator[None]:
+    """Raise RankLost for an error of communication between ranks."""
+    try:
+        yield
+    except NobodyCame as error:
+        raise RankLost(str(error)) from error
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            raise
+        raise RankLost(
+            f"another rank of the learner died or did not answer within {patience_s:.0f} s"
+            f" ({str(error).splitlines()[0][:200]}): see its log, and start the group again"
+        ) from error

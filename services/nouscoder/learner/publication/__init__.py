@@ -1,0 +1,1 @@
+"""Policies on their way from the learner to generation: files of a version, sending, announcement."""

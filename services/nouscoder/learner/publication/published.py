@@ -1,0 +1,283 @@
+"""Published policies: policies/00000007/ holds the complete weights as safetensors files, with their digests.
+
+Beside them it may hold deltas (policy_folder/delta.py): what changed since the version before. With adapters it holds
+only an adapter of the run's first policy (policy_folder/policy_tensors.py).
+
+INVARIANT: a published file never changes while its version is among the newest `keep`. Publishing the same weights as
+the same version again gives a manifest of the same digest.
+
+Reads policies from the learner's disk for services that share no disk with it.
+
+INVARIANT: it opens only files that it has listed in the folder of the first policy or of a published version. A name
+from a request is looked up in that list and never joined to a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO
+
+import torch
+from safetensors.torch import save, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from nouscoder.atomic_files import prune, sha256_of, whole_folder
+from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
+from nouscoder.errors import NousCoderError
+from nouscoder.learner.model.weights import adapter_weights, weights_of
+from nouscoder.learner.state.run_files import RunFiles
+from nouscoder.policy_folder.delta import DeltaUnusable, write_delta
+from nouscoder.policy_folder.policy_tensors import Adapter, split_experts
+from nouscoder.policy_folder.weights_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    FileState,
+    shards_of,
+    state_of,
+)
+
+log = logging.getLogger(__name__)
+
+_NO_LIMIT = 2**63
+_OWN: Mapping[str, torch.dtype] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPolicy:
+    """A copy of the weights of a version, after `step` optimizer steps. Training does not change it.
+
+    With `adapter` there are no `weights`: they are those of the first policy, changed by it.
+    """
+
+    policy_version: int
+    step: int
+    weights: dict[str, Tensor]
+    adapter: Adapter | None = None
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, policy_version: int, step: int, dtypes: Mapping[str, torch.dtype] = _OWN
+    ) -> StagedPolicy:
+        """Copy the current weights of the model, each rounded to its type in `dtypes`, or in the model's own type."""
+        copy = model.device.type == "cpu"  # on another device `weights_of` has copied them already
+        weights = {
+            name: tensor.to(dtypes.get(name, tensor.dtype), copy=copy)
+            for name, tensor in split_experts(weights_of(model)).items()
+        }
+        return cls(policy_version, step, weights)
+
+    @classmethod
+    def of_adapter(cls, model: PreTrainedModel, policy_version: int, step: int) -> StagedPolicy:
+        """Copy the current adapter of the model, in float32."""
+        return cls(policy_version, step, {}, adapter_weights(model))
+
+
+class PolicyPublisher:
+    """The folder policies/. Old versions are kept for some time, because a generation worker may still read one.
+
+    With `deltas` each version has also what changed since the one before, if this process wrote that. `first` is the
+    folder of the first policy, the base of all adapters.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        transport: Transport = Transport.FOLDER,
+        shard_bytes: int = _NO_LIMIT,
+        *,
+        deltas: bool = False,
+        first: Path | None = None,
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._transport = transport
+        self._shard_bytes = shard_bytes
+        self._deltas = deltas
+        self._first = first
+        self._base: PolicyManifest | None = None  # that of `first`, once it was needed
+        self._before: PolicyManifest | None = None  # the newest that this process has written
+
+    def write(self, policy: StagedPolicy) -> PolicyManifest:
+        """Write a version and remove the oldest. Raises StorageError, and WeightsMissing for the base of an adapter."""
+        final = version_folder(self._folder, policy.policy_version)
+        if policy.adapter is not None:
+            return self._write_adapter(final, policy, policy.adapter)
+        parts = _cut(policy.weights, self._shard_bytes)
+        delta = None
+        # After a crash the same version is often published again. Workers may be reading its files, so they stay.
+        if not all(_is_written(final / name, weights) for name, weights in parts.items()):
+            with whole_folder(final) as part:
+                _write(part, parts)
+                delta = self._write_delta(part, policy.policy_version, tuple(parts))
+        prune(self._folder, self._keep)
+        shards = tuple(_shard(final / name) for name in parts)
+        manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, delta)
+        self._before = manifest
+        return manifest
+
+    def _write_adapter(self, final: Path, policy: StagedPolicy, adapter: Adapter) -> PolicyManifest:
+        base = self._first_policy()
+        adapter = replace(adapter, base_digest=base.digest)
+        file, data = final / ADAPTER_FILE, save(adapter.tensors, adapter.metadata)
+        if not file.exists() or file.read_bytes() != data:
+            with whole_folder(final) as part:
+                (part / ADAPTER_FILE).write_bytes(data)
+                (part / ADAPTER_CONFIG_FILE).write_text(adapter.config(base.folder), encoding="utf8")
+        prune(self._folder, self._keep)
+        shards = (_shard(file),)
+        return PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, base=base)
+
+    def _first_policy(self) -> PolicyManifest:
+        """The first policy. Its files are read once, because they do not change during a run."""
+        if self._base is None:
+            assert self._first is not None, "a publisher of adapters knows the first policy"
+            self._base = PolicyManifest(0, 0, str(self._first), shards_of(self._first), self._transport)
+        return self._base
+
+    def _write_delta(self, folder: Path, policy_version: int, names: tuple[str, ...]) -> PolicyDelta | None:
+        """Write what changed since the version before. None, and no file, when that version has not the same files."""
+        before = self._before
+        if not self._deltas or before is None or before.policy_version + 1 != policy_version:
+            return None
+        deltas = [folder / name.replace(".safetensors", ".delta") for name in names]
+        try:
+            for name, delta in zip(names, deltas, strict=True):
+                write_delta(Path(before.folder) / name, folder / name, delta)
+        except (DeltaUnusable, FileNotFoundError) as error:
+            log.warning("a policy has no delta", extra={"policy_version": policy_version, "reason": str(error)})
+            for delta in deltas:
+                delta.unlink(missing_ok=True)
+            return None
+        return PolicyDelta(before.policy_version, before.digest, tuple(map(_shard, deltas)))
+
+
+def _shard(file: Path) -> Shard:
+    return Shard(file.name, sha256_of(file), file.stat().st_size)
+
+
+def version_folder(folder: Path, policy_version: int) -> Path:
+    """The folder of a version's weights in the folder policies/."""
+    return folder / f"{policy_version:08d}"
+
+
+def _cut(weights: dict[str, Tensor], shard_bytes: int) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each file, by file name, in order. Only a file of a single tensor may exceed `shard_bytes`."""
+    parts: list[dict[str, Tensor]] = [{}]
+    num_bytes = 0
+    for name, tensor in weights.items():
+        if parts[-1] and num_bytes + tensor.nbytes > shard_bytes:
+            parts.append({})
+            num_bytes = 0
+        parts[-1][name] = tensor
+        num_bytes += tensor.nbytes
+    if len(parts) == 1:
+        return {WEIGHTS_FILE: parts[0]}
+    # The names that Hugging Face folders use.
+    return {f"model-{k:05d}-of-{len(parts):05d}.safetensors": part for k, part in enumerate(parts, 1)}
+
+
+def _write(folder: Path, parts: dict[str, dict[str, Tensor]]) -> None:
+    for name, weights in parts.items():
+        save_file(weights, folder / name)
+    if len(parts) > 1:
+        total = sum(tensor.nbytes for weights in parts.values() for tensor in weights.values())
+        places = {tensor: name for name, weights in parts.items() for tensor in weights}
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=1))
+
+
+def _is_written(file: Path, weights: dict[str, Tensor]) -> bool:
+    return file.exists() and sha256_of(file) == hashlib.sha256(save(weights)).hexdigest()
+
+
+# Reads policies from the learner's disk for services that share no disk with it.
+
+CHUNK_BYTES = 1024**2
+# The files of a policy in a Hugging Face folder, and deltas.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.(json|txt|model|jinja|safetensors|delta)")
+
+
+class NoSuchPolicyFile(NousCoderError):
+    """The file does not exist or was pruned. The message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """One file in the folder of the first policy."""
+
+    name: str
+    sha256: str
+    num_bytes: int
+
+
+class PolicyFiles:
+    """The policy files of one run. Methods read the disk, so do not call them in the event loop."""
+
+    def __init__(self, files: RunFiles) -> None:
+        self._first = files.policy
+        self._published = files.policies
+        self._digests: dict[Path, tuple[FileState, str]] = {}
+
+    def first(self) -> list[PolicyFile]:
+        """The files of the first policy, by name. Raises NoSuchPolicyFile when there is no policy yet."""
+        paths = sorted(_files_of(self._first).items())
+        found = [PolicyFile(name, self._sha256(path), path.stat().st_size) for name, path in paths]
+        if not found:
+            raise NoSuchPolicyFile(f"there is no policy in {self._first} yet")
+        return found
+
+    def open_first(self, name: str) -> BinaryIO:
+        """Open one of the files that `first` lists. Raises NoSuchPolicyFile."""
+        path = _files_of(self._first).get(name)
+        if path is None:
+            raise NoSuchPolicyFile(f"the first policy has no file {name[:100]!r}")
+        return path.open("rb")
+
+    def open_published(self, policy_version: int, name: str, sha256: str) -> BinaryIO:
+        """Open a shard of a version. It stays readable when it is pruned later. Raises NoSuchPolicyFile."""
+        folders = [version_folder(self._published, policy_version)]
+        if policy_version == 0:
+            # The input files of the run: the first evaluation measures them, and they are the base of adapters.
+            folders.append(self._first)
+        for path in (_files_of(folder).get(name) for folder in folders):
+            try:
+                if path is not None and self._sha256(path) == sha256:
+                    return path.open("rb")
+            except OSError:
+                continue  # pruned in the meantime
+        raise NoSuchPolicyFile(
+            f"{name[:100]!r} of policy version {policy_version} with the SHA-256 {sha256[:64]!r} is not kept here"
+        )
+
+    def _sha256(self, path: Path) -> str:
+        """The digest of a file, cached until the file changes, because weights are large and every worker needs it."""
+        state = state_of(path)
+        known = self._digests.get(path)
+        if known is None or known[0] != state:
+            known = self._digests[path] = (state, sha256_of(path))
+        return known[1]
+
+
+def _files_of(folder: Path) -> dict[str, Path]:
+    """The paths of the files of a policy folder, by name."""
+    if not folder.is_dir():
+        return {}
+    return {path.name: path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()}
+
+
+def chunks(file: BinaryIO) -> Generator[bytes, None, None]:
+    """The contents in pieces of `CHUNK_BYTES`. Closes the file at the end."""
+    with file:
+        while data := file.read(CHUNK_BYTES):
+            yield data

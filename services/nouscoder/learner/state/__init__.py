@@ -1,0 +1,1 @@
+"""What a run keeps on its disk: checkpoints, saved batches, logs, copies."""

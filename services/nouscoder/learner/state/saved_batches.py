@@ -1,0 +1,169 @@
+"""Leased batches, saved to batches/00000007.batch before training, so that they can be replayed.
+
+A file holds the bytes of the broker and of generation unchanged: b"NCBATCH2", the size of the index (8 bytes,
+little-endian), the index (nouscoder.v1.Batch: headers, verdicts, rewards), zeros up to a multiple of 8, then the
+rollout records in the order of the index, without gaps. Records are read in place, through a memory map.
+
+INVARIANT: a batch is trained only from its saved file, so a replay reads the same bytes as the training. A committed
+batch is kept until every checkpoint that may be needed includes it.
+
+The settings with which each batch was trained: batches/00000007.json.
+
+A run may be resumed with other settings, for example another learning rate. A replay must train a batch with the
+settings of the first time, because other settings would give other weights than the published ones.
+
+INVARIANT: the settings of a batch never change once they are written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import mmap
+from collections.abc import AsyncIterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from nouscoder.atomic_files import numbered, remove, whole_file, write_whole
+from nouscoder.config import LearnerSection
+from nouscoder.domain.batch import Batch, GradedRollout, RecordedBatch
+from nouscoder.errors import NousCoderError
+from nouscoder.rpc.pairs import BATCH, PASSED_BATCH, VERDICT
+from nouscoder.store.rollout_record import decode_rollout, size_of_record
+
+_SUFFIX = ".batch"
+_MAGIC = b"NCBATCH2"
+_START = len(_MAGIC) + 8
+
+
+class SavedBatchError(NousCoderError):
+    """A saved batch cannot be read. The message names it."""
+
+
+class RecordsMissing(SavedBatchError):
+    """The broker sent fewer bytes of records than the batch has, because Redis forgot some."""
+
+
+class SavedBatches:
+    """The folder batches/. The newest `keep` are kept, and all that are newer than the oldest kept checkpoint."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    async def save(self, batch: RecordedBatch, records: AsyncIterable[bytes]) -> None:
+        """Save a batch. `records` are the bytes of its records, in order, in pieces of any size.
+
+        Raises RecordsMissing for too few bytes, SavedBatchError for too many, and StorageError.
+        """
+        path, index, num_bytes = self._path(batch.batch_id), batch.index or BATCH.encode(batch), 0
+        with ExitStack() as stack:
+            file = stack.enter_context(whole_file(path))
+            file.write(_MAGIC + len(index).to_bytes(8, "little") + index + bytes(-len(index) % 8))
+            async for data in records:
+                file.write(data)
+                num_bytes += len(data)
+            if num_bytes != batch.num_bytes:
+                kind = RecordsMissing if num_bytes < batch.num_bytes else SavedBatchError
+                raise kind(f"{path} got {num_bytes} bytes of records, not {batch.num_bytes}")
+            await asyncio.to_thread(stack.pop_all().close)  # flushes to the disk
+
+    def prune(self, last_unneeded: int) -> None:
+        """Remove the batches up to `last_unneeded`, except those among the newest `keep`."""
+        for number, path in [*numbered(self._folder, _SUFFIX).items()][: -self._keep]:
+            if number <= last_unneeded:
+                remove(path)
+
+    def numbers(self) -> list[int]:
+        """The ids of the saved batches, ascending."""
+        return [*numbered(self._folder, _SUFFIX)]
+
+    def load(self, batch_id: int) -> Batch:
+        """Load a batch. Raises SavedBatchError when it is missing or invalid."""
+        path = self._path(batch_id)
+        try:
+            with path.open("rb") as file:
+                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return _batch_from(view)
+        except OSError as error:
+            raise SavedBatchError(f"{path} cannot be read: {error.strerror}") from error
+        except Exception as error:
+            raise SavedBatchError(f"{path} is not a saved batch: {error}") from error
+
+    def before(self, batch_id: int, count: int) -> list[Batch]:
+        """The `count` batches before this one, the oldest first; fewer at the beginning of a run.
+
+        Raises SavedBatchError.
+        """
+        return [self.load(number) for number in range(max(0, batch_id - count), batch_id)]
+
+    def _path(self, batch_id: int) -> Path:
+        return self._folder / f"{batch_id:08d}{_SUFFIX}"
+
+
+def _batch_from(view: memoryview) -> Batch:
+    if view[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("it does not begin with the bytes of a batch")
+    index_bytes = int.from_bytes(view[len(_MAGIC) : _START], "little")
+    index = PASSED_BATCH.decode(bytes(view[_START : _START + index_bytes]))
+    offset = _START + index_bytes + -index_bytes % 8
+    rollouts = []
+    for recorded in index.rollouts:
+        end = offset + size_of_record(view[offset:])
+        verdict = VERDICT.decode(recorded.verdict)
+        rollouts.append(GradedRollout(decode_rollout(view[offset:end]), verdict, recorded.reward))
+        offset = end
+    if offset != len(view):
+        raise ValueError(f"its records end at byte {offset} of {len(view)}")
+    return Batch(index.batch_id, tuple(rollouts), index.policy_version)
+
+
+# The settings with which each batch was trained: batches/00000007.json.
+
+_SETTINGS_SUFFIX = ".json"
+# All settings of the learner's section that the arithmetic of a step depends on, except device and number of threads.
+_ARITHMETIC = {
+    *("objective", "correction", "reference_kl", "entropy", "advantage"),
+    *("steps_per_batch", "learning_rate", "schedule", "weight_decay", "adam_betas"),
+    *("max_gradient_norm", "skip_gradient_norm", "microbatch_tokens", "replay_batches", "reward_model"),
+}
+
+
+class BatchSettings:
+    """The settings in the folder batches/, next to the saved batches."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def fix(self, batch_id: int, current: LearnerSection) -> LearnerSection:
+        """The settings to train a batch with: those of the first time, else `current`, which are then stored.
+
+        Raises StorageError, or SavedBatchError when the stored settings cannot be used.
+        """
+        kept = self.kept(batch_id, current)
+        if kept is None:
+            write_whole(self._path(batch_id), current.model_dump_json(include=_ARITHMETIC, indent=1).encode())
+        return kept or current
+
+    def kept(self, batch_id: int, current: LearnerSection) -> LearnerSection | None:
+        """`current` with the settings with which the batch was first trained; None when it was never trained.
+
+        Raises SavedBatchError when the stored settings cannot be used.
+        """
+        path = self._path(batch_id)
+        if not path.exists():
+            return None
+        try:
+            kept = json.loads(path.read_text(encoding="utf8"))
+            return LearnerSection.model_validate({**current.model_dump(), **kept})
+        except (OSError, ValueError, TypeError) as error:
+            raise SavedBatchError(f"{path} does not hold the settings of a batch: {error}") from error
+
+    def prune(self, oldest_batch: int) -> None:
+        """Remove the settings of batches before `oldest_batch`."""
+        for number, path in numbered(self._folder, _SETTINGS_SUFFIX).items():
+            if number < oldest_batch:
+                remove(path)
+
+    def _path(self, batch_id: int) -> Path:
+        return self._folder / f"{batch_id:08d}{_SETTINGS_SUFFIX}"

@@ -1,0 +1,127 @@
+"""Notices that a run learns nothing because all of its groups are filtered.
+
+INVARIANT: while rollouts are filtered and no group is kept, a warning is due within WARN_AFTER_S of the first filtered
+group, and after `run.max_filtered_batches` batches of filtered rollouts `judge` raises NothingToLearn.
+
+Applies the guards (domain/guards.py) to the batches in metrics.jsonl, and returns their warnings.
+
+INVARIANT: a guard's warning is returned once. It is returned again only after a batch for which the guard is silent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nouscoder.config import Config, GuardsSection
+from nouscoder.domain.guards import BatchFigures, Guard, Thresholds, warnings
+from nouscoder.domain.run_status import RolloutState, RunStatus
+from nouscoder.errors import Unusable
+from nouscoder.run.sinks.follower import MetricsTail
+
+WARN_AFTER_S = 30.0
+_ADVICE = "take other problems or another policy, or set broker.drop_zero_variance = false"
+
+
+class NothingToLearn(Unusable):
+    """All groups of a long time were filtered. The message says how many rollouts were accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Since:
+    """The counts when a group was last kept. `filtered_s` is when the first group was filtered after that."""
+
+    kept: int
+    filtered: int
+    graded: int
+    accepted: int
+    filtered_s: float | None = None
+
+
+class LearningSignal:
+    """Watches the counts of one run."""
+
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        self._batch_size = config.broker.batch_size
+        self._max_filtered = config.run.max_filtered_batches * config.broker.batch_size
+        self._clock = clock
+        self._since: _Since | None = None
+        self._warn_at = self._batch_size
+
+    def judge(self, status: RunStatus) -> str | None:
+        """A warning if one is due: first after WARN_AFTER_S or one batch, then each time the count has doubled.
+
+        Raises NothingToLearn.
+        """
+        now = _counts(status)
+        since = self._since
+        if since is None or now.kept != since.kept:
+            self._since, self._warn_at = now, 0
+            return None
+        filtered = now.filtered - since.filtered
+        if not filtered:
+            return None
+        begun_s = self._clock() if since.filtered_s is None else since.filtered_s
+        self._since = _Since(since.kept, since.filtered, since.graded, since.accepted, begun_s)
+        sentence = _sentence(now.accepted - since.accepted, now.graded - since.graded, filtered)
+        if self._max_filtered and filtered >= self._max_filtered:
+            raise NothingToLearn(f"the run ended: {sentence} (run.max_filtered_batches is the bound)")
+        due = filtered >= self._batch_size or self._clock() - begun_s >= WARN_AFTER_S
+        if not due or filtered < self._warn_at:
+            return None
+        self._warn_at = 2 * filtered
+        return f"warning: all_filtered: {sentence}"
+
+
+def _counts(status: RunStatus) -> _Since:
+    in_flight = status.ledger.in_flight
+    kept = status.ledger.trained + in_flight.get(RolloutState.READY, 0) + in_flight.get(RolloutState.TRAINING, 0)
+    return _Since(kept, status.ledger.filtered, status.rollouts_graded, status.rollouts_accepted)
+
+
+def _sentence(accepted: int, graded: int, filtered: int) -> str:
+    if not accepted:
+        why = "the policy solves none of these problems"
+    elif accepted == graded:
+        why = "the policy always solves these problems"
+    else:
+        why = "each problem is solved always or never"
+    return f"{accepted} of {graded} accepted: {why}, so all {filtered} rollouts were filtered; {_ADVICE}"
+
+
+# Applies the guards (domain/guards.py) to the batches in metrics.jsonl, and returns their warnings.
+
+
+class GuardWatch:
+    """Reads the new lines of one run's metrics.jsonl at each look."""
+
+    def __init__(self, run: Path, settings: GuardsSection) -> None:
+        self._tail = MetricsTail(run / "metrics.jsonl")
+        self._thresholds = settings.record(Thresholds)
+        self._batches: dict[int, BatchFigures] = {}
+        self._said: set[Guard] = set()
+
+    def look(self) -> list[str]:
+        """The warnings that are new, each with the name of its guard."""
+        records = self._tail.new_records()
+        if not records:
+            return []
+        self._batches |= {record["batch_id"]: _figures(record) for record in records if "batch_id" in record}
+        found = warnings([*self._batches.values()], self._thresholds)
+        new = [f"warning: {guard}: {sentence}" for guard, sentence in found.items() if guard not in self._said]
+        self._said = set(found)
+        return new
+
+
+def _figures(line: dict[str, Any]) -> BatchFigures:
+    return BatchFigures(
+        entropy=line.get("entropy"),
+        length=line.get("response_length"),
+        repetition_share=line.get("repetition_share"),
+        hard_coding_share=line.get("hard_coding_share"),
+        same_programs=line.get("same_programs"),
+        model_reward_correlation=line.get("model_reward_correlation"),
+    )

@@ -1,0 +1,252 @@
+"""Comparison of a program's output with the expected output. Pure. Runs in the gateway only.
+
+The actual output is hostile. The work is bounded by the size of the expected output plus one pass over the actual
+bytes. Nested values are compared without recursion. Nothing in the output is executed.
+
+INVARIANT: text is compared token by token or line by line, so a comparison needs at most 5 MiB beside copies of its two
+texts, and other threads can run meanwhile. A result with more values than the expected one is not decoded.
+
+Text is compared as bytes; white space means ASCII white space:
+- exact: byte for byte;
+- lines: white space at the end of lines and empty lines at the end are ignored;
+- unordered_lines: as lines, but in any order, each as often as expected;
+- tokens: tokens separated by white space. Two numbers may differ by the absolute or the relative tolerance, whichever
+  is wider. Two integers must be equal, so that a tolerance cannot accept a wrong count;
+- kattis: tokens, as Kattis's default validator compares them. With a tolerance, a number must be within the absolute
+  tolerance or within the relative tolerance times the expected number. This holds for integers too.
+
+With `ignore_case`, upper and lower case ASCII letters are equal.
+
+Values (call results) are compared like Python's == after JSON, where a tuple is a list, with three exceptions:
+- a bool equals only a bool (`1 == True` is a known false positive of public graders);
+- if one of two numbers is a float, they may differ by rounding (1e-9 relative, 1e-12 absolute), so 0.1 + 0.2 is 0.3;
+- NaN equals NaN, because otherwise no program could pass such a test.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import zip_longest
+
+from nouscoder.domain.submission import Comparator, ComparatorKind, JsonValue
+from nouscoder.formats.json_values import give_way, json_weight, without_collections
+
+ROUNDING_RELATIVE = 1e-9
+ROUNDING_ABSOLUTE = 1e-12
+MAX_NUMBER_BYTES = 400
+MAX_INT_DIGITS = 4300
+MIN_BOUND_BYTES = 4096
+MAX_EXPANDED_BYTES = 1 << 22
+SMALL_BYTES = 1 << 15  # of results and outputs; a comparison of larger ones takes milliseconds
+
+_NUMBER = re.compile(rb"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")  # an integer has none of the groups
+_PIECE_BYTES = 1 << 16  # the interpreter runs nothing else while it splits a piece
+_MANY_LINES = 10_000
+_HASH_BYTES = 16
+_HASH_KEY = secrets.token_bytes(16)
+
+
+class UnreadableResult(ValueError):
+    """The result of a call is not a JSON value, so it is wrong. The message gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class HugeInt:
+    """An integer with too many digits to convert. Two are equal when their digits are equal."""
+
+    digits: str
+
+
+def same_text(expected: str, actual: bytes, comparator: Comparator) -> bool:
+    """Whether a program's output matches the expected output."""
+    wanted = expected.encode("utf8", "surrogatepass")
+    if comparator.ignore_case:
+        wanted, actual = wanted.lower(), actual.lower()
+    if comparator.kind is ComparatorKind.EXACT:
+        return wanted == actual
+    wanted, actual = wanted.rstrip(), actual.rstrip()
+    if wanted == actual:
+        return True
+    if comparator.kind is ComparatorKind.LINES:
+        return all(w == a for w, a in zip_longest(_lines(wanted), _lines(actual)))
+    if comparator.kind is ComparatorKind.UNORDERED_LINES:
+        return wanted.count(b"\n") == actual.count(b"\n") and _same_unordered_lines(wanted, actual)
+    return _same_tokens(wanted, actual, comparator)
+
+
+def _lines(text: bytes) -> Iterator[bytes]:
+    begin = 0
+    while (end := text.find(b"\n", begin)) >= 0:
+        yield text[begin:end].rstrip()
+        begin = end + 1
+    yield text[begin:].rstrip()
+
+
+def _same_unordered_lines(wanted: bytes, actual: bytes) -> bool:
+    """For two texts with equally many lines. Counting many different lines would take a hundred bytes for each."""
+    if wanted.count(b"\n") < _MANY_LINES:
+        return Counter(_lines(wanted)) == Counter(_lines(actual))
+    return _multiset_hash(wanted) == _multiset_hash(actual)
+
+
+def _multiset_hash(text: bytes) -> int:
+    """A hash of the lines that is the same in any order, and takes no memory for each line.
+
+    Source: MSet-Add-Hash (Clarke et al. 2003, "Incremental multiset hash functions"). With a secret key, two different
+    outputs of at most 2^26 lines have the same hash with a probability of at most 2^-102.
+    """
+    digests = (blake2b(line, digest_size=_HASH_BYTES, key=_HASH_KEY).digest() for line in _lines(text))
+    return sum(int.from_bytes(digest, "little") for digest in digests) % (1 << 8 * _HASH_BYTES)
+
+
+def _same_tokens(wanted: bytes, actual: bytes, comparator: Comparator) -> bool:
+    absolute, relative = comparator.absolute, comparator.relative
+    close = _kattis_close_tokens if comparator.kind is ComparatorKind.KATTIS else _close_tokens
+    is_tolerant = max(absolute, relative) > 0
+    for w, a in zip_longest(_tokens(wanted), _tokens(actual)):
+        if w == a:
+            continue
+        if not is_tolerant or w is None or a is None or not close(w, a, absolute, relative):
+            return False
+    return True
+
+
+def _tokens(text: bytes) -> Iterator[bytes]:
+    begun: list[bytes] = []  # the parts so far of a token that may go on in the next piece
+    for at in range(0, len(text), _PIECE_BYTES):
+        piece = text[at : at + _PIECE_BYTES]
+        tokens = piece.split()
+        if begun and tokens and not piece[:1].isspace():
+            begun.append(tokens.pop(0))
+        if begun and (tokens or piece[:1].isspace() or piece[-1:].isspace()):
+            yield b"".join(begun)
+            begun.clear()
+        if tokens and not piece[-1:].isspace():
+            begun.append(tokens.pop())
+        yield from tokens
+    if begun:
+        yield b"".join(begun)
+
+
+def _close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
+    parts, actual_parts = _number(wanted), _number(actual)
+    if parts is None or actual_parts is None:
+        return False
+    if parts.lastindex is None and actual_parts.lastindex is None:
+        return int(wanted) == int(actual)
+    return _close(float(wanted), float(actual), absolute, relative)
+
+
+def _kattis_close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
+    """Source: the default validator of Kattis (problemtools, default_validator.cc)."""
+    if _number(wanted) is None or _number(actual) is None:
+        return False
+    judge, difference = float(wanted), abs(float(wanted) - float(actual))
+    return difference <= absolute or difference <= relative * abs(judge)
+
+
+def _number(token: bytes) -> re.Match[bytes] | None:
+    return _NUMBER.fullmatch(token) if len(token) <= MAX_NUMBER_BYTES else None
+
+
+def _close(wanted: float, actual: float, absolute: float, relative: float) -> bool:
+    if not (math.isfinite(wanted) and math.isfinite(actual)):
+        return wanted == actual or (math.isnan(wanted) and math.isnan(actual))
+    return abs(wanted - actual) <= max(absolute, relative * max(abs(wanted), abs(actual)))
+
+
+def result_bound(expected_json: str) -> int:
+    """An upper bound [bytes] on the encoding of any equal value.
+
+    Escapes and digits expand one character to at most 64 bytes; for example, 1e+308 equals an integer of 309 digits.
+    A long value does not expand as a whole, and parsing more than a few MiB would stall the service.
+    """
+    return min(MIN_BOUND_BYTES + 64 * len(expected_json), MAX_EXPANDED_BYTES + 8 * len(expected_json))
+
+
+def parse_result(encoded: bytes, expected_json: str) -> JsonValue | HugeInt:
+    """The result of a call as a value. Raises UnreadableResult unless it is one JSON value that may be equal."""
+    if len(encoded) > result_bound(expected_json):
+        raise UnreadableResult(f"the result has {len(encoded)} bytes, far more than the expected value")
+    if len(encoded) <= SMALL_BYTES:
+        return _decoded(encoded)
+    if has_more_values(encoded, expected_json):
+        raise UnreadableResult("the result has more values than the expected value")
+    give_way(len(encoded))
+    with without_collections():
+        return _decoded(encoded)
+
+
+def _decoded(encoded: bytes) -> JsonValue | HugeInt:
+    try:
+        value: JsonValue = json.loads(encoded, parse_int=_parse_int, parse_float=_parse_float)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableResult(f"the result is not a JSON value: {type(error).__name__}") from None
+    return value
+
+
+def _parse_float(text: str) -> float:
+    """As the decoder does. It calls this, so that other threads can run between two of a million numbers."""
+    return float(text)
+
+
+def has_more_values(encoded: bytes, expected_json: str, more: int = 0) -> bool:
+    """Whether a JSON text has more values than an equal one can have, and `more` beside them. It is not decoded."""
+    most = json_weight(expected_json) + more
+    return json_weight(encoded, most) > most
+
+
+def _parse_int(text: str) -> int | HugeInt:
+    return int(text) if len(text.lstrip("-")) <= MAX_INT_DIGITS else HugeInt(text)
+
+
+def same_value(expected: object, actual: object, absolute: float = 0.0, relative: float = 0.0) -> bool:
+    """Whether two JSON values are equal by the rules of this module, with floats within the wider tolerance.
+
+    The rounding tolerance is the minimum.
+    """
+    absolute, relative = max(absolute, ROUNDING_ABSOLUTE), max(relative, ROUNDING_RELATIVE)
+    pending: list[Iterator[tuple[object, object]]] = [iter([(expected, actual)])]
+    while pending:
+        pair = next(pending[-1], None)
+        if pair is None:
+            pending.pop()
+            continue
+        wanted, got = pair
+        if isinstance(wanted, list | tuple):
+            if not isinstance(got, list | tuple) or len(wanted) != len(got):
+                return False
+            pending.append(zip(wanted, got, strict=True))
+        elif isinstance(wanted, dict):
+            if not isinstance(got, dict) or wanted.keys() != got.keys():
+                return False
+            pending.append(zip(wanted.values(), map(got.__getitem__, wanted), strict=True))
+        elif not _same_scalar(wanted, got, absolute, relative):
+            return False
+    return True
+
+
+def _same_scalar(wanted: object, actual: object, absolute: float, relative: float) -> bool:
+    if isinstance(wanted, bool) or isinstance(actual, bool):
+        return wanted is actual
+    if isinstance(wanted, float) or isinstance(actual, float):
+        return _same_float(wanted, actual, absolute, relative)
+    return type(wanted) is type(actual) and wanted == actual
+
+
+def _same_float(wanted: object, actual: object, absolute: float, relative: float) -> bool:
+    if not (isinstance(wanted, int | float) and isinstance(actual, int | float)):
+        return False
+    if wanted == actual:
+        return True
+    try:
+        return _close(float(wanted), float(actual), absolute, relative)
+    except OverflowError:  # the integer exceeds the largest float
+        return False

@@ -1,0 +1,232 @@
+"""The protocol of judges, the judges that compare an output with an expected one, and what all judges share. Pure.
+
+A judge knows the input of a process, the expected output, and how to show both. `outcome_of` turns the result of a
+process into the outcome of its test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Protocol
+
+from nouscoder.domain.submission import (
+    CallTests,
+    Case,
+    CheckerTests,
+    Comparator,
+    InteractiveTests,
+    JsonValue,
+    StdinTests,
+    Tests,
+    TestsReference,
+    input_size,
+)
+from nouscoder.domain.verdict import FirstFailure, VerdictKind
+from nouscoder.formats.json_values import give_way
+from nouscoder.store.case_files import StoredCases
+from nouscoder.verifier.judges.comparators import MIN_BOUND_BYTES, UnreadableResult, parse_result, same_text, same_value
+from nouscoder.verifier.sandbox.base import Exit, RunResult
+
+CLIP_CHARS = 2000
+_LONG_BYTES = 64 * 1024
+_ENDED_BADLY = {
+    Exit.SIGNALLED: VerdictKind.RUNTIME_ERROR,
+    Exit.TIME_LIMIT: VerdictKind.TIME_LIMIT_EXCEEDED,
+    Exit.MEMORY_LIMIT: VerdictKind.MEMORY_LIMIT_EXCEEDED,
+    Exit.OUTPUT_LIMIT: VerdictKind.OUTPUT_LIMIT_EXCEEDED,
+}
+
+
+class Judge(Protocol):
+    """The tests of one submission. `prelude` is Python that runs in the program's namespace before the program."""
+
+    entry_point: str | None
+    prelude: str
+    num_tests: int
+
+    def source(self, code: str) -> str:
+        """The program to run for this code: the code itself, or the code with additions."""
+        ...
+
+    def input_size(self, index: int) -> int:
+        """The length of the input of test `index`, as an estimate of how hard the test is."""
+        ...
+
+    def stdin(self, index: int) -> bytes:
+        """The input of the process of test `index`. It contains nothing of the expected output."""
+        ...
+
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """The arguments of the process of test `index`."""
+        ...
+
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """The outcome of a process that exited with code 0."""
+        ...
+
+    def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
+        """(input, expected, output) of test `index` as readable text."""
+        ...
+
+
+def size_of(cases: Sequence[Case], index: int) -> int:
+    """The size of a case's input. Stored cases know it without being read."""
+    return cases.input_sizes[index] if isinstance(cases, StoredCases) else input_size(cases[index])
+
+
+def takes_long(tests: Tests | TestsReference, index: int) -> bool:
+    """Whether reading or writing this case would stall the event loop. Cases in memory come from light bodies."""
+    if isinstance(tests, TestsReference) or not isinstance(tests.cases, StoredCases):
+        return False
+    return tests.cases.text_bytes(index) > _LONG_BYTES
+
+
+def readable(data: bytes) -> str:
+    """The beginning of untrusted bytes as text."""
+    return data[: 4 * CLIP_CHARS].decode("utf8", "replace")
+
+
+def beginning(value: JsonValue) -> str:
+    """The beginning of a value as JSON, at least CLIP_CHARS + 1 characters of a longer one."""
+    text = ""
+    for part in json.JSONEncoder().iterencode(value):
+        text += part
+        if len(text) > CLIP_CHARS:
+            break
+    return text
+
+
+def encoded(text: str) -> bytes:
+    """The bytes of a text for a process. Lone surrogates are encoded as bytes that are not valid UTF-8."""
+    return text.encode("utf8", "surrogatepass")
+
+
+class StdinJudge:
+    """The judge of stdin, checker and interactive tests. A checker or interactor replaces the comparison."""
+
+    entry_point: str | None = None
+
+    def __init__(
+        self, tests: StdinTests | CheckerTests | InteractiveTests, comparator: Comparator, prelude: str = ""
+    ) -> None:
+        self._cases = tests.cases
+        self._comparator = comparator
+        self._compares = isinstance(tests, StdinTests)
+        self.prelude = prelude
+        self.num_tests = len(tests.cases)
+
+    def source(self, code: str) -> str:
+        """The code itself."""
+        return code
+
+    def input_size(self, index: int) -> int:
+        """The number of characters of the input."""
+        return size_of(self._cases, index)
+
+    def stdin(self, index: int) -> bytes:
+        """The input of the case."""
+        return encoded(self._cases[index].input)
+
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """The arguments of the case."""
+        return self._cases[index].args
+
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """Accepted when stdout matches the expected output, or when a checker or interactor decides."""
+        if not self._compares:
+            return VerdictKind.ACCEPTED
+        right = same_text(self._cases[index].output, result.stdout, self._comparator)
+        return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
+
+    def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
+        """Input, expected output and stdout."""
+        case = self._cases[index]
+        return case.input, case.output, readable(result.stdout)
+
+
+class CallJudge:
+    """The judge of call tests: the returned value is compared. Values are JSON."""
+
+    def __init__(self, tests: CallTests, comparator: Comparator, prelude: str = "") -> None:
+        self._cases = tests.cases
+        self._comparator = comparator
+        self.entry_point: str | None = tests.entry_point
+        self.prelude = prelude
+        self.num_tests = len(tests.cases)
+
+    def source(self, code: str) -> str:
+        """The code itself."""
+        return code
+
+    def input_size(self, index: int) -> int:
+        """The number of bytes of the arguments as JSON."""
+        return size_of(self._cases, index)
+
+    def stdin(self, index: int) -> bytes:
+        """The arguments as JSON, in the format of sandbox.base.Program."""
+        case = self._cases[index]
+        give_way(size_of(self._cases, index))
+        return json.dumps({"args": list(case.args), "kwargs": case.kwargs}).encode()
+
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """Accepted when the returned value equals the expected one; runtime error when the call did not return."""
+        if result.result is None:
+            return VerdictKind.RUNTIME_ERROR
+        expected = self._cases[index].expected
+        # A shorter result is within the bound of any expected value. Writing a large one takes a long time.
+        give_way(len(result.result))
+        expected_json = json.dumps(expected) if len(result.result) > MIN_BOUND_BYTES else ""
+        give_way(len(result.result))
+        try:
+            value = parse_result(result.result, expected_json)
+        except UnreadableResult:
+            return VerdictKind.WRONG_ANSWER
+        comparator = self._comparator
+        right = same_value(expected, value, comparator.absolute, comparator.relative)
+        return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
+
+    def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
+        """Arguments, expected and returned value as JSON; stdout instead if the call did not return."""
+        returned = result.stdout if result.result is None else result.result
+        case = self._cases[index]
+        given: JsonValue = {"args": list(case.args), "kwargs": dict(case.kwargs)}
+        return beginning(given), beginning(case.expected), readable(returned)
+
+
+def outcome_of(judge: Judge, index: int, result: RunResult) -> VerdictKind:
+    """The outcome of test `index`. A non-zero exit code is a runtime error even after a correct answer."""
+    if result.exit is not Exit.EXITED:
+        return _ENDED_BADLY[result.exit]
+    if result.exit_code != 0:
+        return VerdictKind.RUNTIME_ERROR
+    return judge.answer_outcome(index, result)
+
+
+def failure_of(judge: Judge, index: int, outcome: VerdictKind, result: RunResult, remark: str = "") -> FirstFailure:
+    """A failure as the service reports it: texts clipped, the end of stderr, then the checker's remark."""
+    test_input, expected, output = judge.shown(index, result)
+    stderr = stderr_of(result)
+    if remark:
+        stderr = f"{stderr}\n[judge] {remark}".lstrip("\n")
+    return FirstFailure(
+        index=index,
+        outcome=outcome,
+        input=_clip(test_input),
+        expected=_clip(expected),
+        output=_clip(output),
+        stderr=stderr[-CLIP_CHARS:],
+    )
+
+
+def stderr_of(result: RunResult) -> str:
+    """The end of what the program wrote to stderr."""
+    return result.stderr[-4 * CLIP_CHARS :].decode("utf8", "replace")[-CLIP_CHARS:]
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= CLIP_CHARS else text[:CLIP_CHARS] + "..."

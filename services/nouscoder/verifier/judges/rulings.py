@@ -1,0 +1,168 @@
+"""Turns the exit code of a checker or an interactor into a ruling on the test. Pure.
+
+testlib's codes: 0 right, 1 wrong, 2 and 8 malformed output, 4 text after the answer, 7 partly right (points). Partly
+right is wrong_answer with points from 0 to 1: the number with which the judge's output begins, or the fraction of a
+line `partial 3/10` (DMOJ's module coci). 1 is right. Code 3 means that the judge's answer is wrong: internal_error,
+never a candidate's failure. A judge of Kattis's protocol says 42 (right) or 43 (wrong).
+
+Any other end is a crash of the judge program (`has_crashed`), also an uncaught exception, whose exit code is 1 in most
+languages. A candidate can cause a crash: by an output that a correct checker cannot read, or that is so large that it
+exceeds a limit. So after a crash the checker runs on the answer file in place of the output. If it crashes again, the
+checker is at fault (internal_error); otherwise the output is wrong. Without this rule a candidate could turn each wrong
+answer into an internal_error. An interactor that exceeds a limit after the candidate has left it is no fault either,
+nor one that crashes after the candidate has printed something or has ended. One that crashes before that is at fault.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from nouscoder.domain.submission import JudgeProtocol
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.judges.judge import readable
+from nouscoder.verifier.sandbox.base import Exit, RunResult
+
+_RIGHT, _FAIL, _POINTS = 0, 3, 7
+_WRONG = frozenset({1, 2, 4, 7, 8})
+_KATTIS_CODES = {42: _RIGHT, 43: 1}
+_CRASHED = 256  # no process has this exit code
+_UNCAUGHT = (b"Traceback (most recent call last):", b'Exception in thread "main"')
+_NUMBER = re.compile(rb"^\s*(?:points:?\s+)?([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:\s|$)")
+_FRACTION = re.compile(rb"^partial ([0-9]{1,15})/([0-9]{0,14}[1-9][0-9]{0,14})\r?$", re.MULTILINE)
+_SIGPIPE = 13
+_LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
+# Errors of programs that read or write after their partner has ended.
+_PARTNER_ENDED = (b"BrokenPipeError", b"Broken pipe", b"EOFError", b"NoSuchElementException")
+_REMARK_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """The decision of a checker, an interactor or the math library on a test, with a remark.
+
+    `points` is the share of a test that is partly right, from 0 to below 1.
+    """
+
+    outcome: VerdictKind
+    remark: str = ""
+    points: float | None = None
+
+
+def by_testlib(judge: RunResult, protocol: JudgeProtocol) -> RunResult:
+    """The end of a judge program of any protocol with testlib's exit codes."""
+    if protocol is JudgeProtocol.TESTLIB or judge.exit is not Exit.EXITED:
+        return judge
+    return replace(judge, exit_code=_KATTIS_CODES.get(judge.exit_code, _CRASHED))
+
+
+def has_crashed(check: RunResult) -> bool:
+    """Whether a checker ended otherwise than by a decision."""
+    if check.exit is not Exit.EXITED or check.exit_code not in _WRONG | {_RIGHT, _FAIL}:
+        return True
+    if _has_too_many_points(check):
+        return True
+    return check.exit_code == 1 and any(sign in check.stderr for sign in _UNCAUGHT)
+
+
+def ruling_of_checker(check: RunResult) -> Ruling:
+    """The ruling of a checker that has not crashed, on a test whose program exited normally."""
+    if check.exit_code == _FAIL:
+        return _at_fault("checker", check)
+    return Ruling(VerdictKind.ACCEPTED, _remark(check)) if check.exit_code == _RIGHT else _wrong(check)
+
+
+def ruling_of_crash(check: RunResult, on_answer: RunResult, has_answer: bool) -> Ruling:
+    """The ruling of a checker that crashed on an output. `on_answer` is its run on the answer file.
+
+    Without an answer, an exit code that is also that of a decision (an uncaught exception is 1, like wrong) counts as
+    the decision.
+    """
+    says_wrong = check.exit is Exit.EXITED and check.exit_code in _WRONG and not has_answer
+    if has_crashed(on_answer) and not says_wrong:
+        return _at_fault("checker", check)
+    remark = _remark(check)
+    return Ruling(VerdictKind.WRONG_ANSWER, f"the checker {_end_of(check)} on this output" + (remark and f": {remark}"))
+
+
+def _wrong(judge: RunResult) -> Ruling:
+    points = _points(judge) if judge.exit_code == _POINTS else None
+    if points == 1:
+        return Ruling(VerdictKind.ACCEPTED, _remark(judge))
+    return Ruling(VerdictKind.WRONG_ANSWER, _remark(judge), points)
+
+
+def _has_too_many_points(judge: RunResult) -> bool:
+    return judge.exit_code == _POINTS and (_points(judge) or 0) > 1
+
+
+def _points(judge: RunResult) -> float | None:
+    """The number with which the judge's output begins (testlib: "points 0.5 ..."), else the fraction of a line of it
+    (DMOJ: "partial 3/10"); None when there is neither.
+    """
+    for text in (judge.stderr, judge.stdout):
+        if found := _NUMBER.match(text[:_REMARK_CHARS]):
+            try:
+                return float(found[1])
+            except ValueError:
+                return None
+        if found := _FRACTION.search(text):
+            return int(found[1]) / int(found[2])
+    return None
+
+
+def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling | None:
+    """The ruling on a dialogue. None when the candidate's own result decides (a limit or an error).
+
+    If both failed, the candidate's error counts, unless it is an error that follows from the end of its partner. An
+    interactor that found the candidate wrong before the candidate exceeded a limit has decided (as with Kattis).
+    """
+    if candidate.exit in _LIMITS:
+        has_decided = candidate.partner_ended and interactor.exit is Exit.EXITED and interactor.exit_code in _WRONG
+        decision = _wrong(interactor) if has_decided else None
+        return None if decision is None or decision.outcome is VerdictKind.ACCEPTED else decision
+    if interactor.exit in _LIMITS or interactor.signal == _SIGPIPE:
+        if candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0:
+            return None
+        return Ruling(VerdictKind.WRONG_ANSWER, f"the program ended, and the interactor {_end_of(interactor)}")
+    ended_well = interactor.exit is Exit.EXITED and interactor.exit_code in _WRONG | {_RIGHT}
+    failed = candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0
+    may_have_caused_it = bool(candidate.stdout) or not candidate.partner_ended
+    if not ended_well and may_have_caused_it and interactor.exit_code != _FAIL:
+        return None if failed else _with_remark(VerdictKind.WRONG_ANSWER, "interactor", interactor)
+    if not ended_well or _has_too_many_points(interactor):
+        return _at_fault("interactor", interactor)
+    if interactor.exit_code == _RIGHT:
+        return None if failed else Ruling(VerdictKind.ACCEPTED, _remark(interactor))
+    if failed and candidate.signal != _SIGPIPE and not any(sign in candidate.stderr[-1000:] for sign in _PARTNER_ENDED):
+        return None
+    ruling = _wrong(interactor)
+    return None if failed and ruling.outcome is VerdictKind.ACCEPTED else ruling
+
+
+def _at_fault(name: str, judge: RunResult) -> Ruling:
+    return _with_remark(VerdictKind.INTERNAL_ERROR, name, judge)
+
+
+def _with_remark(outcome: VerdictKind, name: str, judge: RunResult) -> Ruling:
+    remark = _remark(judge)
+    return Ruling(outcome, f"the {name} {_end_of(judge)}" + (f": {remark}" if remark else ""))
+
+
+def _remark(judge: RunResult) -> str:
+    """The remark of a judge program: its stderr, as with testlib, or its stdout."""
+    return readable(judge.stderr[:_REMARK_CHARS]).strip() or readable(judge.stdout[:_REMARK_CHARS]).strip()
+
+
+def _end_of(judge: RunResult) -> str:
+    match judge.exit:
+        case Exit.EXITED if judge.exit_code == _CRASHED:
+            return "exited with neither 42 nor 43"
+        case Exit.EXITED if judge.exit_code == _POINTS:
+            return "gave points that are not from 0 to 1"
+        case Exit.EXITED:
+            return f"failed with exit code {judge.exit_code}"
+        case Exit.SIGNALLED:
+            return f"was killed by signal {judge.signal}"
+        case other:
+            return f"exceeded its {other.value.replace('_', ' ')}"

@@ -1,0 +1,1 @@
+"""The backend whose runners are containers of Modal."""
