@@ -1,4 +1,4 @@
-"""The bound of staleness that each policy gives: docs/architecture.md, "The bound of staleness"."""
+"""The bound of staleness that each policy gives: docs/design/staleness.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A learner in a separate process is killed with SIGKILL at each point of a batch, and started again.
 
-docs/architecture.md, "Nothing is trained on twice", lists these points.
+docs/design/resume-and-kills.md lists these points.
 """
 
 from __future__ import annotations

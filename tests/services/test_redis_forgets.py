@@ -1,4 +1,4 @@
-"""Redis forgets its last writes, or everything: the learner's books decide, and no rollout is trained on twice."""
+"""Redis forgets its last writes, or everything: the learner's state decides, and no rollout is trained on twice."""
 
 from __future__ import annotations
 
@@ -492,7 +492,7 @@ class RealRun:
             await asyncio.sleep(0.01)
 
     def trained_groups(self) -> list[str]:
-        """By the learner's own books: the saved batches, every one of which was trained on once."""
+        """By the learner's own state: the saved batches, every one of which was trained on once."""
         saved = SavedBatches(self.config.run.folder / "batches", 10_000)
         return [group for number in saved.numbers() for group in saved.load(number).groups()]
 

@@ -1,4 +1,4 @@
-"""A Redis of one's own that fails: it forgets, fills, stands still, or dies.
+"""A real Redis for tests that loses its last writes or all of them, runs out of memory, stops, or dies, on request.
 
 INVARIANT: a copy that `remember` makes holds every write that Redis acknowledged before it, because the append-only
 file is written before each answer.

@@ -11,7 +11,7 @@ policy version, a group is admitted only while afterwards
     groups in flight and not in a batch  <=  (k - (m - v)) * n.
 
 m - v is the number of batches that are made and have no published version yet, so rollouts in training count too. One
-script checks the rule and admits. docs/architecture.md ("The bound of staleness") proves that therefore no token is
+script checks the rule and admits. docs/design/staleness.md proves that therefore no token is
 more than k - 1 versions old when it is trained on, and that a run cannot deadlock. The rule counts groups, not
 rollouts: a group that lost members to dead letters still takes one of the n places of a batch.
 

@@ -102,7 +102,7 @@ class RunSection(Section):
     )
     guards: GuardsSection = GuardsSection()
     sinks: tuple[SinkName, ...] = Field(
-        (), description="tools that get the metrics too; docs/architecture.md says where each puts them"
+        (), description="tools that get the metrics too; docs/design/observability.md says where each puts them"
     )
     pages: str = Field("", description="HTTP address for the run's report and files; empty: none")
     verifier_token_file: InputFile = Field(

@@ -16,7 +16,7 @@ class RolloutState(StrEnum):
     QUEUED -> SAMPLING -> SAMPLED -> GRADING -> GRADED -> (group complete) READY -> TRAINING -> TRAINED,
     with FILTERED or STALE instead of training, and ABANDONED from any state in flight. A lost lease leads back:
     SAMPLING -> QUEUED, GRADING -> SAMPLED. TRAINING stays until the batch is leased again. A rollout is LOST when Redis
-    forgot what became of it (docs/architecture.md, "When Redis forgets").
+    forgot what became of it (docs/design/redis-loss.md).
     """
 
     QUEUED = "queued"

@@ -1,6 +1,6 @@
 """The staleness of a rollout in policy versions, and how a run bounds it.
 
-docs/architecture.md ("The bound of staleness") has the formulas and their proofs.
+docs/design/staleness.md has the formulas and their proofs.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ local function open_groups()
   return groups, total
 end
 
--- Groups that may be admitted now: docs/architecture.md, "The bound of staleness".
+-- Groups that may be admitted now: docs/design/staleness.md.
 local function groups_free()
   local _, open = open_groups()
   local unpublished = math.max(0, meta_number('next_batch') - meta_number('policy_version'))

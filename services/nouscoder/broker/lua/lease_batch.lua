@@ -43,7 +43,7 @@ end
 if #ready < R.batch_groups then return {0} end
 
 -- Every group left behind must still fit into a batch that is not too new for it, so an old group that is not complete
--- yet is waited for, unless the policy `keep` lets groups grow older: docs/architecture.md, "The bound of staleness".
+-- yet is waited for, unless the policy `keep` lets groups grow older: docs/design/staleness.md.
 local function taken_up_to(limit)
   local taken = 0
   for i = 1, R.batch_groups do

@@ -179,7 +179,7 @@ class Recovery:
                 raise Unusable(str(error)) from error
         if restored.was_behind:
             log.warning(
-                "the broker had forgotten a part of the run: restored from this learner's books",
+                "the broker had forgotten a part of the run: restored from this learner's state",
                 extra={"batches": self._core.progress.batch_id + 1, "rollouts_lost": restored.rollouts_lost},
             )
         return restored.was_behind
