@@ -29,7 +29,7 @@ from nouscoder.rpc.worker import observer_id
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the learner trained, by its own state on the disk.
+    """What the learner trained, by its own books.
 
     `steps` are the lines of metrics.jsonl. `in_order`: they are 1, 2, 3 ... without a gap. `longest_gap_s`: between a
     step and the next one. `rollouts` are those of committed batches; `rollouts_twice` are in two saved batches.
@@ -96,7 +96,7 @@ def as_text(result: ChaosResult) -> str:
             f"{sum(result.faults.values())} faults, {result.num_pairs} times two at once: {', '.join(faults)}",
             f"{trained.steps} steps, each once and in order: {'yes' if trained.in_order else 'no'}; the longest gap"
             f" between two: {trained.longest_gap_s:.1f} s",
-            f"{trained.rollouts} rollouts trained, {trained.rollouts_twice} of them twice by the learner's state",
+            f"{trained.rollouts} rollouts trained, {trained.rollouts_twice} of them twice by the learner's books",
             f"Redis forgot writes {result.num_forgettings} times; {result.rollouts_lost} rollouts are counted as lost",
             f"{result.num_statuses} statuses, {result.num_unbalanced} unbalanced; the run ended:"
             f" {'yes' if result.ended else 'no'}",
