@@ -1,4 +1,4 @@
-"""docs/architecture.md, run/loop.py and the documents for contributors name only existing files and methods."""
+"""docs/architecture.md, docs/design, run/loop.py and the documents for contributors name only what exists."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "services" / "nouscoder"
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf8")
+DESIGN = {path.name: path.read_text(encoding="utf8") for path in sorted((ROOT / "docs" / "design").glob("*.md"))}
 FOR_CONTRIBUTORS = (
     *("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md", "CHANGELOG.md", "NOTICE", "tests/data/README.md"),
     *("examples/README.md", "examples/own_model_own_problems/README.md"),
@@ -27,7 +28,7 @@ def tracked() -> list[str]:
 
 def named_paths() -> list[str]:
     """The texts in backticks that are paths of the project: folder/, folder/file.py or file.py."""
-    prose = re.sub(r"```.*?```", "", TEXT, flags=re.S)
+    prose = "".join(re.sub(r"```.*?```", "", text, flags=re.S) for text in (TEXT, *DESIGN.values()))
     pattern = rf"(?:[a-z_0-9]+/)*(?:[a-z_0-9]+/|[a-z_0-9]+\.(?:{'|'.join(SUFFIXES)}))"
     return sorted({name for name in re.findall(r"`([^`\s]+)`", prose) if re.fullmatch(pattern, name)})
 
@@ -47,7 +48,7 @@ def pictured_paths() -> list[Path]:
 @pytest.mark.parametrize("name", named_paths())
 def test_a_path_in_the_text_exists(name: str) -> None:
     ending = "/" + name.rstrip("/")
-    assert any(("/" + path).endswith(ending) for path in tracked()), f"docs/architecture.md names {name}"
+    assert any(("/" + path).endswith(ending) for path in tracked()), f"docs/ names {name}"
 
 
 def paths_from_the_root(name: str) -> list[str]:
@@ -57,7 +58,7 @@ def paths_from_the_root(name: str) -> list[str]:
     return sorted({path for path in found if not path.endswith(OF_THE_READER)})
 
 
-@pytest.mark.parametrize("name", FOR_CONTRIBUTORS)
+@pytest.mark.parametrize("name", [*FOR_CONTRIBUTORS, "docs/architecture.md", *(f"docs/design/{n}" for n in DESIGN)])
 def test_the_paths_in_a_document_for_contributors_exist(name: str) -> None:
     assert [path for path in paths_from_the_root(name) if not (ROOT / path).exists()] == []
 
@@ -84,8 +85,12 @@ def test_every_part_of_the_package_is_in_the_picture() -> None:
     assert parts <= set(pictured_paths())
 
 
-def test_the_document_names_many_paths() -> None:
-    assert len(named_paths()) > 40
+def test_every_page_of_the_design_is_linked() -> None:
+    assert sorted(re.findall(r"\(design/([a-z-]+\.md)\)", TEXT)) == sorted(DESIGN)
+
+
+def test_the_documents_name_many_paths() -> None:
+    assert len(named_paths()) > 150
     assert len(pictured_paths()) > 30
 
 
