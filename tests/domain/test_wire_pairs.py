@@ -27,7 +27,7 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.domain.tokens import FinishReason
 from nouscoder.rpc import broker_client, generation_client, learner_client, pairs
-from nouscoder.rpc.convert import PAIRS, InvalidMessage, Pair
+from nouscoder.rpc.convert import PAIRS, InvalidMessage, WirePair
 from nouscoder.v1 import broker_pb2, policy_pb2, rollout_pb2, verdict_pb2
 
 CLIENTS = (broker_client, generation_client, learner_client)  # their records count as well
@@ -101,7 +101,7 @@ def value_of(record: type, name: str, hint: Any, field: Any) -> st.SearchStrateg
     return st.sampled_from(hint) if hasattr(hint, "__members__") else NUMBERS[TYPE_NAMES[field.type]]
 
 
-def record_of(pair: Pair[Any, Any]) -> st.SearchStrategy[Any]:
+def record_of(pair: WirePair[Any, Any]) -> st.SearchStrategy[Any]:
     """Records of a pair, without the fields that are not sent."""
     if pair.record in CHOSEN:
         return CHOSEN[pair.record]
@@ -110,17 +110,17 @@ def record_of(pair: Pair[Any, Any]) -> st.SearchStrategy[Any]:
     return st.builds(pair.record, **values)
 
 
-def named(pair: Pair[Any, Any]) -> str:
+def named(pair: WirePair[Any, Any]) -> str:
     return pair.record.__name__
 
 
-def differences(pair: Pair[Any, Any]) -> set[str]:
+def differences(pair: WirePair[Any, Any]) -> set[str]:
     """The fields that only one side has."""
     return {*pair.names().values(), *pair.derived()} ^ set(pair.wire.DESCRIPTOR.fields_by_name)
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=named)
-def test_a_record_and_its_message_have_the_same_fields(pair: Pair[Any, Any]) -> None:
+def test_a_record_and_its_message_have_the_same_fields(pair: WirePair[Any, Any]) -> None:
     assert differences(pair) == set()
 
 
@@ -129,14 +129,14 @@ def test_a_field_that_only_one_side_has_is_found() -> None:
         accepted: int
         graded: int
 
-    assert differences(Pair(Outcome, broker_pb2.GroupOutcome)) == {"graded", "sampled"}
+    assert differences(WirePair(Outcome, broker_pb2.GroupOutcome)) == {"graded", "sampled"}
     del PAIRS[Outcome]
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=named)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_a_record_arrives_unchanged(pair: Pair[Any, Any], data: st.DataObject) -> None:
+def test_a_record_arrives_unchanged(pair: WirePair[Any, Any], data: st.DataObject) -> None:
     record = data.draw(record_of(pair))
     assert pair.of(pair.to(record)) == record
     assert pair.decode(pair.encode(record)) == record
@@ -147,7 +147,7 @@ HEADER = RolloutHeader("g000001-0", "g000001", "p", 5, 2, 3, 4, FinishReason.STO
 
 
 def test_a_message_that_breaks_the_protocol_is_refused_with_its_field() -> None:
-    refused: list[tuple[Pair[Any, Any], Any, str]] = [
+    refused: list[tuple[WirePair[Any, Any], Any, str]] = [
         (pairs.HEADER, rollout_pb2.RolloutHeader(rollout_id="r"), "RolloutHeader.finish_reason is not set"),
         (pairs.HEADER, rollout_pb2.RolloutHeader(finish_reason=STOP), "header.rollout_id is empty"),
         (

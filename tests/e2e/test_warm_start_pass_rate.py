@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SEEDS = (0, 1, 2)
-# docs/recipes.md, measured before the warm start was a fine-tuning of nouscoder.sft: 0.415, 0.326, 0.341. Over
+# docs/performance.md, measured before the warm start was a fine-tuning of nouscoder.sft: 0.415, 0.326, 0.341. Over
 # problems, the standard error of one pass@1 is up to 0.02, so that of the difference of two means of three is 0.016.
 MEAN_BEFORE, BOUND = 0.361, 0.05
 

@@ -399,7 +399,7 @@ async def grade_concurrently(submissions: list[Submission], num_slots: int, seed
 def test_verdicts_do_not_depend_on_the_number_of_slots_or_the_traffic(
     asked: list[tuple[list[bool], bool]], num_slots: int, seed: int
 ) -> None:
-    """The invariants of test_workers.py and grader.py: verdicts equal the sequential ones, and nothing is left."""
+    """The invariants of case_workers.py and grader.py: verdicts equal the sequential ones, and nothing is left."""
     submissions = [submission_of(passes, stop_on_first_failure=stops) for passes, stops in asked]
     spread_out = asyncio.run(grade_concurrently(submissions, num_slots, seed))
     one_by_one = [asyncio.run(grade_concurrently([submission], 1, 0))[0] for submission in submissions]

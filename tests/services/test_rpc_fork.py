@@ -12,7 +12,7 @@ NUM_PROCESSES = 40
 SERVICE = f"""
 import asyncio, sys
 import grpc, uvloop
-from nouscoder.rpc import address
+import nouscoder.rpc
 CALLER = '''
 import sys, grpc
 call = grpc.insecure_channel(sys.argv[1]).unary_unary("/Echo/Echo")

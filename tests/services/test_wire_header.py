@@ -19,7 +19,7 @@ from nouscoder.broker.serving import serve_broker
 from nouscoder.domain.batch import Batch
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.convert import Pair
+from nouscoder.rpc.convert import WirePair
 from nouscoder.rpc.pairs import BATCH, HEADER, VERDICT
 from nouscoder.store.record_store import ByteRange
 
@@ -65,13 +65,13 @@ async def test_a_header_is_converted_at_most_five_times(
 ) -> None:
     calls: Counter[tuple[str, Any]] = Counter()
     for name in ("to", "of"):
-        inner = getattr(Pair, name)
+        inner = getattr(WirePair, name)
 
         def counted(self: Any, *values: Any, _name: str = name, _inner: Any = inner, **given: Any) -> Any:
             calls[_name, self] += 1
             return _inner(self, *values, **given)
 
-        monkeypatch.setattr(Pair, name, counted)
+        monkeypatch.setattr(WirePair, name, counted)
     batch = await life_of_a_batch(broker_rig, tmp_path)
     # The assertion in life_of_a_batch encodes each header and verdict once more.
     of_header = (calls["to", HEADER] - NUM_ROLLOUTS, calls["of", HEADER])

@@ -26,6 +26,9 @@ from nouscoder.domain.lease import Lease, worker_name
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.rpc.pairs import MANIFEST
 
+# Batches.
+
+
 # Rollouts that one script reads.
 _PAGE = 512
 

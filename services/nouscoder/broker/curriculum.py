@@ -43,6 +43,9 @@ from nouscoder.domain.curriculum import (
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import Body
 
+log = logging.getLogger(__name__)
+
+
 # The statistics of the problems in Redis.
 
 KEY = "problem_statistics"
@@ -81,7 +84,8 @@ async def restore_state(store: Store, state: CurriculumState) -> int:
     return restored
 
 
-log = logging.getLogger(__name__)
+# The curriculum.
+
 
 # Places whose statistics one command reads: the first time, and at most. Some hold retired problems.
 _FIRST_LOOK, _LONGEST_LOOK = 64, 4096

@@ -41,6 +41,9 @@ from nouscoder.errors import Unusable
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import server_credentials
 
+log = logging.getLogger(__name__)
+
+
 # glibc's allocator keeps large freed buffers for the next ones. By default it gives their memory back to the kernel,
 # which clears every page of the next buffer again. For the broker, through which messages of 2 MB with rollout records
 # pass, that was a tenth of its CPU time.
@@ -245,7 +248,7 @@ async def keep_sweeping(store: Store, records: Records, lease_s: float, waits: W
             log.info("leases taken back", extra={"leases": num_lost})
 
 
-log = logging.getLogger(__name__)
+# The process.
 
 METRICS_PERIOD_S = 1.0
 

@@ -41,6 +41,9 @@ from nouscoder.config import BrokerSection
 from nouscoder.domain.staleness import StalenessBound
 from nouscoder.store.redis_records import PASSING, kind_of
 
+log = logging.getLogger(__name__)
+
+
 # The settings of a run that the scripts enforce.
 
 # A consumer that holds nothing and asked for nothing for this time is deleted.
@@ -102,6 +105,8 @@ class Rules:
         """As the scripts read them."""
         return json.dumps(asdict(self))
 
+
+# Redis, and the scripts.
 
 _FOLDER = Path(__file__).parent / "lua"
 # Scripts that Redis may refuse when its memory is full: those that add rollouts, and those that only read.
@@ -242,7 +247,6 @@ def groups_wanted(rules: Rules, max_tasks: int) -> int:
 
 # Back-pressure while the memory of Redis fills.
 
-log = logging.getLogger(__name__)
 
 # Shares of maxmemory. Between the two is room for the rollouts of groups that were admitted before.
 ADMIT_UP_TO = 0.75

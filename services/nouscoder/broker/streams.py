@@ -26,6 +26,8 @@ from nouscoder.domain.curriculum import Choice, task_seed
 from nouscoder.domain.lease import Lease, LeasedTask, LeaseLoss, RecordedGrading, worker_name
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 
+log = logging.getLogger(__name__)
+
 
 class Stream(StrEnum):
     """What a lease can be on."""
@@ -263,7 +265,6 @@ async def sweep(store: Store) -> int:
 
 # What a worker gets with a lease: the task, or the rollout to grade, of each entry.
 
-log = logging.getLogger(__name__)
 
 Leased = TypeVar("Leased")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nouscoder.config import Config
     from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 
-# What `nouscoder data stats` prints: the statistics of a run's problems.
+# The output of `nouscoder data stats`.
 
 _HEAD = ("problem", "groups", "filtered", "sampled", "accepted", "pass rate", "in a row", "last groups")
 
@@ -84,6 +84,8 @@ def _row(record: ProblemStatistics) -> tuple[str, ...]:
     last = " ".join(f"{accepted}/{sampled}" for accepted, sampled in record.history)
     return (record.problem_id, *map(str, counts), f"{record.pass_rate:.3f}", str(record.solved_in_row), last)
 
+
+# The commands.
 
 data_app = typer.Typer(no_args_is_help=True, help="Problem files.")
 

@@ -52,6 +52,8 @@ TokenOption = Annotated[str | None, typer.Option(help="the service's token; defa
 CaOption = Annotated[Path | None, typer.Option(help="PEM file of the authority of the service's certificate")]
 
 
+# The commands.
+
 eval_app = typer.Typer(cls=RunByDefault, no_args_is_help=True)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nouscoder.domain.run_status import DeadLetter, RunMode, RunStatus
     from nouscoder.rpc.broker_client import BrokerClient
 
-# What the commands of operators do at the broker, and what they print.
+# What the commands do at the broker, and their output.
 
 _LOOK_EVERY_S = 1.0
 
@@ -149,6 +149,8 @@ def _cause(letter: DeadLetter) -> str:
         return f"{letter.reason.value} ({letter.regrades} gradings{held}): {letter.detail}"
     return f"{letter.reason.value} ({letter.deliveries} deliveries on {letter.stream}{held})"
 
+
+# The commands.
 
 letters_app = typer.Typer(help="Rollouts that were given up: what they were, and why.", no_args_is_help=True)
 batch_app = typer.Typer(help="The batch that is not committed yet.", no_args_is_help=True)

@@ -14,7 +14,7 @@ from nouscoder.cli.options import JsonOption, SetOption
 if TYPE_CHECKING:
     from nouscoder.config import Config, StageSection
 
-# What `nouscoder plan show` prints.
+# The output of `nouscoder plan show`.
 
 
 def plan_text(config: Config, *, as_json: bool) -> str:
@@ -91,6 +91,8 @@ def _flat(config: Config) -> Iterator[tuple[str, Any]]:
 
     return walk(config.model_dump(mode="json", by_alias=True, exclude={"plan"}), "")
 
+
+# The commands.
 
 plan_app = typer.Typer(no_args_is_help=True, help="The stages of a training.")
 

@@ -16,7 +16,7 @@ from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
 if TYPE_CHECKING:
     from nouscoder.run.runs import Found
 
-# What `nouscoder runs` prints.
+# The output of `nouscoder runs`.
 
 
 def runs_text(runs: Sequence[Found], *, as_json: bool) -> str:
@@ -45,6 +45,8 @@ def _line(run: Found) -> str:
         parts.append("the folder and Redis hold different runs of this name")
     return f"{run.name}: {'; '.join(parts)}"
 
+
+# The commands.
 
 runs_app = typer.Typer(no_args_is_help=True, help="The runs in the run folders and in Redis.")
 

@@ -77,6 +77,8 @@ async def why_stalled_text(config: Config, *, as_json: bool) -> str:
     return " ".join(blocker.reason for blocker in blockers) or "nothing is stalled"
 
 
+# The commands.
+
 BrokerOption = Annotated[
     str, typer.Option("--broker", help="address of the broker, host:port; default: the configuration's")
 ]

@@ -1,12 +1,11 @@
-"""The record of a problem family: a statement, programs, an oracle and an input maker, all with parameters.
+"""The families of the demo's problems: each has a statement, programs, an oracle and an input maker, with parameters.
 
 A family's `program` is a right answer and `wrong` holds wrong ones. `solve` computes the expected output independently
 of the program, so that running the program against the tests checks both.
 
-The parameter spaces and the input makers that families share.
-
-An input maker gives edge cases first (the parameter itself, its neighbours, zero, one item) and then random inputs, so
-that an off-by-one error or a wrong comparison fails a test in every instance.
+Families share parameter spaces and input makers. An input maker gives edge cases first (the parameter itself, the
+numbers beside it, zero, one item) and then random inputs, so that an off-by-one error or a wrong comparison fails a
+test in every instance.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from itertools import product
 from random import Random
 from string import ascii_lowercase
+
+# The record of a family.
 
 Parameter = int | str
 Parameters = tuple[Parameter, ...]
@@ -41,7 +42,7 @@ def fill(template: str, parameters: Parameters) -> str:
     return template.format(**dict(zip("abc", parameters, strict=False)))
 
 
-# The parameter spaces and the input makers that families share.
+# Parameter spaces and input makers.
 
 NUM_TESTS = 10
 

@@ -1,9 +1,8 @@
-"""The small policy: a Qwen3 decoder of a few hundred thousand parameters, with random weights or read from a folder.
+"""The demo's policy: a Qwen3 decoder of a few hundred thousand parameters, and its tokens.
 
-The demo's vocabulary: three special tokens, then one token for each printable ASCII character and the newline.
-
-The warm start encodes with this module, which needs no library. All other parts load the folder that `save` writes: a
-Hugging Face tokenizer with the same token ids.
+The policy has random weights or is read from a folder. The vocabulary has three special tokens, then one token for each
+printable ASCII character and the newline. The warm start encodes with this module, which needs no library. All other
+parts load the folder that `save` writes: a Hugging Face tokenizer with the same token ids.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-# The demo's vocabulary: three special tokens, then one token for each printable ASCII character and the newline.
+# The vocabulary.
 
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 _SPECIAL = {"<pad>": PAD_ID, "<bos>": BOS_ID, "<eos>": EOS_ID}
@@ -67,6 +66,9 @@ class CharTokenizer:
         build: Any = PreTrainedTokenizerFast
         names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
         build(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+
+
+# The decoder.
 
 
 @dataclass(frozen=True, slots=True)

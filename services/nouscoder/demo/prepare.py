@@ -3,16 +3,13 @@
 INVARIANT: existing files are kept, and new ones appear complete under their final name. A repeated call after an
 interruption at any point has the same result as one uninterrupted call.
 
-`nouscoder prepare-run` calls `prepare`. `nouscoder demo` runs a process, `python -m nouscoder.demo.prepare CONFIG`,
-which writes its progress as JSON lines to stdout.
+`nouscoder demo` runs a process, `python -m nouscoder.demo.prepare CONFIG`, which writes its progress as JSON lines to
+stdout. `nouscoder prepare-run` makes the inputs of a run with external services, before the services start. With
+`only_problems` it makes only the problem files, for a broker that shares no disk with the learner. The files depend
+only on the configuration, so both calls make the same files.
 
-`nouscoder prepare-run`: makes the inputs of a run with external services, before the services start.
-
-With `only_problems` it makes only the problem files, for a broker that shares no disk with the learner. The files
-depend only on the configuration, so both calls make the same files.
-
-INVARIANT: repeated calls, also after a kill at any point, give the same files. A configuration that differs from that
-of the existing files is refused and changes nothing.
+INVARIANT of `prepare_run`: repeated calls, also after a kill at any point, give the same files. A configuration that
+differs from that of the existing files is refused and changes nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +32,9 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Limits, StdinTests
 from nouscoder.errors import Unusable
 from nouscoder.run.folder import attach_patiently, recorded, refuse_changes
+
+log = logging.getLogger(__name__)
+
 
 # Called with the steps done, the total number of steps, and the loss in nats per program token.
 OnProgress = Callable[[int, int, float], None]
@@ -109,13 +109,8 @@ def main(config_file: str) -> None:
     prepare(load_config(Path(config_file)), _print_progress)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+# `nouscoder prepare-run`.
 
-
-# `nouscoder prepare-run`: makes the inputs of a run with external services, before the services start.
-
-log = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 5.0
 
@@ -177,3 +172,7 @@ def _naming_faults() -> Iterator[None]:
         raise CannotPrepare(f"{error.filename or 'a file'} cannot be written: {error.strerror or error}") from error
     except ValueError as error:  # the configuration asks for more problems than exist
         raise CannotPrepare(f"[demo] cannot be prepared: {error}") from error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,16 +1,16 @@
-"""Demonstrations of proposals, so that the demo's policy can begin a self-play (docs/self-play.md).
+"""Demonstrations for the warm start: noisy programs, proposals of problems, and excerpts.
 
-Noisy demonstrations: with probability NOISE_PROBABILITY a demonstration contains one mistake, else it is right.
+Noisy demonstrations: with probability NOISE_PROBABILITY a demonstration contains one mistake, else it is right. Most
+mistakes are of kinds that all families share: a misspelt name, a dropped parenthesis, a missing int(), a result that is
+one too large, a wrong variable. A policy that unlearns them on some problems therefore improves on all. The other
+mistakes are a wrong operator and the family's own wrong programs.
 
-Most mistakes are of kinds that all families share: a misspelt name, a dropped parenthesis, a missing int(), a result
-that is one too large, a wrong variable. A policy that unlearns them on some problems therefore improves on all. The
-other mistakes are a wrong operator and the family's own wrong programs.
+Proposals: demonstrations of them let the demo's policy begin a self-play (docs/self-play.md).
 
-Excerpts of right demonstrations. The warm start trains on them first, with growing width.
-
-A small policy learns the form of the programs in seconds, but takes long to learn that it must copy a parameter from
-the statement, because it must attend to one character of about forty. An excerpt has few characters around the
-parameter, so the policy learns to copy there first and then in wider excerpts.
+Excerpts of right demonstrations: the warm start trains on them first, with growing width. A small policy learns the
+form of the programs in seconds, but takes long to learn that it must copy a parameter from the statement, because it
+must attend to one character of about forty. An excerpt has few characters around the parameter, so the policy learns to
+copy there first and then in wider excerpts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nouscoder.demo.families import Parameters
 from nouscoder.demo.problems import FAMILY_BY_NAME, DemoProblem, prompt_of
 from nouscoder.self_play.judgement import proposal_text
 
-# Noisy demonstrations: with probability NOISE_PROBABILITY a demonstration contains one mistake, else it is right.
+# Noisy demonstrations.
 
 NOISE_PROBABILITY = 0.66
 _OWN_SHARE = 0.15  # of the mistakes; the rest are of the shared kinds
@@ -94,6 +94,9 @@ OWN_MISTAKES: tuple[Mistake, ...] = (_wrong_operator, _wrong_variant)
 MISTAKES = SHARED_MISTAKES + OWN_MISTAKES
 
 
+# Proposals.
+
+
 PROPOSING_PROMPT = "Propose a problem.\n"  # self_play.prompt of configs/demo-self-play.toml
 MOST_CHARS = 280
 _NUM_INPUTS = 5
@@ -120,7 +123,7 @@ def _short_inputs(problem: DemoProblem) -> list[str]:
     return sorted((case.input for case in problem.tests), key=len)[:_NUM_INPUTS]
 
 
-# Excerpts of right demonstrations. The warm start trains on them first, with growing width.
+# Excerpts of right demonstrations.
 
 _PLACE = re.compile(r"\{([abc])\}")
 

@@ -1,4 +1,4 @@
-"""A message of a conversation with a policy."""
+"""What is said in a rollout: messages of a conversation with a policy, and answers of the Python interpreter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Message:
     content: str
 
 
-# A call of the Python interpreter that a policy may use while it writes an answer.
+# A call of the interpreter that a policy may use while it writes an answer.
 
 
 class CallEnd(StrEnum):

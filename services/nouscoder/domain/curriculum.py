@@ -6,9 +6,8 @@ over pools of problems. A gate skips places because of the statistics of their p
 INVARIANT: the choice depends only on seed, place and statistics, so a restarted broker continues with the same choices.
 Every epoch has each problem of its pool at exactly one place.
 
-What a run has learned of each problem: how often it was sampled and accepted, and its last pass rates.
-
-The record of a problem changes in the script that completes a group (broker/lua/common.lua). Its text form is
+The statistics say what a run has learned of each problem: how often it was sampled and accepted, and its last pass
+rates. The record of a problem changes in the script that completes a group (broker/lua/common.lua). Its text form is
 "GROUPS FILTERED SAMPLED ACCEPTED SOLVED_IN_ROW PLACE HISTORY", where HISTORY is "ACCEPTED/SAMPLED,..." of the last
 groups.
 
@@ -25,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-# What a run has learned of each problem: how often it was sampled and accepted, and its last pass rates.
+# The statistics of problems.
 
 
 class GroupOutcome(NamedTuple):
@@ -98,6 +97,9 @@ class CurriculumState:
     def of_records(cls, cursor: int, records: Iterable[tuple[str, str]]) -> CurriculumState:
         """From pairs of problem id and text. Raises ValueError."""
         return cls(cursor, tuple(ProblemStatistics.of_text(problem_id, text) for problem_id, text in records))
+
+
+# Schedule and gates.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,16 @@
-"""The Elo rating of a model from the ratings of problems, on the scale of Codeforces.
+"""Estimates from the results of an evaluation: the Elo rating, intervals, best of n, the sign test, and pass@k.
 
-A problem counts as an opponent with its own rating: who has the same rating solves it with probability 1/2 (Elo 1978;
-Codeforces sets the ratings of its problems so, https://codeforces.com/blog/entry/62865). The rating of the model is the
-one with the highest likelihood. It is not the rating that an account with these programs would get, which comes from
-standings in contests.
+The Elo rating of a model comes from the ratings of problems, on the scale of Codeforces. A problem counts as an
+opponent with its own rating: who has the same rating solves it with probability 1/2 (Elo 1978; Codeforces sets the
+ratings of its problems so, https://codeforces.com/blog/entry/62865). The rating of the model is the one with the
+highest likelihood. It is not the rating that an account with these programs would get, which comes from standings in
+contests.
 
-Bootstrap intervals of a mean over problems (Efron 1979, the percentile method).
+Intervals are bootstrap intervals of a mean over problems (Efron 1979, the percentile method). The problems are drawn
+again with replacement, so the interval says how much the mean would differ on other problems of the same kind. Each
+problem's own value stays as it is.
 
-The problems are drawn again with replacement, so the interval says how much the mean would differ on other problems of
-the same kind. Each problem's own value stays as it is.
-
-The exact sign test, for two results on the same problems.
-
-With one sample a problem it is McNemar's exact test.
+The exact sign test is for two results on the same problems. With one sample a problem it is McNemar's exact test.
 """
 
 from __future__ import annotations
@@ -22,6 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import comb, exp, log, log1p
 from random import Random
+
+# The Elo rating.
+
 
 _POINTS = 400.0  # a difference of so many points makes the odds ten times as high
 _PER_POINT = log(10.0) / _POINTS
@@ -140,7 +141,7 @@ def elo_text(elo: Elo) -> str:
     return f"{elo.value:.0f} ({elo.low:.0f} to {elo.high:.0f})"
 
 
-# Bootstrap intervals of a mean over problems (Efron 1979, the percentile method).
+# Bootstrap intervals.
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -161,7 +162,7 @@ def bootstrap_interval(
     return means[outside], means[-1 - outside]
 
 
-# Best of n: the probability that the sample with the highest score among n samples of a problem is right.
+# Best of n.
 
 
 def best_of_n(scores: Sequence[float], right: Sequence[bool], n: int) -> float:
@@ -185,7 +186,7 @@ def best_of_n(scores: Sequence[float], right: Sequence[bool], n: int) -> float:
     return total
 
 
-# The exact sign test, for two results on the same problems.
+# The exact sign test.
 
 
 def sign_test(num_better: int, num_worse: int) -> float:
@@ -202,7 +203,7 @@ def sign_test(num_better: int, num_worse: int) -> float:
     return float(min(1.0, 2 * tail / 2**total))
 
 
-# pass@k: the probability that at least one of k rollouts of a problem is right.
+# pass@k.
 
 USUAL_K = (1, 2, 4, 5, 8, 10, 16, 32, 50, 64, 100, 128)
 

@@ -1,12 +1,12 @@
-"""Guards: signs that a policy collapses or that rewards are hacked, from the figures of batches and from texts.
+"""Guards: signs that a policy collapses or that rewards are hacked; and whether the reward rises during a training.
 
-INVARIANT: warnings depend only on the figures: nothing here reads a clock, a file or a random number.
+INVARIANT: warnings depend only on the figures of batches and on texts: nothing here reads a clock, a file or a random
+number.
 
-Whether the reward rises during a training: the last third of its batches against the first third.
-
-For each problem that both thirds have: the mean reward of its rollouts in the last third minus that in the first. The
-gain is the mean of these differences over problems, with a bootstrap interval over problems (estimates.py). A problem
-is compared only with itself, so it does not matter which problems a batch has, or how hard they are.
+The reward trend compares the last third of a training's batches with the first third. For each problem that both thirds
+have: the mean reward of its rollouts in the last third minus that in the first. The gain is the mean of these
+differences over problems, with a bootstrap interval over problems (estimates.py). A problem is compared only with
+itself, so it does not matter which problems a batch has, or how hard they are.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _above(value: float | None, threshold: float) -> bool:
     return bool(threshold) and value is not None and value > threshold
 
 
-# Whether the reward rises during a training: the last third of its batches against the first third.
+# Whether the reward rises during a training.
 
 TEST = (
     "mean over problems of (reward in the last third of the batches - reward in the first third),"

@@ -40,6 +40,9 @@ def group_length_rewards(num_tokens: Sequence[int], accepted: Sequence[bool]) ->
     return [term if right else min(0.0, term) for term, right in zip(terms, accepted, strict=True)]
 
 
+# The rules.
+
+
 # R1-Code-Interpreter: a rollout with more turns than this loses 0.1.
 _FREE_TURNS = 6
 

@@ -67,6 +67,9 @@ class Ledger:
 NO_ROLLOUTS = Ledger(admitted=0, trained=0, filtered=0, stale=0, abandoned=0, in_flight={})
 
 
+# The status.
+
+
 class RunMode(StrEnum):
     """The mode that an operator has set. Any mode may follow any other."""
 

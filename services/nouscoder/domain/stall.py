@@ -1,16 +1,13 @@
 """The causes that stop a run, and how they are found in a snapshot.
 
-Which workers hold the next batch up: the verifiers, and the generation workers.
+`judge` says why the next batch does not come. It first looks for what stops a run at once: an operator, Redis, a batch
+that is held back. It looks for other causes only when the next batch is late, because a run that commits batches is not
+stalled, whatever single workers do. Then it follows the batch backwards: training here, grading and sampling, and what
+became of the rollouts that were finished.
 
-Nobody asks for work that waits, or workers hold leases on rollouts that do not move: because they send no heartbeats,
-because they hang, or because a person paused the engine.
-
-Why the next batch does not come: a judgement on one snapshot of a run.
-
-`judge` first looks for what stops a run at once: an operator, Redis, a batch that is held back. It looks for other
-causes only when the next batch is late, because a run that commits batches is not stalled, whatever single workers do.
-Then it follows the batch backwards: training here, grading and sampling, and what became of the
-rollouts that were finished.
+The workers that hold the next batch up are verifiers or generation workers. Either nobody asks for work that waits, or
+workers hold leases on rollouts that do not move: because they send no heartbeats, because they hang, or because a
+person paused the engine.
 
 INVARIANT: each cause is reported once, however many rollouts it holds up; a run whose work moves and becomes batches
 has none.
@@ -138,7 +135,7 @@ class Snapshot:
     redis_faults: tuple[StallCause, ...] = ()
 
 
-# Which workers hold the next batch up: the verifiers, and the generation workers.
+# Which workers hold the next batch up.
 
 # A rollout that has not moved for so long stands still: no test and no update of the weights takes longer.
 _STILL_S = 120.0
@@ -242,7 +239,7 @@ def _standing(cause: StallCause, holders: Sequence[Holder], doing: str, what: st
     )
 
 
-# Why the next batch does not come: a judgement on one snapshot of a run.
+# Why the next batch does not come.
 
 # A batch is late when it takes this many times as long as usual.
 _LATE = 3.0

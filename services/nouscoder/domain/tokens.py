@@ -2,10 +2,9 @@
 
 Bulk values are memoryviews of int32 (format "i") and float32 (format "f"): one buffer, never one Python object a token.
 
-The experts that a mixture-of-experts policy chose for the tokens that it read.
-
-Generation records them, and the learner computes with the same experts (router replay, "R3", arXiv 2510.11370), because
-a small difference of arithmetic or weights can send a token to other experts.
+`ExpertChoices` are the experts that a mixture-of-experts policy chose for the tokens that it read. Generation records
+them, and the learner computes with the same experts (router replay, "R3", arXiv 2510.11370), because a small difference
+of arithmetic or weights can send a token to other experts.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import TypeVar
 
-# The experts that a mixture-of-experts policy chose for the tokens that it read.
+# The experts of a mixture-of-experts policy.
 
 # The formats of one byte (up to 256 experts) and of two.
 _FORMATS = ("B", "H")
@@ -72,6 +71,8 @@ def joined(parts: Sequence[ExpertChoices]) -> ExpertChoices:
     ids = memoryview(b"".join(part.ids for part in parts)).cast(kind)  # type: ignore[call-overload]
     return ExpertChoices(ids, num_layers, top_k)
 
+
+# Tokens.
 
 Number = TypeVar("Number", int, float)
 

@@ -6,10 +6,9 @@
 The folder of an evaluation holds these files. The first two are appended to as answers come, so the same command goes
 on after an interruption. The last two are made of them at the end, and hold no times.
 
-A policy folder as the model of an evaluation: served by this process, in the form of OpenAI's API.
-
-`generation.engine`, `device` and `threads` of the configuration choose the engine. The name of the model ends with the
-digest of its weights, so an evaluation never takes samples of other weights for its own.
+The model may be a policy folder, which this process serves in the form of OpenAI's API. `generation.engine`, `device`
+and `threads` of the configuration choose the engine. The name of the model ends with the digest of its weights, so an
+evaluation never takes samples of other weights for its own.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog
 from nouscoder.report.evaluation_page import MOST_SHOWN, ShownSample, spread, write_evaluation_report
 
-# A policy folder as the model of an evaluation: served by this process, in the form of OpenAI's API.
+# A policy folder as the model of an evaluation.
 
 _DIGEST_CHARACTERS = 12
 
@@ -137,6 +136,8 @@ def _served(config: Config, model: str, num_tokens: int, at_once: int) -> Config
     changed = {"max_tokens_total": num_tokens, "engine_tokens_total": 0, "max_running": at_once, "openai": api}
     return config.model_copy(update={"generation": config.generation.model_copy(update=changed)})
 
+
+# The evaluation.
 
 REPORT = "report.json"
 

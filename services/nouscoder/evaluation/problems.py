@@ -1,10 +1,8 @@
 """The problems of an evaluation: their prompts and facts, without their tests, and the window of their dates.
 
-Named prompt formats: a problem as the messages of a chat.
-
-`plain` is one user message with the problem's prompt, in its own template if it has one. `lcb` is LiveCodeBench's
-(lcb_runner/prompts/code_generation.py): its system message, and the question in its form. Problems that
-`nouscoder data import livecodebench` made are in that form already.
+A prompt format gives a problem as the messages of a chat. `plain` is one user message with the problem's prompt, in its
+own template if it has one. `lcb` is LiveCodeBench's (lcb_runner/prompts/code_generation.py): its system message, and
+the question in its form. Problems that `nouscoder data import livecodebench` made are in that form already.
 """
 
 from __future__ import annotations
@@ -163,7 +161,7 @@ def _instant(date: str) -> datetime:
         raise NothingToEvaluate(f"{date!r} is not a date such as 2024-08-01") from None
 
 
-# Named prompt formats: a problem as the messages of a chat.
+# Prompt formats.
 
 _LCB_QUESTION = "### Question:\n"
 _LCB_SYSTEM = (

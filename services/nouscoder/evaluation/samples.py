@@ -1,10 +1,10 @@
-"""The samples of an evaluation: which there must be, under which keys, and where each comes from.
+"""The samples of an evaluation: which there must be, under which keys, where each comes from, and their verdicts.
 
 The key of a sample from a server is made of everything that the server is asked, its seed included. The seed of a
 sample depends on the evaluation's seed, the problem and the position only. So an evaluation that is started again, or
 with more samples a problem, asks only for what it does not have.
 
-Samples every job and grades every sample, each stored as it comes.
+Every job is sampled and every sample graded, each stored as it comes.
 
 INVARIANT: a sample is in `samples` before it is graded, and each pair of an answer and a profile has one verdict in
 `verdicts`, never internal_error. Whatever is stored is not sampled or graded again, so an evaluation that is killed at
@@ -131,7 +131,7 @@ def given_jobs(path: Path, problems: Sequence[EvaluatedProblem], all_ids: Sequen
     return jobs
 
 
-# Samples every job and grades every sample, each stored as it comes.
+# Sampling and grading.
 
 Sampler = Callable[[Job], Awaitable[dict[str, Any]]]
 

@@ -3,7 +3,7 @@
 A record is a request of POST /v1/grade, or a sample that names a problem of `--problems`. Sample files are read as the
 public tools write them:
 - `{"task_id": ..., "completion": ...}`, with `solution` or `code` for a whole program (EvalPlus, BigCodeBench); the
-  completion may be the body of a function that the prompt begins (HumanEval; continuation.py);
+  completion may be the body of a function that the prompt begins (HumanEval; answers.py);
 - `{"question_id": ..., "code_list": [...]}` or `output_list`: several samples of a problem (LiveCodeBench);
 - an array of arrays of programs, in the order of the problems (bigcode-evaluation-harness).
 """

@@ -172,7 +172,7 @@ def _cosine(one: Tensor, other: Tensor) -> float | None:
     return max(-1.0, min(1.0, float(one @ other) / size)) if size and math.isfinite(size) else None
 
 
-# `nouscoder objectives compare`: finds the policies of a recorded batch in its run folder, and writes the answer.
+# `nouscoder objectives compare`: the policies of a recorded batch in its run folder, and the output.
 
 
 def compare_file(file: Path, overrides: Sequence[str], policy: int | None, old_policy: int | None) -> list[Comparison]:

@@ -1,8 +1,7 @@
-"""Trainers with the state of a run: at its beginning or at a checkpoint; and a saved batch that is trained on again.
+"""Trainers with the state of a run: at its beginning or at a checkpoint. Also trains on a saved batch again.
 
-A new run that begins with the checkpoint of another run: its weights, its optimizer's moments, its entropy control.
-
-The first policy of the new run must be that of the checkpoint's version, as `nouscoder export` writes it. It is what is
+A new run may begin with the checkpoint of another run: its weights, its optimizer's moments, its entropy control. The
+first policy of the new run must be that of the checkpoint's version, as `nouscoder export` writes it. It is what is
 sampled from first, and the reference policy. The steps of the new run, and so its learning rate's schedule, begin at 0.
 """
 
@@ -28,7 +27,7 @@ from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatches
 from nouscoder.learner.trainer import Trainer
 
-# A new run that begins with the checkpoint of another run: its weights, its optimizer's moments, its entropy control.
+# A new run that begins with the checkpoint of another run.
 
 _KEY = "learner.first_checkpoint"
 
@@ -57,6 +56,9 @@ def _rounds_to(weight: Tensor, first: Tensor, stored: torch.dtype | None) -> boo
     if stored is None:  # the folder divides it among several tensors
         return True
     return torch.equal(own_part(weight).to(stored).to(first.dtype), own_part(first))
+
+
+# Trainers of a run.
 
 
 def prepare_thread(num_threads: int) -> None:

@@ -1,38 +1,29 @@
 """The optimizer of the learner's section: AdamW with the moments that it asks for, or Muon with AdamW.
 
-Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101.
+AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101.
 
-Numbers in 8 bits, in blocks of 256 with a common scale.
+Its moments may be 8 bits each, so that they take 2 bytes a weight in place of 8. Each step reads the moments, changes
+them in float32 by the formula of AdamW, changes the weight, and writes the moments back in 8 bits. The second moment is
+stored as its square root. It then spans as many factors of 10 as the first, so no weight keeps its first moment and
+loses the second, by which it is divided. Vectors (norms, biases) keep float32 moments: they are few, and their blocks
+would be single numbers.
 
-Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861: dynamic quantisation. A code stands
-for a level between -1 and 1, times the scale of its block, which is the block's largest absolute value. The levels are
-dense near the scale and reach down to 5.5e-7 of it: of each factor of 10 below the scale there are half as many levels
-as of the one above.
+Numbers in 8 bits: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, dynamic
+quantisation in blocks of 256. A code stands for a level between -1 and 1, times the scale of its block, which is the
+block's largest absolute value. The levels are dense near the scale and reach down to 5.5e-7 of it: of each factor of 10
+below the scale there are half as many levels as of the one above. A number between two levels becomes one of them by
+chance, so that it is right on average. A moment that moves by less than the distance of two levels in each step would
+stay where it is if it were rounded to the nearest one. A block is 256 numbers of one row of a matrix, one beside the
+other (row: one index of the first dimension), so a matrix that is divided by rows among ranks has the blocks of the
+whole one.
 
-A number between two levels becomes one of them by chance, so that it is right on average. A moment that moves by less
-than the distance of two levels in each step would stay where it is if it were rounded to the nearest one.
-
-A block is 256 neighbours of one row of a matrix (row: one index of the first dimension), so a matrix that is divided
-by rows among ranks has the blocks of the whole one.
-
-AdamW whose moments take 2 bytes a weight in place of 8, as 8 bits each.
-
-Each step reads the moments, changes them in float32 by the formula of AdamW (arXiv 1711.05101), changes the weight,
-and writes the moments back in 8 bits. The second moment is stored as its square root. It then spans as many factors of
-10 as the first, so no weight keeps its first moment and loses the second, by which it is divided.
-
-Vectors (norms, biases) keep float32 moments: they are few, and their blocks would be single numbers.
-
-INVARIANT: a step depends, bit for bit, only on weights, gradients, settings and `state`. The chance of a step comes
-from its number, so a resumed run repeats it.
-
-Muon for the matrices of the decoder layers, AdamW for embeddings, head, norms and biases, as one optimizer.
-
-Muon (K. Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024) orthogonalises the momentum of each
+Muon (K. Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024) is for the matrices of the decoder
+layers, with AdamW for embeddings, head, norms and biases, as one optimizer. It orthogonalises the momentum of each
 matrix by five Newton-Schulz steps; torch.optim.Muon has the formula. Its learning rate follows AdamW's, by a fixed
 factor, so that one schedule holds for both.
 
-INVARIANT: `state` holds everything that a step depends on besides weights, gradients and settings.
+INVARIANT: a step depends, bit for bit, only on weights, gradients, settings and `state`. The chance of a step comes
+from its number, so a resumed run repeats it.
 """
 
 from __future__ import annotations
@@ -51,7 +42,7 @@ from transformers import PreTrainedModel
 from nouscoder.config import LearnerSection, OptimizerKind, OptimizerStates
 from nouscoder.learner.parallel.ranks import own_part, zeros_by_rows
 
-# AdamW whose moments take 2 bytes a weight in place of 8.
+# AdamW with moments in 8 bits.
 
 _EPS = 1e-8
 _OF_VECTORS = frozenset({"step", "exp_avg", "exp_avg_sq"})
@@ -129,7 +120,7 @@ def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return first, roots.square_()
 
 
-# Muon for the matrices of the decoder layers, AdamW for embeddings, head, norms and biases, as one optimizer.
+# Muon with AdamW.
 
 _MUON_MATRICES = frozenset({"momentum_buffer"})
 
@@ -168,6 +159,8 @@ class MuonAdamW(Optimizer):
         """The names of the tensors in the state of a weight."""
         return _MUON_MATRICES if id(weight) in self._matrices else of_adamw
 
+
+# The choice of the optimizer, and its state by names.
 
 _OF_TORCH = frozenset({"step", "exp_avg", "exp_avg_sq"})
 

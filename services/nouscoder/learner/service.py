@@ -1,15 +1,13 @@
-"""The learner as a process: its gRPC service, and the worker that trains.
+"""The learner as a process: its gRPC service, and the worker that trains on rank 0; what the other ranks do.
 
 When the last batch is committed, the run is finished and `serve` returns; the process exits with code 0. With
 learner.serve_after_run it keeps serving policies until SIGTERM. On SIGTERM `serve` returns without waiting for the
 batch in training, which is trained again after a restart.
 
-A rank other than 0: it does what rank 0 tells it, on its share of each batch.
+A rank other than 0 does what rank 0 tells it, on its share of each batch. It reads batches, settings and checkpoints
+from the run folder, which all ranks share. It writes only its part of a checkpoint.
 
-It reads batches, settings and checkpoints from the run folder, which all ranks share. It writes only its part of a
-checkpoint.
-
-INVARIANT: after each command its state is that of rank 0 after the same command.
+INVARIANT: after each message of rank 0 the state of another rank is that of rank 0 after the same message.
 """
 
 from __future__ import annotations
@@ -47,7 +45,10 @@ from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.worker import sole_worker_id
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
-# A rank other than 0: it does what rank 0 tells it, on its share of each batch.
+log = logging.getLogger(__name__)
+
+
+# A rank other than 0.
 
 
 class Follower:
@@ -117,7 +118,7 @@ class Follower:
             log.warning("a checkpoint failed: rank 0 decides when to try again", extra={"fault": str(error)})
 
 
-log = logging.getLogger(__name__)
+# The service of rank 0.
 
 _Context = grpc.aio.ServicerContext[object, object]
 _FULL_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name

@@ -7,10 +7,9 @@ gradient is not finite, TrainingError is raised before the weights of that step 
 A step is skipped, so that it changes neither weights nor optimizer, when its gradient's norm is above
 learner.skip_gradient_norm or when all its rollouts are masked. It counts as a step, and it is logged and counted.
 
-Adaptive entropy control: the coefficient of the entropy bonus follows the entropy of the batches.
-
-He et al., "Skywork Open Reasoner 1", arXiv 2505.22312. With e_k the mean entropy of the loss tokens of batch
-k before its first step, and c_0 = entropy.coefficient:
+With adaptive entropy control the coefficient of the entropy bonus follows the entropy of the batches: He et al.,
+"Skywork Open Reasoner 1", arXiv 2505.22312. With e_k the mean entropy of the loss tokens of batch k before its first
+step, and c_0 = entropy.coefficient:
 
     coefficient of batch k = c_k if e_k <= target, else 0
     c_{k+1} = clip(c_k + delta if e_k < target, c_k - delta if e_k > target, else c_k;  0, maximum)
@@ -76,7 +75,7 @@ def learning_rate_factor(schedule: ScheduleSection, step: int) -> float:
     return schedule.floor + (1.0 - schedule.floor) * (1.0 + math.cos(math.pi * done)) / 2.0
 
 
-# Adaptive entropy control: the coefficient of the entropy bonus follows the entropy of the batches.
+# Adaptive entropy control.
 
 
 def active_coefficient(settings: EntropySection, coefficient: float, entropy: float) -> float:
@@ -91,6 +90,9 @@ def next_coefficient(settings: EntropySection, coefficient: float, entropy: floa
     elif entropy > settings.target:
         coefficient -= settings.delta
     return min(max(coefficient, 0.0), settings.maximum)
+
+
+# The loop over one batch.
 
 
 class TrainingError(NousCoderError):

@@ -5,14 +5,13 @@ if the process is killed at any point or Redis forgets a part of the run. A batc
 trained. Its policy and its checkpoint may be written later, while the next batches are trained. After a restart
 `_catch_up` starts from the newest undamaged checkpoint and trains the batches that were trained after it again from the
 saved batches (bit for bit). It publishes the newest version again and has the broker compare its state with the
-learner's; both are idempotent. docs/design/resume-and-kills.md lists the effects of a kill at each point.
+learner's state (broker/recovery.py); both are idempotent. docs/design/resume-and-kills.md lists the effects of a kill at
+each point.
 
 A lost lease does no harm, because the lock on the run folder allows one learner per run, and only it commits.
 
-Where the learner's batches come from: each is leased from the broker, and saved on the disk before it is trained.
-
-INVARIANT: `next` returns a batch only if the broker holds this run and as many batches as the learner has trained, and
-if the learner has trained none of its groups. While the run is paused, no batch is leased.
+INVARIANT of `BatchSource`: `next` returns a batch only if the broker holds this run and as many batches as the learner
+has trained, and if the learner has trained none of its groups. While the run is paused, no batch is leased.
 """
 
 from __future__ import annotations
@@ -51,7 +50,10 @@ from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBehind, PeerError
 from nouscoder.store.record_store import ByteRange
 
-# Where the learner's batches come from: each is leased from the broker, and saved on the disk before it is trained.
+log = logging.getLogger(__name__)
+
+
+# Where the learner's batches come from.
 
 _LEASE_WAIT_S = 5.0
 # Leases of a batch whose records Redis had forgotten, one after another. Redis forgets a batch with its records, so the
@@ -200,7 +202,7 @@ class StateClock:
         return time.monotonic() - self._since
 
 
-log = logging.getLogger(__name__)
+# The loop.
 
 Answer = TypeVar("Answer")
 _CHECKPOINT_LIMIT_S = 600.0

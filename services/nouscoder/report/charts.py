@@ -261,7 +261,7 @@ def _figure(chart: Chart, parts: Sequence[str], pixels: Sequence[float]) -> str:
     )
 
 
-# Horizontal bars as SVG text: one row for each name, one bar in it for each series. Pure: data in, markup out.
+# Horizontal bars: one row for each name, one bar in it for each series.
 
 _WIDTH, _LEFT, _RIGHT = 560, 132, 116
 _BAR, _GAP = 20, 8

@@ -1,9 +1,9 @@
-"""Escapes text for the page. Programs are model output and may be hostile.
+"""The markup of reports: text that is escaped for the page, and the frame of every report with its style and script.
+
+Programs are model output and may be hostile.
 
 INVARIANT: the result of `escape` cannot open or close an element or an attribute, or change the direction of the text
 around it.
-
-The frame of every report: one file with its style and its script.
 
 INVARIANT: the page makes no network request. Its Content-Security-Policy allows only the one inline style sheet and the
 one inline script, by their digests.
@@ -47,7 +47,7 @@ def _visible(character: str) -> str:
     return f"\\u{ord(character):04x}"
 
 
-# The frame of every report: one file with its style and its script.
+# The frame of every report.
 
 
 def html_page(

@@ -1,8 +1,7 @@
 """Programs written by the policy: for the same held-out problems before and after, and during training.
 
-rollouts.html: the rollouts in tokens/ of a run folder, whose tokens are coloured by ratio and clip.
-
-The page holds the records as JSON; its script (rollouts.js) shows the list and the rollout that is chosen.
+rollouts.html shows the rollouts in tokens/ of a run folder, whose tokens are coloured by ratio and clip. The page holds
+the records as JSON; its script (rollouts.js) shows the list and the rollout that is chosen.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def _whole(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-# rollouts.html: the rollouts in tokens/ of a run folder, whose tokens are coloured by ratio and clip.
+# rollouts.html.
 
 # What a page holds at most, so that a browser can show it.
 MAX_TOKENS = 400_000

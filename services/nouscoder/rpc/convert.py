@@ -45,7 +45,7 @@ class Exceptional:
 
 
 NOT_SENT = Exceptional("")
-PAIRS: dict[type, Pair[Any, Any]] = {}
+PAIRS: dict[type, WirePair[Any, Any]] = {}
 # Types of fields that have conversions of their own.
 CODECS: dict[object, tuple[Function, Function]] = {}
 # What an enum's number 0 means; without an entry it is a fault.
@@ -68,7 +68,7 @@ class Numbers(dict[int, Member]):
         raise InvalidMessage(f"{self._field} {f'{number} is unknown' if number else 'is not set'}")
 
 
-class Pair(Generic[Record, Wire]):
+class WirePair(Generic[Record, Wire]):
     """A record and its message. `exceptions` has the fields for which the rules above are not enough."""
 
     def __init__(self, record: type[Record], wire: type[Wire], **exceptions: Exceptional) -> None:

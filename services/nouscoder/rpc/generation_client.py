@@ -11,7 +11,7 @@ import grpc
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.rpc.channel import PeerError, PeerRefused, ServiceClient
-from nouscoder.rpc.convert import Pair
+from nouscoder.rpc.convert import WirePair
 from nouscoder.rpc.pairs import MANIFEST, TASK
 from nouscoder.rpc.tls import ChannelTls
 from nouscoder.store.rollout_record import decode_rollout
@@ -48,7 +48,7 @@ class Pin:
     limit_s: float
 
 
-_PIN = Pair(Pin, generation_pb2.Pin)
+_PIN = WirePair(Pin, generation_pb2.Pin)
 
 
 class PolicyReplaced(PeerRefused):

@@ -10,7 +10,7 @@ import grpc
 
 from nouscoder.domain.policy import Meeting, Shard, WeightTransfer
 from nouscoder.rpc.channel import PeerError, ServiceClient
-from nouscoder.rpc.convert import Pair
+from nouscoder.rpc.convert import WirePair
 from nouscoder.rpc.tls import ChannelTls
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
@@ -46,8 +46,8 @@ class RemoteFile:
     num_bytes: int
 
 
-_STATUS = Pair(LearnerStatus, learner_pb2.LearnerServiceStatusResponse)
-_FILE = Pair(RemoteFile, learner_pb2.PolicyFile)
+_STATUS = WirePair(LearnerStatus, learner_pb2.LearnerServiceStatusResponse)
+_FILE = WirePair(RemoteFile, learner_pb2.PolicyFile)
 
 
 class LearnerClient(ServiceClient):

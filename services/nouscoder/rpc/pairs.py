@@ -34,7 +34,7 @@ from nouscoder.domain.submission import (
     language_name,
 )
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict
-from nouscoder.rpc.convert import CODECS, NOT_SENT, UNSET, Exceptional, InvalidMessage, Numbers, Pair
+from nouscoder.rpc.convert import CODECS, NOT_SENT, UNSET, Exceptional, InvalidMessage, Numbers, WirePair
 from nouscoder.rpc.tests_convert import tests_from, tests_to
 from nouscoder.store.record_store import ByteRange
 from nouscoder.v1 import broker_pb2, policy_pb2, rollout_pb2, verdict_pb2, verifier_pb2
@@ -57,7 +57,7 @@ def _whole_tests(message: verdict_pb2.Tests) -> Tests:
     return tests
 
 
-class _SubmissionPair(Pair[Submission, verdict_pb2.Submission]):
+class _SubmissionPair(WirePair[Submission, verdict_pb2.Submission]):
     def of(self, message: verdict_pb2.Submission, **given: object) -> Submission:
         if message.WhichOneof("source") is None:
             raise InvalidMessage("submission has neither code nor completion")
@@ -71,9 +71,9 @@ CODECS |= {
     TrainedGroups: (attrgetter("bits"), TrainedGroups),
 }
 
-LIMITS = Pair(Limits, verdict_pb2.Limits, **_zero_is_default(Limits()))
-COMPARATOR = Pair(Comparator, verdict_pb2.Comparator)
-RULES = Pair(GradingRules, verdict_pb2.GradingRules)
+LIMITS = WirePair(Limits, verdict_pb2.Limits, **_zero_is_default(Limits()))
+COMPARATOR = WirePair(Comparator, verdict_pb2.Comparator)
+RULES = WirePair(GradingRules, verdict_pb2.GradingRules)
 SUBMISSION = _SubmissionPair(
     Submission,
     verdict_pb2.Submission,
@@ -83,44 +83,44 @@ SUBMISSION = _SubmissionPair(
     stderr=Exceptional("with_stderr"),
     tests_digest=NOT_SENT,
 )
-OUTCOME = Pair(TestOutcome, verdict_pb2.TestOutcome)
-FIRST_FAILURE = Pair(FirstFailure, verdict_pb2.FirstFailure)
-VERDICT = Pair(Verdict, verdict_pb2.Verdict)
-ANSWER = Pair(InterpreterAnswer, verifier_pb2.InterpretResponse)
+OUTCOME = WirePair(TestOutcome, verdict_pb2.TestOutcome)
+FIRST_FAILURE = WirePair(FirstFailure, verdict_pb2.FirstFailure)
+VERDICT = WirePair(Verdict, verdict_pb2.Verdict)
+ANSWER = WirePair(InterpreterAnswer, verifier_pb2.InterpretResponse)
 
-SAMPLING = Pair(Sampling, rollout_pb2.Sampling, top_p=Exceptional("top_p", of=partial(_or, 1.0)))
-PUBLIC_TESTS = Pair(PublicTests, rollout_pb2.PublicTests)
-TASK = Pair(Task, rollout_pb2.Task)
-HEADER = Pair(RolloutHeader, rollout_pb2.RolloutHeader)
+SAMPLING = WirePair(Sampling, rollout_pb2.Sampling, top_p=Exceptional("top_p", of=partial(_or, 1.0)))
+PUBLIC_TESTS = WirePair(PublicTests, rollout_pb2.PublicTests)
+TASK = WirePair(Task, rollout_pb2.Task)
+HEADER = WirePair(RolloutHeader, rollout_pb2.RolloutHeader)
 
-SHARD = Pair(Shard, policy_pb2.PolicyShard)
-DELTA = Pair(PolicyDelta, policy_pb2.PolicyDelta)
-MANIFEST = Pair(PolicyManifest, policy_pb2.PolicyManifest)
+SHARD = WirePair(Shard, policy_pb2.PolicyShard)
+DELTA = WirePair(PolicyDelta, policy_pb2.PolicyDelta)
+MANIFEST = WirePair(PolicyManifest, policy_pb2.PolicyManifest)
 
-LEASE = Pair(Lease, broker_pb2.Lease)
-LEASED_TASK = Pair(LeasedTask, broker_pb2.LeasedTask, kept=NOT_SENT)
-LEASED_TASKS = Pair(LeasedTasks, broker_pb2.LeaseTasksResponse)
-PIECE = Pair(EncodedPiece, broker_pb2.PartialPiece)
-LEASED_GRADING = Pair(RecordedGrading, broker_pb2.LeasedGrading, rollout_id=NOT_SENT)
-LEASED_GRADINGS = Pair(RecordedGradings, broker_pb2.LeaseGradingResponse)
-RANGE = Pair(ByteRange, broker_pb2.RecordRange, name=Exceptional("record"))
+LEASE = WirePair(Lease, broker_pb2.Lease)
+LEASED_TASK = WirePair(LeasedTask, broker_pb2.LeasedTask, kept=NOT_SENT)
+LEASED_TASKS = WirePair(LeasedTasks, broker_pb2.LeaseTasksResponse)
+PIECE = WirePair(EncodedPiece, broker_pb2.PartialPiece)
+LEASED_GRADING = WirePair(RecordedGrading, broker_pb2.LeasedGrading, rollout_id=NOT_SENT)
+LEASED_GRADINGS = WirePair(RecordedGradings, broker_pb2.LeaseGradingResponse)
+RANGE = WirePair(ByteRange, broker_pb2.RecordRange, name=Exceptional("record"))
 # The broker passes on the bytes of headers and verdicts; the learner reads them.
-PASSED_ROLLOUT = Pair(EncodedRollout, broker_pb2.GradedRollout)
-PASSED_BATCH = Pair(EncodedBatch, broker_pb2.Batch)
-GRADED_ROLLOUT = Pair(RecordedRollout, broker_pb2.GradedRollout)
-BATCH = Pair(RecordedBatch, broker_pb2.Batch, index=NOT_SENT)
-LEASED_BATCH = Pair(LeasedBatch, broker_pb2.LeaseBatchResponse)
+PASSED_ROLLOUT = WirePair(EncodedRollout, broker_pb2.GradedRollout)
+PASSED_BATCH = WirePair(EncodedBatch, broker_pb2.Batch)
+GRADED_ROLLOUT = WirePair(RecordedRollout, broker_pb2.GradedRollout)
+BATCH = WirePair(RecordedBatch, broker_pb2.Batch, index=NOT_SENT)
+LEASED_BATCH = WirePair(LeasedBatch, broker_pb2.LeaseBatchResponse)
 
-GROUP_OUTCOME = Pair(GroupOutcome, broker_pb2.GroupOutcome)
-STATISTICS = Pair(ProblemStatistics, broker_pb2.ProblemStatistics)
-CURRICULUM = Pair(CurriculumState, broker_pb2.CurriculumState)
-IDENTITY = Pair(RunIdentity, broker_pb2.RunIdentity)
-TRAINED_STATE = Pair(TrainedState, broker_pb2.RestoreRunRequest)
-RESTORED = Pair(Restored, broker_pb2.RestoreRunResponse)
+GROUP_OUTCOME = WirePair(GroupOutcome, broker_pb2.GroupOutcome)
+STATISTICS = WirePair(ProblemStatistics, broker_pb2.ProblemStatistics)
+CURRICULUM = WirePair(CurriculumState, broker_pb2.CurriculumState)
+IDENTITY = WirePair(RunIdentity, broker_pb2.RunIdentity)
+TRAINED_STATE = WirePair(TrainedState, broker_pb2.RestoreRunRequest)
+RESTORED = WirePair(Restored, broker_pb2.RestoreRunResponse)
 
 MODE = Numbers(RunMode, broker_pb2.RunMode.DESCRIPTOR, "mode")
-LEDGER = Pair(Ledger, broker_pb2.Ledger)
-STREAM = Pair(StreamStatus, broker_pb2.StreamStatus)
-STATUS = Pair(RunStatus, broker_pb2.StatusResponse)
-BLOCKER = Pair(Blocker, broker_pb2.Blocker)
-DEAD_LETTER = Pair(DeadLetter, broker_pb2.DeadLetter)
+LEDGER = WirePair(Ledger, broker_pb2.Ledger)
+STREAM = WirePair(StreamStatus, broker_pb2.StreamStatus)
+STATUS = WirePair(RunStatus, broker_pb2.StatusResponse)
+BLOCKER = WirePair(Blocker, broker_pb2.Blocker)
+DEAD_LETTER = WirePair(DeadLetter, broker_pb2.DeadLetter)

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     _Handler = grpc.RpcMethodHandler[Any, Any]
     _Context = grpc.aio.ServicerContext[Any, Any]
 
+__all__ = ["AddressError", "Served", "run_until_stopped", "split_address", "start_grpc", "start_metrics", "stop_event"]
+
+log = logging.getLogger(__name__)
+
 
 # Addresses to listen on.
 
@@ -226,9 +230,7 @@ def rebuilt(handler: _Handler, act: Callable[..., Any], deserializer: Any = None
     return make(act, deserializer or handler.request_deserializer, handler.response_serializer)
 
 
-__all__ = ["AddressError", "Served", "run_until_stopped", "split_address", "start_grpc", "start_metrics", "stop_event"]
-
-log = logging.getLogger(__name__)
+# The server of a service.
 
 MAX_MESSAGE_BYTES = 64 * 1024**2
 _OPTIONS = [

@@ -64,6 +64,8 @@ class InterpreterCalls:
         return ANSWER.of(answer)
 
 
+# The client.
+
 _GRADE_LIMIT_S = 600.0
 
 

@@ -31,6 +31,9 @@ from nouscoder.rpc.channel import PeerError, PeerUnreachable
 
 log = logging.getLogger(__name__)
 
+# Heartbeats.
+
+
 # Heartbeats in the length of a lease: two may be lost.
 _BEATS_A_LEASE = 3
 

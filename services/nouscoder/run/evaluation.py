@@ -1,29 +1,25 @@
-"""pass@1 of policies of a run, measured through the services of the run.
+"""pass@1 of policies of a run, measured through the services of the run: before, during and after the training.
+
+evaluation_before.json and evaluation_after.json hold the evaluations of the first and the last policy.
+evaluations/00000012.json holds that of version 12, measured during the run.
 
 INVARIANT: a policy is measured once per run, and its result is recorded. A resumed run reads the recorded result.
-
-The evaluations of a run on its disk, and the policy with the best one.
-
-evaluation_before.json and evaluation_after.json hold those of the first and the last policy. evaluations/00000012.json
-holds that of version 12, measured during the run.
 
 INVARIANT: the weights of the best evaluated policy of a run are on its disk: its first policy, a folder of kept/, or
 (the last policy) the newest of policies/. Its checkpoint is too: in kept/, or (the last policy) the newest of
 checkpoints/; the first policy has none. After `drop_worse` kept/ holds no other.
 
-The checkpoint of the policy that an evaluation measures: the learner keeps it in the run folder.
-
-The learner has the state of a version only until it trains the next batch. So it is asked before that version exists,
-and the version that it keeps is the one that is measured.
+The learner keeps the checkpoint of the policy that an evaluation measures in the run folder. It has the state of a
+version only until it trains the next batch. So it is asked before that version exists, and the version that it keeps is
+the one that is measured.
 
 INVARIANT: when the block of `kept_checkpoint` ends without an error, the checkpoint of its version is complete on the
 disk.
 
-Measures a new policy about every `run.evaluate_every_batches` batches, keeps the best, and ends a run early.
-
-Training goes on meanwhile. The generation worker that samples the evaluation keeps the version that is measured until
-all of it is sampled, and takes over the newest policy then; other workers follow the learner. Its rollouts for the
-training are older for that time, within the bound of staleness.
+`PeriodicEvaluation` measures a new policy about every `run.evaluate_every_batches` batches, keeps the best, and ends a
+run early. Training goes on meanwhile. The generation worker that samples the evaluation keeps the version that is
+measured until all of it is sampled, and takes over the newest policy then; other workers follow the learner. Its
+rollouts for the training are older for that time, within the bound of staleness.
 
 INVARIANT: a recorded evaluation is of one policy version, whose weights and checkpoint were kept before that. While no
 evaluation runs, only those of the best policy are left of what was kept. A run that fulfils its condition for an early
@@ -65,7 +61,7 @@ from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import RunServices
 from nouscoder.run.view import View
 
-# The evaluations of a run on its disk, and the policy with the best one.
+# The evaluations on the disk, and the policy with the best one.
 
 DURING = "evaluations"
 _KEPT = "kept"
@@ -147,6 +143,8 @@ def _read(file: Path) -> Evaluated:
 def _number(policy_version: int) -> str:
     return f"{policy_version:08d}"
 
+
+# One evaluation.
 
 Answer = TypeVar("Answer")
 
@@ -250,7 +248,7 @@ def evaluation_record(evaluation: Evaluation, policy_version: int) -> dict[str, 
     }
 
 
-# The checkpoint of the policy that an evaluation measures: the learner keeps it in the run folder.
+# The checkpoint of the policy that is measured.
 
 
 class NotKept(NousCoderError):
@@ -299,7 +297,7 @@ async def _ended(answers: AsyncGenerator[int, None]) -> str:
     return ""
 
 
-# Measures a new policy about every `run.evaluate_every_batches` batches, keeps the best, and ends a run early.
+# Evaluations during the training.
 
 
 class PeriodicEvaluation:

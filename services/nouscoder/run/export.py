@@ -15,7 +15,7 @@ from nouscoder.policy_folder.weights_files import is_adapter
 from nouscoder.run.evaluation import newest_version, recorded_evaluations, weights_folder
 from nouscoder.run.plan import histories
 
-# The model card of an exported policy: README.md of a Hugging Face folder, from configuration and evaluations.
+# The model card: README.md of the exported folder, from configuration and evaluations.
 
 
 def model_card(
@@ -105,6 +105,9 @@ def _settings(config: Config) -> dict[str, object]:
         "prompt": config.generation.environment.prompt_as,
         "seed": config.run.seed,
     }
+
+
+# The export.
 
 
 class CannotExport(NousCoderError):

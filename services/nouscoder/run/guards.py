@@ -1,9 +1,8 @@
-"""Notices that a run learns nothing because all of its groups are filtered.
+"""Notices that a run learns nothing, and applies the guards (domain/guards.py) to the batches in metrics.jsonl.
 
-INVARIANT: while rollouts are filtered and no group is kept, a warning is due within WARN_AFTER_S of the first filtered
-group, and after `run.max_filtered_batches` batches of filtered rollouts `judge` raises NothingToLearn.
-
-Applies the guards (domain/guards.py) to the batches in metrics.jsonl, and returns their warnings.
+INVARIANT of `LearningSignal`: while rollouts are filtered and no group is kept, a warning is due within WARN_AFTER_S of
+the first filtered group, and after `run.max_filtered_batches` batches of filtered rollouts `judge` raises
+NothingToLearn.
 
 INVARIANT: a guard's warning is returned once. It is returned again only after a batch for which the guard is silent.
 """
@@ -92,7 +91,7 @@ def _sentence(accepted: int, graded: int, filtered: int) -> str:
     return f"{accepted} of {graded} accepted: {why}, so all {filtered} rollouts were filtered; {_ADVICE}"
 
 
-# Applies the guards (domain/guards.py) to the batches in metrics.jsonl, and returns their warnings.
+# The guards' warnings.
 
 
 class GuardWatch:

@@ -1,20 +1,20 @@
 """The services of a run as the loop sees them, and the one place that chooses how they are operated.
 
 `run.services` names a Deployment: `local` starts the services as processes of this machine (local.py), `external`
-connects to services that are operated outside the run (ExternalServices). No other module depends on the choice.
-
-The generation process of a plan: it serves one stage after the other, so that its engine is not started for each.
-
-generation.toml        the configuration of the stage that it serves, in the plan's folder
-    logs/generation.log    its log, in the plan's folder
-
-INVARIANT: at most one process is there, and it serves the stage of generation.toml. A stage that its engine cannot
-sample for gets a new process, and the reason is said.
-
-Services of a run that are operated outside of it, at the addresses of the configuration.
+connects to services that are operated outside the run, at the addresses of the configuration (ExternalServices). No
+other module depends on the choice.
 
 INVARIANT: external services are never started, stopped or signalled. The run waits at most `run.peer_patience_s` for a
 service that does not answer. The start and the end of each absence are reported once.
+
+The generation process of a plan serves one stage after the other, so that its engine is not started for each
+(KeptGeneration). In the plan's folder are
+
+    generation.toml        the configuration of the stage that it serves
+    logs/generation.log    its log
+
+INVARIANT: at most one process is there, and it serves the stage of generation.toml. A stage that its engine cannot
+sample for gets a new process, and the reason is said.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from nouscoder.rpc.tls import channel_credentials
 from nouscoder.run.folder import RunFolder, attach_patiently
 from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, Supervised, Supervisor
 
-# The generation process of a plan: it serves one stage after the other, so that its engine is not started for each.
+# The generation process of a plan.
 
 _NAME = "generation"
 
@@ -100,7 +100,7 @@ class KeptGeneration:
         self._supervisor = self._config = None
 
 
-# Services of a run that are operated outside of it, at the addresses of the configuration.
+# Services that are operated outside of the run.
 
 EVALUATION_BEFORE = "evaluation_before.json"
 _REPORT_AFTER_S = 5.0
@@ -159,6 +159,8 @@ class ExternalServices:
                     " same command again when it is back"
                 )
 
+
+# The choice.
 
 Say = Callable[[str], None]
 

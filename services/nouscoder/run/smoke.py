@@ -6,19 +6,18 @@
     runs/NAME-smoke64/02-training/     an ordinary run on the problems alone
     runs/NAME-smoke64/smoke64.json     the result
 
+The problems are those that the first policy solves sometimes, 0 < pass@G < 1. The problems of the training file are
+measured in an order that `run.seed` chooses, each with G rollouts, until enough are found. pass_rates.jsonl has the
+counts of each measured problem, in the form of data/pass_rates.py.
+
+INVARIANT: each measured problem counts once. The choice depends only on the counts and the order, so a measurement that
+was interrupted goes on and ends with the same problems.
+
 The training has the configuration's values, but no filter: groups of equal rewards are kept, so that the rewards of a
 batch are those of all its rollouts. The verdict is that of domain/guards.py.
 
 INVARIANT: the problems are chosen once, and the result follows from rewards.jsonl of the training alone. A test that
 was killed at any point goes on with `resume` and has the result of its training.
-
-The problems of a smoke test: those that the first policy solves sometimes, 0 < pass@G < 1.
-
-The problems of the training file are measured in an order that `run.seed` chooses, each with G rollouts, until enough
-are found. pass_rates.jsonl has the counts of each measured problem, in the form of data/pass_rates.py.
-
-INVARIANT: each measured problem counts once. The choice depends only on the counts and the order, so a measurement that
-was interrupted goes on and ends with the same problems.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ from nouscoder.run.preflight import checked, with_policy_folder
 from nouscoder.run.services import RunServices, deployment
 from nouscoder.run.view import View, open_view
 
-# The problems of a smoke test: those that the first policy solves sometimes, 0 < pass@G < 1.
+# The problems of a smoke test.
 
 PASS_RATES = "pass_rates.jsonl"
 MAX_MEASURED = 2048
@@ -181,6 +180,8 @@ def _text(counts: dict[str, PassCount]) -> bytes:
     records = ({"problem_id": name, "passed": one.passed, "sampled": one.sampled} for name, one in counts.items())
     return "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records).encode()
 
+
+# The test.
 
 NUM_PROBLEMS = 64
 RESULT = "smoke64.json"

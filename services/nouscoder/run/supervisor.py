@@ -31,6 +31,10 @@ _HOUR_S = 3600.0
 PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 
 
+# Makes OpenMP threads wait without spinning, because processes that share cores would waste CPU time.
+SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
+
+
 class SupervisionError(NousCoderError):
     """A process cannot be kept alive. The message names it and ends with its last log line."""
 
@@ -212,11 +216,6 @@ class Supervisor:
             process.signal_group(signal.SIGKILL)
             process.state = ProcessState.STOPPED
         await asyncio.gather(*waits)
-
-
-# Makes OpenMP threads wait without spinning, because processes that share cores would waste CPU time.
-
-SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def wait_passively() -> None:

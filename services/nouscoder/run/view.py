@@ -23,7 +23,7 @@ from rich.text import Text
 
 from nouscoder.domain.run_status import IN_FLIGHT, Ledger
 
-# The state of a run at one time, read by the watch and shown by the views.
+# The state of a run at one time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Snapshot:
     pass_rates: tuple[float, ...] = ()
 
 
-# A run in plain text: one line for a snapshot, and the pieces of text that the panel uses too. Pure.
+# A run in plain text, and the pieces of text that the panel uses too. Pure.
 
 UNKNOWN = "-"
 
@@ -137,7 +137,7 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
-# A run as a panel on a terminal of at least 80 columns. Pure: makes a renderable from a snapshot.
+# A run as a panel on a terminal of at least 80 columns. Pure.
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
@@ -241,6 +241,9 @@ def _process(process: ProcessLine) -> Text:
     if process.restarts:
         text.append(f" restarted {process.restarts}x", style="yellow")
     return text
+
+
+# The views.
 
 
 class View(Protocol):

@@ -3,15 +3,14 @@
 A file is JSON lines, a JSON array or parquet (examples.py). A run folder gives the rollouts of its saved batches,
 token by token as they were sampled, with their verdicts; learner.keep_batches says how many batches a run keeps.
 
-Examples as rollouts that somebody else has sampled, which the learner's trainer takes.
+An example becomes a rollout that somebody else has sampled, which the learner's trainer takes. A rollout has segments,
+given or sampled, and only sampled ones are in the loss. Nobody knows the log-probabilities with which an example was
+written; they are 0 here, and the objective of supervised fine-tuning does not read them.
 
-A rollout has segments, given or sampled, and only sampled ones are in the loss. Nobody knows the log-probabilities with
-which an example was written; they are 0 here, and the objective of supervised fine-tuning does not read them.
+An example has the tokens of a policy, exactly as a run's environment would give and sample them:
 
-Examples in the tokens of a policy, exactly as a run's environment would give and sample them.
-
-prompt or messages -> answer + end token -> what the environment writes around a reply -> answer + end token
-    given                 loss                  given                                         loss
+    prompt or messages -> answer + end token -> what the environment writes around a reply -> answer + end token
+        given                 loss                  given                                         loss
 
 The prompt goes through the template, the system prompt and the chat template of generation.environment. So a policy
 that was trained on examples finds the same tokens before its answers in the run that follows.
@@ -39,7 +38,7 @@ from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.sft.examples import BadExample, Example, example_of
 
-# Examples as rollouts that somebody else has sampled, which the learner's trainer takes.
+# Examples as rollouts.
 
 _WRITTEN = Verdict(kind=VerdictKind.ACCEPTED, passed=0, total=0, graded=0, duration_s=0.0, backend="example")
 
@@ -95,7 +94,7 @@ def _unknown_logprobs(num_tokens: int) -> memoryview[float]:
     return memoryview(bytes(4 * num_tokens)).cast("f")
 
 
-# Examples in the tokens of a policy, exactly as a run's environment would give and sample them.
+# Examples in the tokens of a policy.
 
 
 class Encoder:
@@ -143,6 +142,8 @@ class Encoder:
             raise BadExample("the vocabulary of the policy cannot write a given turn")
         return reply
 
+
+# Reading.
 
 _BATCHES = "batches"
 

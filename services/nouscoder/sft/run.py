@@ -1,7 +1,7 @@
 """`nouscoder sft`: examples -> fine-tuned policy, as a Hugging Face folder.
 
     files, run folders -> examples, chosen and encoded -> steps -> the folder model of runs/NAME-sft
-    examples.py           reading.py, reading.py        training.py
+    examples.py            reading.py                      training.py
 
 The run folder holds config.toml, examples.json (which examples, by digest), metrics.jsonl, checkpoints/, summary.json
 and model/. With torchrun each rank runs this module; rank 0 writes.
@@ -35,7 +35,7 @@ from nouscoder.run.preflight import checked_fine_tuning
 from nouscoder.sft.reading import Encoder, Examples, read_examples
 from nouscoder.sft.training import METRICS_FILE, SupervisedTraining, training_config
 
-# The model card of a fine-tuned policy: README.md of its folder. It says only what the run recorded.
+# The model card: README.md of the policy's folder. It says only what the run recorded.
 
 
 def fine_tuning_card(config: Config, examples: Examples, lines: Sequence[Line]) -> str:
@@ -96,7 +96,7 @@ def _settings(config: Config) -> dict[str, object]:
     }
 
 
-# The batches of a fine-tuning on a set of examples: epochs in a random order of their own.
+# The batches: epochs in a random order of their own.
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,8 @@ class EpochBatches:
         """The examples of the batch after `step` others."""
         return [self.examples[number] for number in self.order.at(step)]
 
+
+# The run.
 
 EXAMPLES_FILE = "examples.json"
 _SUFFIX = "-sft"

@@ -209,6 +209,8 @@ def _call(record: Any) -> CallCase:
     return CallCase(tuple(record["args"]), record["kwargs"], record["expected"])
 
 
+# The file.
+
 FRAME_BYTES = 64 * 1024
 # For frames of this size level 3 takes twice the time of level 1 and makes them no smaller. Level 1 looks for repeats
 # of 6 bytes; with 7 it takes two thirds of its time on lists of numbers, and the frames grow by 0 to 6 %.

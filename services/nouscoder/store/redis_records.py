@@ -171,6 +171,8 @@ class _Answers(asyncio.BufferedProtocol):
         return True
 
 
+# The store.
+
 _FAULTS = (exceptions.RedisError, OSError)
 
 

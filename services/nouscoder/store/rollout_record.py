@@ -150,6 +150,8 @@ def expect_little_endian() -> None:
         raise RecordError("rollout records are read in place, which needs a little-endian machine")
 
 
+# Records.
+
 MAGIC = b"NCRR"
 VERSION, VERSION_WITH_EXPERTS = 1, 2
 _HEADER = struct.Struct("<4sHBBQ6I2dQII")

@@ -30,6 +30,9 @@ from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.store.blobs import Blobs, NoSuchBlob
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, write_tests
 
+log = logging.getLogger(__name__)
+
+
 _IN_MEMORY_BYTES = 4 * 1024**2  # of a compressed file before it is in the store; larger ones are on the disk
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -141,7 +144,6 @@ class TestStore:
 
 # A cache of tests on disk, in a folder of bounded size.
 
-log = logging.getLogger(__name__)
 
 _PART = ".part-"
 _MAX_PROCESSES = 64

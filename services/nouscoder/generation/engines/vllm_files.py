@@ -1,7 +1,7 @@
 """The weight-transfer engine `files` of vLLM: a policy's tensors from its files, or staged in memory before.
 
 Each worker reads the files itself, or has received the bytes of the shards from the learner's memory
-(vllm_receiver.py) and loads those.
+(generation/weights/receiver.py) and loads those.
 
 INVARIANT: after `receive_weights` and `finish_weight_update` the model holds exactly the tensors of the policy. After
 an error in `receive_weights` its weights are undefined, and another whole update may follow.

@@ -1,8 +1,7 @@
 """Diagnostics of a step: figures over the loss tokens of a minibatch, by name.
 
-How far the learner's log-probabilities are from those that the sampler recorded, over the tokens of a step.
-
-With d_t = log pi_old(t) - log pi_sampler(t) of loss token t:
+`MismatchFigures` say how far the learner's log-probabilities are from those that the sampler recorded, over the tokens
+of a step. With d_t = log pi_old(t) - log pi_sampler(t) of loss token t:
 
     mismatch_abs_mean        the mean of |d_t|
     mismatch_abs_p99         the smallest value that |d_t| exceeds for at most 1 % of the tokens (nearest rank)
@@ -30,7 +29,7 @@ from torch import Tensor
 from nouscoder.learner.objectives.base import MAX_LOG_RATIO, Diagnostic, LossInputs, Reduction, bounded_ratio
 from nouscoder.learner.parallel.ranks import Ranks
 
-# How far the learner's log-probabilities are from those that the sampler recorded, over the tokens of a step.
+# The mismatch of sampler and learner.
 
 # First positions of the buckets, and first numbers of versions.
 POSITIONS = (0, 64, 512, 4096, 16384)
@@ -92,6 +91,8 @@ def _means(name: str, k3: Tensor, places: Tensor, firsts: Sequence[int]) -> Iter
         if bool(inside.any()):
             yield f"{name}_{first}", max(0.0, float(k3[inside].mean()))
 
+
+# The diagnostics of a policy, and of all minibatches of a step together.
 
 _REDUCE: Mapping[Reduction, Callable[[Tensor], Tensor]] = {
     Reduction.MEAN: torch.sum,

@@ -1,15 +1,14 @@
 """What the trainer reports: the figures of a step, and the result of a batch.
 
-Files for the viewer of rollouts: tokens/00000012.json has the tokens of a few rollouts of batch 12.
+For the viewer of rollouts it also reports what a step does with each token of a few rollouts: ratios and clips. A ratio
+is that of the step which trains on the rollout, before the step changes the weights. In the first of the k steps of a
+batch it is 1, because the policy is still pi_old.
+
+These rollouts are written to files: tokens/00000012.json has the tokens of a few rollouts of batch 12.
 
 INVARIANT: a file appears complete, and its contents depend only on the training of its batch. At most `_NEWEST` +
 `_OLDER` files are kept: the newest ones, and older ones at even distances over the run. A rollout has at most
 `_MAX_TOKENS` tokens in its file, the first and the last ones.
-
-What a step does with each token of a few rollouts: ratios and clips, for the viewer of rollouts.
-
-A ratio is that of the step which trains on the rollout, before the step changes the weights. In the first of the k
-steps of a batch it is 1, because the policy is still pi_old.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio
 from nouscoder.learner.objectives.clip import clipped_tokens
 from nouscoder.learner.parallel.ranks import Ranks
-
-# Files for the viewer of rollouts: tokens/00000012.json has the tokens of a few rollouts of batch 12.
 
 # What a step does with each token of a few rollouts: ratios and clips, for the viewer of rollouts.
 
@@ -88,6 +85,8 @@ class TokenTraces:
         """Those of all ranks, by rollout. All ranks must call it together."""
         return {name: trace for part in ranks.gather(self._found) for name, trace in part.items()}
 
+
+# Files for the viewer of rollouts.
 
 _NEWEST, _OLDER = 16, 16
 _MAX_TOKENS = 4096
@@ -315,6 +314,9 @@ def _same_programs(scored: Sequence[ScoredRollout]) -> float | None:
         groups.setdefault(item.graded.rollout.group_id, []).append(item.graded.rollout.text)
     shares = [share for share in map(repeated_share, groups.values()) if share is not None]
     return sum(shares) / len(shares) if shares else None
+
+
+# The figures of a step, and the result of a batch.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which attention the learner's models use. Only this module chooses.
+"""Which attention the learner's models use, and attention of packed rows without padding. Only this module chooses.
 
 sdpa      blocks of padded sequences (packing.py), or one call for each sequence where several processes
           share a row; on any machine, in any type
@@ -6,18 +6,16 @@ varlen    torch's varlen_attn, on CUDA in 16 bits
 flash     flash-attention 2, when installed, on CUDA in 16 bits
 auto      the first of flash, varlen, sdpa that runs here
 
-How the heads of an attention are divided among calls of its kernel, so that all processors of a GPU have work.
+Attention of packed rows needs kernels that take sequences of several lengths at once (Dao, "FlashAttention-2", arXiv
+2307.08691). A kernel gets query [queries, heads, size], key and value [keys, key heads, size] and the segments of the
+row, and returns [queries, heads, size]. Several heads may share a key head. `window` is the number of keys that a query
+attends to, with its own; None: all.
 
-The deterministic backward pass of flash-attention 2 (Dao, arXiv 2307.08691; `mha_varlen_bwd`) starts
-ceil(processors / (sequences * heads)) blocks for each sequence and head. Each works on its part of the keys, and a
-processor works on one block at a time. One sequence of 32 heads on 132 processors is 160 blocks: 132, and then 28 while
-the other 104 processors wait. In calls of 12, 12, 4 and 4 heads there are 132 blocks each.
-
-Attention of packed rows by kernels that take sequences of several lengths at once, without padding.
-
-Dao, "FlashAttention-2", arXiv 2307.08691. A kernel gets query [queries, heads, size], key and value [keys, key heads,
-size] and the segments of the row, and returns [queries, heads, size]. Several heads may share a key head. `window` is
-the number of keys that a query attends to, with its own; None: all.
+The heads of an attention are divided among calls of its kernel, so that all processors of a GPU have work. The
+deterministic backward pass of flash-attention 2 (`mha_varlen_bwd`) starts ceil(processors / (sequences * heads)) blocks
+for each sequence and head. Each works on its part of the keys, and a processor works on one block at a time. One
+sequence of 32 heads on 132 processors is 160 blocks: 132, and then 28 while the other 104 processors wait. In calls of
+12, 12, 4 and 4 heads there are 132 blocks each.
 """
 
 from __future__ import annotations
@@ -37,7 +35,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from nouscoder.config import Attention
 from nouscoder.learner.model.packing import PACKED_ATTENTION, Layout, Segments, packed_attention
 
-# Attention of packed rows by kernels that take sequences of several lengths at once, without padding.
+log = logging.getLogger(__name__)
+
+
+# Kernels that take sequences of several lengths at once.
 
 TORCH_VARLEN = "nouscoder_varlen"
 # transformers makes masks of its own for a name with "flash" in it.
@@ -181,7 +182,7 @@ for _name, _kernel in ((TORCH_VARLEN, torch_varlen), (FA2_VARLEN, fa2_varlen), (
     AttentionInterface.register(_name, partial(varlen_attention, _kernel))
 
 
-log = logging.getLogger(__name__)
+# The choice of the attention.
 
 _BEST_FIRST = (Attention.FLASH, Attention.VARLEN, Attention.SDPA)
 _NAMES = {Attention.SDPA: PACKED_ATTENTION, Attention.VARLEN: TORCH_VARLEN, Attention.FLASH: FA2_VARLEN}
@@ -239,7 +240,7 @@ def _head_size(model: PreTrainedModel) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-# How the heads of an attention are divided among calls of its kernel, so that all processors of a GPU have work.
+# The division of heads among calls of a kernel.
 
 # Calls cost something too: the heads are divided only where at most this share of the time is left.
 _WORTH_IT = 0.85

@@ -5,24 +5,21 @@
 Adapters are in weights.py, attention in attention.py, experts in experts.py and FSDP2 in ranks.py. Each part is there
 only when the settings ask for it.
 
-torch.compile of the decoder layers: one set of graphs for all layers and for rows of any length.
-
-Attention stays outside the graphs. How often it calls SDPA depends on how many rollouts of which lengths a row holds
-(packing.py), so inside a graph each new row would be compiled again. Lengths are symbols (`dynamic=True`), and
-everything else of a layer is compiled: norms, projections, RoPE, MLP.
-
-Activation checkpointing: the backward pass computes the activations of each decoder layer again.
-
-Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. Gradients do not change.
-
-Computes in one type and trains float32 masters: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
-
 The masters are the weights of the trainer's model: the optimizer changes them, and checkpoints and published policies
-hold them. One process computes with a copy of the model, whose gradients are added up in the masters. Of several ranks
-FSDP2 does the same: it rounds the weights that it gathers (ranks.py).
+hold them. They are float32, also when the model computes in another type: Micikevicius et al., "Mixed Precision
+Training", arXiv 1710.03740. One process computes with a copy of the model, whose gradients are added up in the masters.
+Of several ranks FSDP2 does the same: it rounds the weights that it gathers (ranks.py).
 
 INVARIANT: whenever a pass begins, each weight of the copy is its master, rounded to the type of the computation. A
 frozen weight exists once, in that type.
+
+torch.compile makes one set of graphs of the decoder layers, for all layers and for rows of any length. Attention stays
+outside the graphs. How often it calls SDPA depends on how many rollouts of which lengths a row holds (packing.py), so
+inside a graph each new row would be compiled again. Lengths are symbols (`dynamic=True`), and everything else of a
+layer is compiled: norms, projections, RoPE, MLP.
+
+With activation checkpointing the backward pass computes the activations of each decoder layer again: Chen et al.,
+"Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. Gradients do not change.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ from nouscoder.learner.model.logprobs import Scorer
 from nouscoder.learner.model.weights import add_adapters
 from nouscoder.learner.parallel.ranks import Ranks
 
-# torch.compile of the decoder layers: one set of graphs for all layers and for rows of any length.
+# torch.compile of the decoder layers.
 
 
 def compile_layers(model: PreTrainedModel) -> None:
@@ -68,7 +65,7 @@ def compile_layers(model: PreTrainedModel) -> None:
         layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
-# Activation checkpointing: the backward pass computes the activations of each decoder layer again.
+# Activation checkpointing.
 
 _ATEN = torch.ops.aten
 _OF_ATTENTION = {
@@ -122,7 +119,7 @@ def _where_inputs_are_kept(kind: ActivationCheckpointing) -> AbstractContextMana
     return nullcontext()
 
 
-# Computes in one type and trains float32 masters: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
+# Masters in float32, and a copy in the type of the computation.
 
 _DTYPES = {ComputeType.FLOAT32: torch.float32, ComputeType.BFLOAT16: torch.bfloat16}
 
@@ -188,6 +185,9 @@ def _hand_over(master: Tensor, copied: Tensor) -> None:
         master.grad = gradient.to(master.device, master.dtype)
     else:  # in the type of the master too, without a copy of the gradient in it
         master.grad.add_(gradient.to(master.device))
+
+
+# All parts together.
 
 
 class Computation:

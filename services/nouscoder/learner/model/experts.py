@@ -6,8 +6,7 @@ router's logits z of a token, the recorded experts E and p = softmax(z), expert 
     p_e / sum of p_i over i in E        (p_e alone when the model's norm_topk_prob is off)
 
 so the router still learns. Where E is what the router would choose, this is the plain forward pass. A token without a
-record has the experts of the router. Nothing is added to
-the loss for a balanced load of the experts.
+record has the experts of the router. Nothing is added to the loss for a balanced load of the experts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from transformers import PreTrainedModel
 from nouscoder.domain.rollout import Rollout
 from nouscoder.policy_folder.policy_tensors import routers_of
 
-# The recorded experts of the rollouts of a row, for router replay.
+# The recorded experts of the rollouts of a row.
 
 NOT_RECORDED = -1
 Ids = npt.NDArray[np.unsignedinteger[Any]]
@@ -73,6 +72,9 @@ def _recorded(rollout: Rollout) -> Ids | None:
     if found is None:
         return None
     return np.frombuffer(found.ids, found.ids.format).reshape(-1, found.num_layers, found.top_k)
+
+
+# The layers that use them.
 
 
 def replay_experts(model: PreTrainedModel) -> None:

@@ -3,8 +3,6 @@
 Only hidden states that predict a loss token go through the head, at most `_MAX_LOGITS` logits at once, or
 `_MAX_COMPILED_LOGITS` where the head is compiled.
 
-Log-probabilities and entropies of tokens from hidden states, without the logits of all tokens at once.
-
 With z = (W h + b) / T, log p = z - logsumexp(z) and H = - sum p log p, for the gradients g of log p_target and e of H:
 
     d/dz_j = g * ([j = target] - p_j) - e * p_j * (log p_j + H)
@@ -31,7 +29,7 @@ from transformers import PreTrainedModel
 from nouscoder.learner.model.packing import MicroBatch
 from nouscoder.learner.parallel.context_parallel import RowGroup, part_of
 
-# Log-probabilities and entropies of tokens from hidden states, without the logits of all tokens at once.
+# The head: from hidden states, chunk by chunk, without the logits of all tokens at once.
 
 
 class _Chunk(NamedTuple):
@@ -189,6 +187,8 @@ def _zeros(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> tup
         torch.zeros_like(bias, dtype=_exact(bias)) if bias is not None and needs[2] else None,
     )
 
+
+# The loss tokens of a model.
 
 _MAX_LOGITS = 2**26  # 256 MiB of float32
 _MAX_COMPILED_LOGITS = 2**28  # 512 MiB of bfloat16: what is compiled has no logits in float32

@@ -1,13 +1,11 @@
 """Micro-batches: rollouts packed one after another in one row, within a budget of tokens, without padding.
 
-Each rollout's positions start from 0, and attention stays inside it, so a rollout has
-the same scores as alone.
+Each rollout's positions start from 0, and attention stays inside it, so a rollout has the same scores as alone.
 
-Causal attention inside each of several sequences that are packed in one row.
-
-Sequences of similar length are padded to one width, only for the attention, and share one call of SDPA. Every other
-layer works on the packed row, without padding. The work is that of the squares of the sequences' lengths, never that of
-the square of the row's length, and there is no mask. transformers' own masked SDPA gives the same (a test shows it).
+Attention is causal inside each of the packed sequences. Sequences of similar length are padded to one width, only for
+the attention, and share one call of SDPA. Every other layer works on the packed row, without padding. The work is that
+of the squares of the sequences' lengths, never that of the square of the row's length, and there is no mask.
+transformers' own masked SDPA gives the same (a test shows it).
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.model.experts import RowExperts
 
-# Causal attention inside each of several sequences that are packed in one row.
+# Attention inside each sequence of a row.
 
 PACKED_ATTENTION = "nouscoder_packed"
 # Padding inside a call of SDPA is at most 1 / 0.75 - 1 of the tokens, and 1 / 0.75^2 - 1 of the work.
@@ -207,6 +205,9 @@ def _window(query: Tensor, sliding_window: int | None) -> Tensor | None:
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+# Rows of rollouts.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""The reference policy of an objective: the initial policy, or a teacher.
+"""Models beside the one that is trained: the reference policy, and a reward model (learner.reward_model).
 
-A reward model beside the verified rewards (learner.reward_model), as AceCoder trains with one.
+The reference policy of an objective is the initial policy, or a teacher. The reward model stands beside the verified
+rewards, as AceCoder trains with one. Its scores are whitened over the batch, because they have no zero and no unit, and
+then added to the rewards that advantages are made of. The correlation of scores and verified rewards tells when a
+policy learns to please the model and not the tests (the guard reward_hacking).
 
-Its scores are whitened over the batch, because they have no zero and no unit, and then added to the rewards that
-advantages are made of. INVARIANT: verified rewards never change: logs, statistics and saved batches hold them alone.
-The correlation of scores and verified rewards tells when a policy learns to please the model and not the tests (the
-guard reward_hacking).
+INVARIANT: verified rewards never change: logs, statistics and saved batches hold them alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_same_tokens(policy: Path, other: Path, role: str) -> PolicyTokenizer:
     return others
 
 
-# A reward model beside the verified rewards (learner.reward_model), as AceCoder trains with one.
+# The reward model.
 
 
 @dataclass(frozen=True, slots=True)

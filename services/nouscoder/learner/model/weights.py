@@ -1,8 +1,6 @@
-"""Models in Hugging Face folders, and their weights as named tensors without tied duplicates.
+"""Models in Hugging Face folders, and their weights as named tensors without tied duplicates; low-rank adapters.
 
-Low-rank adapters: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
-
-An adapted layer computes
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685. An adapted layer computes
 
     y = x W^T + b + alpha / rank * (x A^T) B^T,    W [out, in] frozen, A [rank, in] and B [out, rank] trained,
 
@@ -34,7 +32,7 @@ from nouscoder.learner.parallel.ranks import whole
 from nouscoder.policy_folder.policy_tensors import Adapter, merged
 from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
 
-# Low-rank adapters: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
+# Low-rank adapters.
 
 LORA_A, LORA_B = "lora_a", "lora_b"
 
@@ -93,6 +91,9 @@ def adapter_of(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Adapter
     layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
     matrices = {path: (weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]) for path in layers}
     return Adapter(next(iter(layers.values())).alpha, matrices)
+
+
+# Models and their weights.
 
 
 class WeightsError(Unusable):

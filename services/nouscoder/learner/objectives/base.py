@@ -104,7 +104,7 @@ class Objective(Protocol):
         ...
 
 
-# Importance ratios from log-probabilities, for each token and for each rollout.
+# Importance ratios from log-probabilities, by token and by rollout.
 
 # exp(20) is 4.9e8, far above any clip. Its products with advantages are finite in float32.
 MAX_LOG_RATIO = 20.0

@@ -5,18 +5,14 @@ of the reference policy, the entropy H_t and the coefficients b = reference_kl.c
 
     L = - sum over tokens of s_t * (w_t * gain_t + c * H_t - b * kl_t)
 
-How the values of loss tokens become one loss.
+The shares. With N loss tokens and R rollouts in the minibatch and |o_i| loss tokens in rollout i:
 
-A loss is the sum over tokens of share_t * value_t. With N loss tokens and R rollouts in the minibatch and |o_i| loss
-tokens in rollout i:
+    token_mean      s_t = 1 / N               DAPO, arXiv 2503.14476, equation 12
+    sequence_mean   s_t = 1 / (R * |o_i|)     GRPO, arXiv 2402.03300, equation 3
+    fixed_divisor   s_t = 1 / (R * D)         Dr. GRPO, arXiv 2503.20783, section 3.2; D = divisor_tokens
 
-    token_mean      share_t = 1 / N               DAPO, arXiv 2503.14476, equation 12
-    sequence_mean   share_t = 1 / (R * |o_i|)     GRPO, arXiv 2402.03300, equation 3
-    fixed_divisor   share_t = 1 / (R * D)         Dr. GRPO, arXiv 2503.20783, section 3.2; D = divisor_tokens
-
-Weights that correct for the difference between the sampler and the learner. They have no gradient.
-
-With k_t = pi_old / pi_sampler of a token and K_i = product of k_t over rollout i:
+The weights correct for the difference between the sampler and the learner. They have no gradient. With k_t = pi_old /
+pi_sampler of a token and K_i = product of k_t over rollout i:
 
     none                w_t = 1
     token               w_t = k_t                        decoupled PPO, AReaL, arXiv 2505.24298, equation 5
@@ -28,9 +24,8 @@ With k_t = pi_old / pi_sampler of a token and K_i = product of k_t over rollout 
 
 C is correction.cap and f is correction.floor. log k_t and log K_i are clipped to +-20.
 
-Estimates of KL(pi_theta || pi_ref) for each token, as penalties with gradient.
-
-J. Schulman, "Approximating KL Divergence", 2020. With d = log pi_ref - log pi_theta of the sampled token:
+The penalties estimate KL(pi_theta || pi_ref) for each token, with gradient: J. Schulman, "Approximating KL Divergence",
+2020. With d = log pi_ref - log pi_theta of the sampled token:
 
     k1 = -d        k2 = d^2 / 2        k3 = exp(d) - 1 - d     (k3 is GRPO's, arXiv 2402.03300, equation 4)
 
@@ -69,7 +64,7 @@ from nouscoder.learner.objectives.base import (
 )
 from nouscoder.learner.objectives.clip import Surrogate
 
-# How the values of loss tokens become one loss.
+# The shares of tokens.
 
 
 def shares_of_tokens(settings: ObjectiveSettings, inputs: LossInputs, counts: MinibatchCounts) -> Tensor:
@@ -82,7 +77,7 @@ def shares_of_tokens(settings: ObjectiveSettings, inputs: LossInputs, counts: Mi
     return ones / (counts.num_rollouts * settings.divisor_tokens)
 
 
-# Weights that correct for the difference between the sampler and the learner. They have no gradient.
+# The weights of the correction.
 
 _OF_SEQUENCE = (CorrectionKind.SEQUENCE_TRUNCATED, CorrectionKind.SEQUENCE_MASKED)
 _MASKED = (CorrectionKind.TOKEN_MASKED, CorrectionKind.SEQUENCE_MASKED)
@@ -113,7 +108,7 @@ def correction_of(settings: CorrectionSection, inputs: LossInputs) -> Correction
     return Correction(ratios.clamp(max=settings.cap), {"mismatch_truncated": Diagnostic(ratios > settings.cap)})
 
 
-# Estimates of KL(pi_theta || pi_ref) for each token, as penalties with gradient.
+# The penalty of the reference policy.
 
 
 def reference_kl(estimator: KlEstimator, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
@@ -125,6 +120,8 @@ def reference_kl(estimator: KlEstimator, logprobs: Tensor, reference_logprobs: T
         return difference**2 / 2
     return bounded_exp(difference) - 1 - difference
 
+
+# The loss.
 
 Settings = TypeVar("Settings", bound=ObjectiveSettings, covariant=True)
 

@@ -1,7 +1,8 @@
-"""The operations that training takes and those that a device can do, for the model FLOPs utilisation (MFU).
+"""The work of a pass: how many operations it takes, and rows of about equal work for ranks that train together.
 
-With N weights at work on each token, L layers, h heads of size d, and rollouts of n_i tokens, one forward and backward
-pass takes
+The model FLOPs utilisation (MFU) is the operations of all rollouts that are trained on, by the seconds and by the peak
+of all devices. With N weights at work on each token, L layers, h heads of size d, and rollouts of n_i tokens, one
+forward and backward pass takes
 
     6 N * sum of n_i  +  6 L h d * sum of n_i^2
 
@@ -9,10 +10,6 @@ The first term is each weight's multiplication and addition, once forward and tw
 attention: queries times keys, and weights times values, where a token attends to half of its rollout on average.
 Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B, count twice that: attention that is not causal. What is computed
 again for the backward pass does not count, nor do softmax, norms and the optimizer.
-
-MFU is these operations, of all rollouts that are trained on, by the seconds and by the peak of all devices.
-
-Rows of rollouts for ranks that train together, with about equal work.
 
 All ranks work through rounds of one row each, because a sharded layer needs every rank. A round lasts as long as its
 most expensive row, so rows of similar cost share a round.
@@ -30,6 +27,8 @@ import torch
 from transformers import PreTrainedModel
 
 from nouscoder.learner.model.packing import plan
+
+# Operations, and the peak of a device.
 
 # The sizes of matrix products that reach the peak of a CPU in float32 in little time, and that of a GPU.
 _CPU_SIZE, _GPU_SIZE = 1024, 8192
@@ -95,7 +94,7 @@ def active_parameters(model: PreTrainedModel) -> int:
     return total - of_experts + of_experts * int(config.num_experts_per_tok) // int(config.num_experts)
 
 
-# Rows of rollouts for ranks that train together, with about equal work.
+# Rows of rollouts for ranks that train together.
 
 
 @dataclass(frozen=True, slots=True)

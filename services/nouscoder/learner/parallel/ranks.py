@@ -1,19 +1,11 @@
 """The processes that train one policy together: data parallel, with the weights sharded by FSDP2.
 
-Zhao et al., "PyTorch FSDP", arXiv 2304.11277. The table below says how each rank knows its number.
+Zhao et al., "PyTorch FSDP", arXiv 2304.11277.
 
 INVARIANT: all ranks make the same calls of a Ranks in the same order. A call that another rank does not answer ends
 with RankLost within `patience_s`.
 
-The ranks of a group that begins meet in its store, which may hold what an earlier start of the group left there.
-
-torchrun keeps one store while it starts a group again. So each other rank says hello under a name that it makes up, and
-rank 0 answers that name with the name of this start, until all have confirmed it. All that follows is kept under the
-name of the start.
-
-INVARIANT: the ranks of one start get the same part of the store, and no other start uses that part.
-
-Which rank this process is, from the environment variables of what started it.
+Which rank this process is follows from the environment variables of what started it:
 
 | started by | rank | number of ranks | address of rank 0 |
 |---|---|---|---|
@@ -25,6 +17,13 @@ Which rank this process is, from the environment variables of what started it.
 The first row whose variable for the rank is set counts. Kubernetes does not tell a pod of the last two kinds how many
 pods there are nor where the first one is, so their template sets WORLD_SIZE and MASTER_ADDR. The port is MASTER_PORT,
 or torchrun's 29500. A pod with several devices runs torchrun, whose variables come first.
+
+The ranks of a group that begins find each other in its store (rendezvous). torchrun keeps one store while it starts a
+group again, so the store may hold what an earlier start left there. Each other rank says hello under a name that it
+makes up, and rank 0 answers that name with the name of this start, until all have confirmed it. All that follows is
+kept under the name of the start.
+
+INVARIANT: the ranks of one start get the same part of the store, and no other start uses that part.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ from transformers import PreTrainedModel
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.parallel.context_parallel import DistributedRow
 
-# The ranks of a group that begins meet in its store, which may hold what an earlier start of the group left there.
+# The rendezvous of a group that begins, in its store.
 
 _LOOK_AGAIN_S = 0.05
 
 
 class NobodyCame(NousCoderError):
-    """A rank did not come to the meeting in time. The message names it."""
+    """A rank did not come to the rendezvous in time. The message names it."""
 
 
 def meet(store: Store, rank: int, size: int, patience_s: float) -> Store:
@@ -97,7 +96,7 @@ def _wait_a_little(until: float, awaited: str) -> None:
     time.sleep(_LOOK_AGAIN_S)
 
 
-# Which rank this process is, from the environment variables of what started it.
+# Which rank this process is.
 
 _PORT = "29500"
 _ORDINAL = re.compile(r".*-(\d+)")
@@ -159,6 +158,8 @@ def _number(environment: Mapping[str, str], variable: str) -> int:
         raise Unusable(f"{variable} is {environment[variable][:100]!r}, which is not a number that a group can have")
     return value
 
+
+# The ranks, and tensors that are divided among them.
 
 Item = TypeVar("Item")
 

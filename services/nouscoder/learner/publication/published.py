@@ -6,7 +6,7 @@ only an adapter of the run's first policy (policy_folder/policy_tensors.py).
 INVARIANT: a published file never changes while its version is among the newest `keep`. Publishing the same weights as
 the same version again gives a manifest of the same digest.
 
-Reads policies from the learner's disk for services that share no disk with it.
+`PolicyFiles` reads policies from the learner's disk for services that share no disk with it.
 
 INVARIANT: it opens only files that it has listed in the folder of the first policy or of a published version. A name
 from a request is looked up in that list and never joined to a path.
@@ -201,7 +201,7 @@ def _is_written(file: Path, weights: dict[str, Tensor]) -> bool:
     return file.exists() and sha256_of(file) == hashlib.sha256(save(weights)).hexdigest()
 
 
-# Reads policies from the learner's disk for services that share no disk with it.
+# Policies for services that share no disk with the learner.
 
 CHUNK_BYTES = 1024**2
 # The files of a policy in a Hugging Face folder, and deltas.

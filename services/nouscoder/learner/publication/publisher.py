@@ -38,6 +38,8 @@ from nouscoder.rpc.channel import PeerBehind, PeerRefused
 
 log = logging.getLogger(__name__)
 
+# Policies sent from memory to memory.
+
 _MAX_TRANSFERS = 8  # each has a thread, a group and a buffer
 _MAX_RECEIVERS = 64
 _EVERYWHERE = ("0.0.0.0", "::", "[::]", "")
@@ -154,6 +156,9 @@ def _host_of(address: str) -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return "127.0.0.1"
+
+
+# Publications, and the broker's state after them.
 
 
 class Recovery:

@@ -1,13 +1,12 @@
 """Decides when to write checkpoints: every n batches or t seconds in the background, and at once on request.
 
-An evaluation asks for the checkpoint of the policy that it will measure (`keep`), before that policy exists: once the
-next batch is trained, the state of a version is gone.
-
 INVARIANT: at most one checkpoint is being written. It holds the state after a whole number of batches, and the broker
 knows the policy version before the checkpoint's version, so that a resumed learner can publish the next one. `keep`
 gets the first checkpoint that begins with its version or a later one, also if that is the one at the end of the run.
 
-Checkpoints that are kept apart from the newest ones: of the best evaluated policy, and of the one being measured.
+Some checkpoints are kept apart from the newest ones: of the best evaluated policy, and of the one being measured. An
+evaluation asks for the checkpoint of the policy that it will measure (`keep`), before that policy exists: once the next
+batch is trained, the state of a version is gone.
 
 A kept checkpoint is made of hard links to the files of an ordinary one, so it costs no writing, and no pruning of the
 ordinary ones removes it. The learner makes them; the run's evaluations remove those that are not the best.
@@ -32,7 +31,10 @@ from nouscoder.learner.metrics.prometheus import CheckpointOutcome, LearnerMetri
 from nouscoder.learner.publication.publisher import Publication
 from nouscoder.learner.state.checkpoint import Checkpoint, PendingCheckpoint
 
-# Checkpoints that are kept apart from the newest ones: of the best evaluated policy, and of the one being measured.
+log = logging.getLogger(__name__)
+
+
+# Checkpoints that are kept apart from the newest ones.
 
 _SUFFIX = ".checkpoint"
 
@@ -46,7 +48,8 @@ def keep_checkpoint(kept: Path, checkpoint: Checkpoint) -> Path:
     return to
 
 
-log = logging.getLogger(__name__)
+# When checkpoints are written.
+
 
 # Checkpoints are retried after each batch. Saved batches protect the run meanwhile, but they fill the disk.
 _MAX_FAILURES_IN_A_ROW = 5

@@ -1,8 +1,7 @@
-"""Where the files of a run lie.
+"""Where the files of a run lie, and which run the folder holds.
 
-Which run a folder holds: identity.json, with a random id that is made once.
-
-INVARIANT: the id of a run folder never changes, and no other folder has it.
+identity.json has a random id that is made once. INVARIANT: the id of a run folder never changes, and no other folder
+has it.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class RunFiles:
         return self.run / "batches"
 
 
-# Which run a folder holds: identity.json, with a random id that is made once.
+# Which run a folder holds.
 
 FILE = "identity.json"
 _RUN_ID = re.compile(r"[0-9a-f]{32}")

@@ -1,15 +1,14 @@
 """The logs of a training: metrics.jsonl, samples.jsonl and rewards.jsonl.
 
 metrics.jsonl has one line for each step, samples.jsonl a few rollouts of each batch, rewards.jsonl one line for each
-batch, with the rewards of all its rollouts.
+batch, with the rewards of all its rollouts. `LineFile` is a file of JSON lines, one for each key, each with the step
+that it belongs to.
 
 INVARIANT: each trained step has exactly one line in metrics.jsonl, in order of steps. The lines of a batch are durable
 before the batch is committed and before a checkpoint includes it. A batch that is trained again adds only missing
 lines.
 
-A file of JSON lines, one for each key, each with the step that it belongs to.
-
-INVARIANT: after `open` the file has whole lines only, none after the last step, and one for each key; `append` adds
+INVARIANT: after `open` a LineFile has whole lines only, none after the last step, and one for each key; `append` adds
 only lines whose key is missing, and they are durable when it returns.
 """
 
@@ -26,7 +25,7 @@ from typing import Any, Protocol
 from nouscoder.atomic_files import naming_storage_faults, write_whole
 from nouscoder.learner.metrics.step import ScoredRollout, TrainedBatch, inspected
 
-# A file of JSON lines, one for each key, each with the step that it belongs to.
+# A file of JSON lines.
 
 Line = dict[str, Any]
 
@@ -68,6 +67,9 @@ class LineFile:
 
 def _text(line: Line) -> str:
     return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+# The lines of a batch, and the three logs.
 
 
 class Decoder(Protocol):

@@ -7,10 +7,9 @@ rollout records in the order of the index, without gaps. Records are read in pla
 INVARIANT: a batch is trained only from its saved file, so a replay reads the same bytes as the training. A committed
 batch is kept until every checkpoint that may be needed includes it.
 
-The settings with which each batch was trained: batches/00000007.json.
-
-A run may be resumed with other settings, for example another learning rate. A replay must train a batch with the
-settings of the first time, because other settings would give other weights than the published ones.
+batches/00000007.json has the settings with which the batch was trained. A run may be resumed with other settings, for
+example another learning rate. A replay must train a batch with the settings of the first time, because other settings
+would give other weights than the published ones.
 
 INVARIANT: the settings of a batch never change once they are written.
 """
@@ -118,7 +117,7 @@ def _batch_from(view: memoryview) -> Batch:
     return Batch(index.batch_id, tuple(rollouts), index.policy_version)
 
 
-# The settings with which each batch was trained: batches/00000007.json.
+# The settings with which each batch was trained.
 
 _SETTINGS_SUFFIX = ".json"
 # All settings of the learner's section that the arithmetic of a step depends on, except device and number of threads.

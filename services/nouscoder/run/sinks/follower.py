@@ -26,7 +26,10 @@ from nouscoder.config import Config, load_config
 from nouscoder.logs import configure_logs
 from nouscoder.run.sinks.targets import Sink, open_sink, scalars_of, sink_folder
 
-# Reads the records that were added to a metrics.jsonl since the last look. The learner may be writing a line.
+log = logging.getLogger(__name__)
+
+
+# The records that were added since the last look. The learner may be writing a line.
 
 
 class MetricsTail:
@@ -59,7 +62,7 @@ def _parsed(text: bytes) -> Any:
         return None
 
 
-log = logging.getLogger(__name__)
+# The process.
 
 MAX_FAILURES = 20
 STATUS = "status.json"

@@ -1,20 +1,16 @@
-"""The sinks by name, the package that each needs, and where it keeps its files. A sink's module is imported late.
+"""The sinks by name, the package that each needs, and where it keeps its files. A package is imported late.
 
-TensorBoard: event files in sinks/tensorboard of the run folder (`tensorboard --logdir runs`).
+TensorBoard: event files in sinks/tensorboard of the run folder (`tensorboard --logdir runs`). A record is one event
+with all its scalars, which is in the file as a whole or not at all, so the files themselves say which step is the last
+one.
 
-A record is one event with all its scalars, which is in the file as a whole or not at all, so the files themselves say
-which step is the last one.
-
-Weights & Biases. Its environment variables say where to: WANDB_PROJECT, WANDB_MODE=offline, WANDB_API_KEY, ...
-
+Weights & Biases: its environment variables say where to, such as WANDB_PROJECT, WANDB_MODE=offline, WANDB_API_KEY.
 sinks/wandb of the run folder has the id of its run and the last step that it took. Its client keeps records in memory
 and writes them to its file after an interval, and a kill loses what is in memory. So a step is noted only when the file
 has it. A record may come twice after a kill between the two; Weights & Biases drops a step that it has.
-
 INVARIANT: every step up to the noted one is in a file of Weights & Biases.
 
-MLflow. MLFLOW_TRACKING_URI names the server, else sinks/mlflow of the run folder is a file store.
-
+MLflow: MLFLOW_TRACKING_URI names the server, else sinks/mlflow of the run folder is a file store.
 MLFLOW_EXPERIMENT_NAME names the experiment (default: nouscoder). The metric `step` is the last one of each record, so
 the server says which record it has as a whole. A metric that is sent again has the same time, step and value.
 """
@@ -68,7 +64,7 @@ def scalars_of(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
-# TensorBoard: event files in sinks/tensorboard of the run folder (`tensorboard --logdir runs`).
+# TensorBoard.
 
 
 class TensorBoardSink:
@@ -109,7 +105,7 @@ class TensorBoardSink:
         self._writer.close()
 
 
-# Weights & Biases. Its environment variables say where to: WANDB_PROJECT, WANDB_MODE=offline, WANDB_API_KEY, ...
+# Weights & Biases.
 
 _WRITE_EVERY_S = 0.2  # 15 s by default
 _WRITE_LIMIT_S = 60.0
@@ -175,7 +171,7 @@ class WandbSink:
         return self._file.stat().st_size if self._file.exists() else 0
 
 
-# MLflow. MLFLOW_TRACKING_URI names the server, else sinks/mlflow of the run folder is a file store.
+# MLflow.
 
 _STEP = "step"
 

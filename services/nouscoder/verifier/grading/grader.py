@@ -4,7 +4,7 @@ extract code -> wait for a slot -> fresh sandbox -> tests, hardest first -> outc
 
 INVARIANT: a submission that `grade` accepts gets exactly one verdict, unless its caller is cancelled or the queue
 refuses it. At most `num_slots` sandboxes are in use, and a submission holds more than one only while no other
-waits (test_workers.py). At most `max_queue` submissions wait. A slot is free again as soon as the verdict is known, the
+waits (case_workers.py). At most `max_queue` submissions wait. A slot is free again as soon as the verdict is known, the
 caller is cancelled or the sandbox has failed.
 
 After an infrastructure failure grading is tried once more in another sandbox; a second failure gives internal_error.

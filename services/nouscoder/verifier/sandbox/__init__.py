@@ -1,8 +1,13 @@
-"""Sandboxes. `open_sandbox` and `open_backends` are the only place that chooses backends."""
+"""Sandboxes. `open_sandbox` and `open_backends` are the only place that chooses backends.
+
+The image of the sandbox builds init with this package and the standard library alone, so the configuration is imported
+where it is used.
+"""
 
 from __future__ import annotations
 
-from nouscoder.config import ConfigError, SandboxSection, SpillOverSection, VerifierSection
+from typing import TYPE_CHECKING
+
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
     CompileStarved,
@@ -18,6 +23,9 @@ from nouscoder.verifier.sandbox.base import (
 )
 from nouscoder.verifier.sandbox.spill_over import SpillOverSandbox
 from nouscoder.verifier.toolchains.libraries import library_folders
+
+if TYPE_CHECKING:
+    from nouscoder.config import SandboxSection, VerifierSection
 
 __all__ = [
     "CompileFailed",
@@ -44,6 +52,8 @@ def open_backends(section: VerifierSection) -> SpillOverSandbox:
     Candidates import from the configured folders, then from those of the libraries. Raises ConfigError for a folder
     that does not exist.
     """
+    from nouscoder.config import SpillOverSection
+
     config = with_libraries(section)
     chosen = config.spill_over
     sandboxes = [open_sandbox(config, section.tools.sessions)]
@@ -55,6 +65,8 @@ def open_backends(section: VerifierSection) -> SpillOverSandbox:
 
 def with_libraries(section: VerifierSection) -> SandboxSection:
     """The sandbox's section, in which candidates also import from the folders of `verifier.libraries`."""
+    from nouscoder.config import ConfigError
+
     config = section.sandbox
     for folder in config.site_packages:
         if not folder.is_dir():
