@@ -5,8 +5,8 @@ if the process is killed at any point or Redis forgets a part of the run. A batc
 trained. Its policy and its checkpoint may be written later, while the next batches are trained. After a restart
 `_catch_up` starts from the newest undamaged checkpoint and trains the batches that were trained after it again from the
 saved batches (bit for bit). It publishes the newest version again and has the broker compare its state with the
-learner's state (broker/recovery.py); both are idempotent. docs/design/resume-and-kills.md lists the effects of a kill at
-each point.
+learner's state (broker/recovery.py); both are idempotent. docs/design/resume-and-kills.md lists the effects of a kill
+at each point.
 
 A lost lease does no harm, because the lock on the run folder allows one learner per run, and only it commits.
 
