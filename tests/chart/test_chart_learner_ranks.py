@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 from tests.redis_process import free_port
 
-from nouscoder.learner.parallel.ranks import Place, place_of
+from nouscoder.learner.parallel.ranks import ProcessRank, process_rank
 
 if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig
@@ -80,7 +80,7 @@ def test_every_pod_knows_its_rank(chart: ChartRig, workload: str) -> None:
     address = ADDRESS if workload != "leaderWorkerSet" else "nouscoder-learner-group-0.nouscoder-learner-group.here"
     for number in range(PODS):
         pod = others if number else first
-        assert place_of(environment(pod, workload, number)) == Place(number, PODS, 0, address, 29500)
+        assert process_rank(environment(pod, workload, number)) == ProcessRank(number, PODS, 0, address, 29500)
         assert command(pod, {})[:3] == ["nouscoder", "serve", "learner"]
 
 
@@ -100,7 +100,7 @@ def test_torchrun_starts_the_ranks_of_a_pod(chart: ChartRig, workload: str) -> N
 def test_a_learner_of_one_pod_has_no_other_pod(chart: ChartRig, workload: str) -> None:
     given = values(workload, pods=1)
     first, _ = templates(chart, given)
-    assert place_of(environment(first, "", 0)) is None
+    assert process_rank(environment(first, "", 0)) is None
     assert "learner-worker" not in str([one for one in chart.documents(given) if one["kind"] != "LeaderWorkerSet"])
     alone = command(templates(chart, values(workload, pods=1, ranksPerPod=8))[0], {})
     assert "--standalone" in alone

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nouscoder.broker.curriculum import open_curriculum
-from nouscoder.broker.store import Rules, groups_wanted
+from nouscoder.broker.store import RunRules, groups_wanted
 from nouscoder.config import ConfigError, load_config
 from nouscoder.domain.curriculum import (
     Choice,
@@ -289,5 +289,5 @@ def test_task_seeds_differ_by_run_and_rollout_and_fit_every_engine() -> None:
 
 
 def test_a_lease_call_admits_the_groups_that_cover_it() -> None:
-    rules = Rules.of(load_config(None, ["broker.group_size=4", "broker.batch_size=8", "broker.pipeline_k=3"]).broker)
+    rules = RunRules.of(load_config(None, ["broker.group_size=4", "broker.batch_size=8", "broker.pipeline_k=3"]).broker)
     assert [groups_wanted(rules, tasks) for tasks in (1, 4, 5)] == [1, 1, 2]

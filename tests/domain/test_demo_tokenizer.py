@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nouscoder import policy_folder
-from nouscoder.demo.policy import BOS_ID, EOS_ID, PAD_ID, CharTokenizer, TokenizerError
+from nouscoder.demo.policy import BOS_ID, EOS_ID, PAD_ID, CharTokenizer, NotInVocabulary
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 
 
@@ -28,7 +28,7 @@ def test_a_prompt_begins_with_bos_and_decoding_skips_special_tokens() -> None:
 
 
 def test_an_unknown_character_is_named() -> None:
-    with pytest.raises(TokenizerError, match="'é'"):
+    with pytest.raises(NotInVocabulary, match="'é'"):
         CharTokenizer().encode("caf\u00e9")
 
 

@@ -12,7 +12,7 @@ from nouscoder.config import SelfPlaySection
 from nouscoder.self_play.judgement import (
     Judgement,
     Proposal,
-    Rejected,
+    ProposalRejected,
     Rejection,
     check_reference,
     judged,
@@ -67,7 +67,7 @@ def test_reasoning_fences_and_several_proposals() -> None:
     ids=lambda value: value[-30:] if isinstance(value, str) else "",
 )
 def test_what_is_no_proposal(text: str, reason: Rejection) -> None:
-    with pytest.raises(Rejected) as refused:
+    with pytest.raises(ProposalRejected) as refused:
         read_proposal(text, BOUNDS)
     assert refused.value.reason is reason
 
@@ -76,7 +76,7 @@ def test_what_is_no_proposal(text: str, reason: Rejection) -> None:
 def test_any_text_is_a_proposal_or_rejected_and_can_be_stored(text: str) -> None:
     try:
         found = read_proposal(text + answer(question=f"<question>{text}?</question>"), BOUNDS)
-    except Rejected:
+    except ProposalRejected:
         return
     texts = [found.statement, found.program, *found.inputs, found.problem_id]
     assert [text.encode().decode() for text in texts] == texts
@@ -110,7 +110,7 @@ def test_the_prompt_shows_the_example_and_no_brace_of_it_counts() -> None:
     ],
 )
 def test_a_reference_that_is_not_usable(outputs: list[str | None], reason: Rejection) -> None:
-    with pytest.raises(Rejected) as refused:
+    with pytest.raises(ProposalRejected) as refused:
         check_reference(outputs)
     assert refused.value.reason is reason
     check_reference(["1\n", "", "2"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nouscoder.domain.run_status import Ledger, RunMode, RunStatus, StreamStatus
-from nouscoder.domain.stall import HeldBatch, Holder, Snapshot, StallCause, Totals, judge
+from nouscoder.domain.stall import HeldBatch, Holder, StallCause, StallSnapshot, Totals, judge
 
 GEN, VER, LEARNER = "generation-h-0-1", "verifier-h-0-1", "learner-1"
 
@@ -28,7 +28,7 @@ def status(queued: int = 0, sampled: int = 0, slots: int = 0, **changes: Any) ->
 
 
 # Everything has stood for ten minutes, where a batch takes 30 s; all workers ask for work, and nobody holds any.
-LATE = Snapshot(
+LATE = StallSnapshot(
     status=status(),
     since_commit_s=600.0,
     usual_batch_s=30.0,
@@ -57,7 +57,7 @@ def asked(**seconds: float | None) -> dict[str, float]:
 
 
 CAUSE = StallCause
-STALLS: dict[str, tuple[Snapshot, StallCause, str]] = {
+STALLS: dict[str, tuple[StallSnapshot, StallCause, str]] = {
     "the engine is paused": (
         replace(LATE, sampling=stand(GEN, paused=True)),
         CAUSE.ENGINE_PAUSED,

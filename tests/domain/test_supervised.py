@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.supervised import Candidate, ChoiceRules, Dropped, EpochOrder, choose, is_held_out
+from nouscoder.domain.supervised import ChoiceRules, Dropped, EpochOrder, ExampleCandidate, choose, is_held_out
 
 SIZES = st.integers(1, 40)
 
 
-def answers(problem: str, num_right: int, num_wrong: int) -> list[Candidate]:
+def answers(problem: str, num_right: int, num_wrong: int) -> list[ExampleCandidate]:
     """Answers to a problem, each with tokens of its own."""
-    right = [Candidate(f"{problem}/right/{number}", problem, True, 10) for number in range(num_right)]
-    return right + [Candidate(f"{problem}/wrong/{number}", problem, False, 10) for number in range(num_wrong)]
+    right = [ExampleCandidate(f"{problem}/right/{number}", problem, True, 10) for number in range(num_right)]
+    return right + [ExampleCandidate(f"{problem}/wrong/{number}", problem, False, 10) for number in range(num_wrong)]
 
 
 @given(SIZES, SIZES, st.integers(1, 4), st.integers(0, 5))
@@ -54,17 +54,21 @@ def test_wrong_answers_are_kept_for_hard_problems_only(wrong_below: float, kept:
 
 
 def test_an_answer_that_nobody_has_graded_counts_as_right() -> None:
-    candidates = [Candidate("a", "p", None, 5), Candidate("b", "p", False, 5)]
+    candidates = [ExampleCandidate("a", "p", None, 5), ExampleCandidate("b", "p", False, 5)]
     assert choose(candidates, ChoiceRules(), seed=0) == ([0], {Dropped.WRONG: 1})
 
 
 def test_repeated_and_long_examples_are_dropped_and_counted() -> None:
-    candidates = [Candidate("a", "", None, 5), Candidate("a", "", None, 5), Candidate("b", "", None, 6)]
+    candidates = [
+        ExampleCandidate("a", "", None, 5),
+        ExampleCandidate("a", "", None, 5),
+        ExampleCandidate("b", "", None, 6),
+    ]
     assert choose(candidates, ChoiceRules(max_tokens=5), seed=0) == ([0], {Dropped.REPEATED: 1, Dropped.TOO_LONG: 1})
 
 
 def test_the_seed_chooses_among_too_many_examples_of_a_problem() -> None:
-    candidates = answers("p", 20, 0) + answers("q", 2, 0) + [Candidate("alone", "", None, 1)]
+    candidates = answers("p", 20, 0) + answers("q", 2, 0) + [ExampleCandidate("alone", "", None, 1)]
     chosen = {seed: choose(candidates, ChoiceRules(max_per_problem=3), seed) for seed in range(3)}
     for numbers, dropped in chosen.values():
         assert Counter(candidates[number].problem for number in numbers) == {"p": 3, "q": 2, "alone": 1}

@@ -144,7 +144,7 @@ def test_what_is_stored_is_neither_sampled_nor_graded_again(
     whole: Path, problems: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {name: (whole / name).read_bytes() for name in ("samples.jsonl", "verdicts.jsonl", "report.json")}
-    monkeypatch.setattr(samples.Grading, "_graded", None)  # a grading would raise
+    monkeypatch.setattr(samples.SampleGrading, "_graded", None)  # a grading would raise
     evaluate(request_of(problems, whole, "http://127.0.0.1:9/v1"), config)
     assert {name: (whole / name).read_bytes() for name in before} == before
 
@@ -167,11 +167,11 @@ def test_a_failure_of_the_grading_is_no_wrong_sample_and_is_tried_again(
     )
     request = EvaluationRequest(problems, tmp_path / "out", SamplingSettings(""), samples=given)
 
-    async def failing(self: samples.Grading, entry: Entry) -> dict[str, Any]:
+    async def failing(self: samples.SampleGrading, entry: Entry) -> dict[str, Any]:
         raise samples._InternalError("the sandbox is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(samples.Grading, "_graded", failing)
+        patched.setattr(samples.SampleGrading, "_graded", failing)
         with pytest.raises(EvaluationIncomplete, match=r"4 samples could not be graded.*the sandbox is gone"):
             evaluate(request, config)
     assert not (tmp_path / "out" / "report.json").exists()

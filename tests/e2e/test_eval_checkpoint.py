@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from nouscoder.cli.app import app
 from nouscoder.demo.policy import EOS_ID
 from nouscoder.errors import NousCoderError
-from nouscoder.evaluation.evaluate import Checkpoint
+from nouscoder.evaluation.evaluate import ServedPolicy
 from nouscoder.generation.openai import api
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.policy_folder.tokenizer import load_tokenizer
@@ -83,9 +83,9 @@ def test_the_samples_are_those_of_the_policy_in_the_folder(place: Path, monkeypa
 
 
 def test_other_weights_under_the_same_name_are_another_model(place: Path) -> None:
-    before = Checkpoint.named("first").model("mine")
+    before = ServedPolicy.named("first").model("mine")
     (place / "second" / "model.safetensors").replace(place / "first" / "model.safetensors")
-    after = Checkpoint.named("first").model("mine")
+    after = ServedPolicy.named("first").model("mine")
     assert before.rpartition("-")[0] == after.rpartition("-")[0] == "mine"
     assert before != after
 

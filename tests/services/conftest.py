@@ -11,7 +11,7 @@ import pytest
 from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.redis_server import start_redis
-from nouscoder.broker.store import Rules, Store
+from nouscoder.broker.store import RunRules, Store
 from nouscoder.config import Config, SingleTurnSection, load_config
 from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.demo.policy import CharTokenizer
@@ -66,7 +66,7 @@ class BrokerRig:
     def impatient_store(self, broker: Broker) -> Store:
         """The store of the same run with rules by which every lease has expired."""
         section = broker._config.broker.model_copy(update={"lease_s": 1e-9, "batch_lease_s": 1e-9})
-        return Store(self.url, broker._config.run.name, Rules.of(section))
+        return Store(self.url, broker._config.run.name, RunRules.of(section))
 
     async def impatient_sweep(self, broker: Broker) -> None:
         """Take every lease back."""

@@ -40,9 +40,9 @@ from nouscoder.learner.model.synthetic import (
     random_policy_with_experts,
     with_random_experts,
 )
-from nouscoder.learner.parallel.rank_messages import Command
+from nouscoder.learner.parallel.rank_messages import RankMessage
 from nouscoder.learner.parallel.ranks import Ranks, whole
-from nouscoder.learner.service import Follower
+from nouscoder.learner.service import RankFollower
 from nouscoder.learner.state.run_log import BatchSeconds
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.worker import LearnerWorker
@@ -118,12 +118,12 @@ def strike(config: Config, number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
-class StruckFollower(Follower):
+class StruckFollower(RankFollower):
     """Gets the signal when it is told to train on DEADLY_BATCH. By then a checkpoint is complete."""
 
     signal = signal.SIGKILL
 
-    def _train(self, command: Command) -> None:
+    def _train(self, command: RankMessage) -> None:
         if command.number == DEADLY_BATCH:
             self._finish_saving()
             strike(self._config, self.signal)
@@ -157,9 +157,9 @@ def main(what: str, folder: Path) -> None:
     elif ranks.rank:
         is_last = ranks.rank == ranks.size - 1
         follower = (
-            {"die": StruckFollower, "hang": HangingFollower}.get(what.partition("-")[0], Follower)
+            {"die": StruckFollower, "hang": HangingFollower}.get(what.partition("-")[0], RankFollower)
             if is_last
-            else Follower
+            else RankFollower
         )
         follower(config, ranks).run()
     else:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nouscoder.bench.chaos import ChaosResult, Trained, as_text, bench_chaos, read_books
-from nouscoder.bench.chaos_plan import KINDS_AND_TARGETS, REDIS, Fault, FaultKind, Strike
+from nouscoder.bench.chaos import ChaosResult, Trained, as_text, bench_chaos, read_trained
+from nouscoder.bench.chaos_plan import KINDS_AND_TARGETS, REDIS, FaultKind, PlannedFault, Strike
 from nouscoder.bench.chaos_run import cause
 from nouscoder.domain.batch import RecordedBatch, RecordedRollout
 from nouscoder.learner.model.synthetic import random_batch
@@ -81,7 +81,7 @@ async def test_the_learners_books_show_a_rollout_in_two_batches_and_a_missing_st
     lines = [{"step": step, "time": time} for step, time in ((1, 10.0), (2, 11.0), (4, 15.5))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     expected = Trained(steps=3, in_order=False, longest_gap_s=4.5, rollouts=len(rollouts), rollouts_twice=4)
-    assert read_books(tmp_path, num_batches=1) == expected
+    assert read_trained(tmp_path, num_batches=1) == expected
 
 
 class FakeRun:
@@ -126,15 +126,15 @@ EXPECTED_OF_REDIS = {
 @pytest.mark.parametrize(("kind", "target"), KINDS_AND_TARGETS)
 async def test_each_fault_is_caused_and_undone(kind: FaultKind, target: str) -> None:
     run: Any = FakeRun()
-    await cause(run, Strike(0.0, (Fault(kind, target, 0.01),)))
+    await cause(run, Strike(0.0, (PlannedFault(kind, target, 0.01),)))
     expected = (EXPECTED_OF_REDIS if target == REDIS else EXPECTED)[kind]
     assert run.done == [action.replace("broker", target) for action in expected]
 
 
 async def test_faults_of_redis_wait_for_each_other_and_a_cancelled_one_is_undone() -> None:
     run: Any = FakeRun()
-    full = asyncio.ensure_future(cause(run, Strike(0.0, (Fault(FaultKind.FILL, REDIS, 3600.0),))))
-    wiped = asyncio.ensure_future(cause(run, Strike(0.0, (Fault(FaultKind.WIPE, REDIS),))))
+    full = asyncio.ensure_future(cause(run, Strike(0.0, (PlannedFault(FaultKind.FILL, REDIS, 3600.0),))))
+    wiped = asyncio.ensure_future(cause(run, Strike(0.0, (PlannedFault(FaultKind.WIPE, REDIS),))))
     while run.done != ["fill"]:
         await asyncio.sleep(0.01)
     assert not wiped.done()

@@ -12,7 +12,7 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable
 from nouscoder.broker.operations import read_snapshot
 from nouscoder.domain.run_status import RunMode
-from nouscoder.domain.stall import Holder, Snapshot, StallCause, judge
+from nouscoder.domain.stall import Holder, StallCause, StallSnapshot, judge
 from nouscoder.domain.verdict import VerdictKind
 
 NewBroker = Callable[..., Broker]
@@ -26,7 +26,7 @@ async def broker(new_broker: NewBroker, broker_rig: Any) -> Broker:
     return made
 
 
-async def snapshot_of(broker: Broker) -> Snapshot:
+async def snapshot_of(broker: Broker) -> StallSnapshot:
     return await read_snapshot(broker.store, await broker.status(), broker.rules, 6)
 
 
@@ -42,8 +42,8 @@ async def last_commits_took(broker: Broker, gap_s: float) -> None:
 
 
 def later(
-    snapshot: Snapshot, seconds: float, *, beating: bool = True, moving: bool = False, asking: str = ""
-) -> Snapshot:
+    snapshot: StallSnapshot, seconds: float, *, beating: bool = True, moving: bool = False, asking: str = ""
+) -> StallSnapshot:
     """The same after so long in which nothing else happened. `asking`: streams that workers still ask for."""
 
     def aged(holder: Holder) -> Holder:
@@ -68,7 +68,7 @@ def later(
     )
 
 
-def causes(snapshot: Snapshot) -> list[StallCause]:
+def causes(snapshot: StallSnapshot) -> list[StallCause]:
     return [blocker.cause for blocker in judge(snapshot)]
 
 

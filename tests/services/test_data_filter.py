@@ -17,7 +17,7 @@ from nouscoder.cli.app import app
 from nouscoder.config import load_config
 from nouscoder.data.filters.near_duplicates import NearIndex, NgramHasher, jaccard, rows_per_band, words_of
 from nouscoder.data.filters.run import FILTERS, Selection, read_recipe, select
-from nouscoder.data.filters.step import CannotFilter, Grading
+from nouscoder.data.filters.step import CannotFilter, GradingTarget
 from nouscoder.data.problem_parquet import column, load_problems, read_parquet
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.errors import Unusable
@@ -406,7 +406,7 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
     with serving(MockServer(lambda request: completion("VERDICT: YES"))) as mock:
         copy.write_text(file.read_text().replace("http://127.0.0.1:8000/v1", mock.url))
         recipe = read_recipe(copy, tmp_path)
-        selection = select(recipe, tmp_path / "out.parquet", grading=Grading(section))
+        selection = select(recipe, tmp_path / "out.parquet", grading=GradingTarget(section))
     assert [step.filter for step in recipe.steps] == PUBLISHED[file.stem]
     assert 0 < selection.problems <= selection.steps[0].num_in
 

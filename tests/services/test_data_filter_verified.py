@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nouscoder.data.filters.run import Selection, read_recipe, select
-from nouscoder.data.filters.step import CannotFilter, Grading
+from nouscoder.data.filters.step import CannotFilter, GradingTarget
 from nouscoder.data.json_records import BadRecord
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.errors import Unusable
@@ -31,7 +31,7 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def chosen(folder: Path, rows: list[dict[str, Any]], steps: str, grading: Grading | None = None) -> Selection:
+def chosen(folder: Path, rows: list[dict[str, Any]], steps: str, grading: GradingTarget | None = None) -> Selection:
     lines(folder / "problems.jsonl", rows)
     (folder / "r.toml").write_text(f'name = "r"\ninputs = ["problems.jsonl"]\nsteps = [{steps}]')
     return select(read_recipe(folder / "r.toml"), folder / "out.parquet", grading=grading)
@@ -50,8 +50,8 @@ class Service(ThreadingHTTPServer):
         self.failing: set[str] = set()
 
     @property
-    def grading(self) -> Grading:
-        return Grading(server=f"http://127.0.0.1:{self.server_port}")
+    def grading(self) -> GradingTarget:
+        return GradingTarget(server=f"http://127.0.0.1:{self.server_port}")
 
 
 class Handler(BaseHTTPRequestHandler):

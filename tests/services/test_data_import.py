@@ -23,7 +23,7 @@ from nouscoder.config import load_config
 from nouscoder.data.importers import livecodebench, run
 from nouscoder.data.importers.formats import FORMATS, UnknownFormat
 from nouscoder.data.importers.livecodebench import UnsafePickle, text_of_pickle
-from nouscoder.data.importers.run import CannotImport, Summary, import_files, rejections_of
+from nouscoder.data.importers.run import CannotImport, ImportSummary, import_files, rejections_of
 from nouscoder.data.problem_index import open_index
 from nouscoder.data.problem_parquet import load_problems, read_parquet
 from nouscoder.data.problems import Reference, ReferencedProblem, save_problems
@@ -625,7 +625,7 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "data.jsonl", ROWS[12][2])
     out = tmp_path / "out.parquet"
     answer = CliRunner().invoke(app, ["data", "import", "rllm_contests", str(file), "--out", str(out), "--json"])
-    assert Summary(**json.loads(answer.output)).problems == 1
+    assert ImportSummary(**json.loads(answer.output)).problems == 1
     assert "livecodebench" in CliRunner().invoke(app, ["data", "import", "list"]).output
     inspected = CliRunner().invoke(app, ["data", "inspect", str(out), "--json"])
     assert json.loads(inspected.output)["num_tests"] == 2

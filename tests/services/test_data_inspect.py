@@ -11,7 +11,7 @@ import pytest
 
 from nouscoder.config import load_config
 from nouscoder.data.importers.formats import read_referenced
-from nouscoder.data.inspect import Flaw, Round, Seen, audit_file, findings_of, inspect_file
+from nouscoder.data.inspect import Flaw, ReferenceRound, Seen, audit_file, findings_of, inspect_file
 from nouscoder.data.problems import ProblemFileError, Reference
 from nouscoder.domain.verdict import VerdictKind
 
@@ -97,14 +97,17 @@ def test_a_reference_that_takes_most_of_the_time_is_named(tmp_path: Path) -> Non
 
 def test_a_finding_is_printed_as_a_sentence() -> None:
     passed, failed = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER
-    rounds = [Round(0, (Seen(passed, b"a", 0.6),)), Round(0, (Seen(failed, b"b", 0.1),))]
+    rounds = [ReferenceRound(0, (Seen(passed, b"a", 0.6),)), ReferenceRound(0, (Seen(failed, b"b", 0.1),))]
     found = {finding.flaw: finding.detail for finding in findings_of("p", rounds)}
     assert found == {
         Flaw.OUTCOME_VARIES: "reference 0: accepted 1 times, wrong_answer 1 times",
         Flaw.OUTPUT_VARIES: "reference 0: 2 outputs in 2 rounds",
         Flaw.NEAR_LIMIT: "reference 0 took 60% of the limit",
     }
-    assert findings_of("p", [Round(1, (Seen(passed, b"a", 0.5),)), Round(2, (Seen(failed, b"b", 0.1),))]) == []
+    assert (
+        findings_of("p", [ReferenceRound(1, (Seen(passed, b"a", 0.5),)), ReferenceRound(2, (Seen(failed, b"b", 0.1),))])
+        == []
+    )
 
 
 def test_every_format_of_problem_files_is_read(tmp_path: Path) -> None:

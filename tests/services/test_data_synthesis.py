@@ -19,7 +19,7 @@ from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import Reference
 from nouscoder.data.synthesis import run as synthesis
 from nouscoder.data.synthesis.run import CannotSynthesize, kept_tests
-from nouscoder.data.synthesis.written import NoProblem, Rejection, WrittenProblem, written_problem
+from nouscoder.data.synthesis.written import NoProblem, SeedRejection, WrittenProblem, written_problem
 from nouscoder.domain.submission import CallCase, CallTests
 
 RIGHT = "def add(a, b=0):\n    return a + b\n"
@@ -63,15 +63,15 @@ def test_the_last_question_of_an_answer_counts() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("", Rejection.NO_QUESTION),
-        (written(ASSERTS, " "), Rejection.NO_QUESTION),
-        (f"<question>Add.</question>\n{ASSERTS}", Rejection.NO_QUESTION),
-        (written("assert add(1) == 1\n" * 4), Rejection.FEW_TESTS_WRITTEN),
-        (written("assert __import__('os').getpid() == 1\n" * 9), Rejection.FEW_TESTS_WRITTEN),
-        (written("assert " + "(" * 5000), Rejection.FEW_TESTS_WRITTEN),
+        ("", SeedRejection.NO_QUESTION),
+        (written(ASSERTS, " "), SeedRejection.NO_QUESTION),
+        (f"<question>Add.</question>\n{ASSERTS}", SeedRejection.NO_QUESTION),
+        (written("assert add(1) == 1\n" * 4), SeedRejection.FEW_TESTS_WRITTEN),
+        (written("assert __import__('os').getpid() == 1\n" * 9), SeedRejection.FEW_TESTS_WRITTEN),
+        (written("assert " + "(" * 5000), SeedRejection.FEW_TESTS_WRITTEN),
     ],
 )
-def test_an_answer_without_a_problem_is_rejected(answer: str, reason: Rejection) -> None:
+def test_an_answer_without_a_problem_is_rejected(answer: str, reason: SeedRejection) -> None:
     with pytest.raises(NoProblem) as caught:
         written_problem(answer, 5)
     assert caught.value.reason is reason

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.verifier.processes.connections import Channel
-from nouscoder.verifier.processes.parent import Patience, Thread, could_answer_s, main_thread, until_hung
+from nouscoder.verifier.processes.parent import SilenceLimit, Thread, could_answer_s, main_thread, until_hung
 
 _LIMIT_S = 120.0
-_PATIENCE = Patience(ask_period_s=0.05, silence_limit_s=1.0)
+_PATIENCE = SilenceLimit(ask_period_s=0.05, silence_limit_s=1.0)
 
 # Answers its parent, and does `act` 0.2 s after its start.
 _PROGRAM = """
@@ -104,7 +104,7 @@ async def num_asked(threads: Iterable[Thread | None]) -> int:
     """How often a silent process is asked until it counts as hung, after 10 periods, or `threads` ends."""
     silent, looks = Silent(), iter(threads)
     with contextlib.suppress(LookEnded):
-        await until_hung(silent, lambda: next_of(looks), Patience(ask_period_s=1e-3, silence_limit_s=9.75e-3))
+        await until_hung(silent, lambda: next_of(looks), SilenceLimit(ask_period_s=1e-3, silence_limit_s=9.75e-3))
     return silent.num_asked
 
 

@@ -23,7 +23,7 @@ from nouscoder.verifier.access.quotas import LocalLedger, QuotaExceeded, Quotas
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.processes.connections import Distributor
 from nouscoder.verifier.processes.merged_metrics import MergedMetrics, Scraped, SocketMetrics, serve_on_socket
-from nouscoder.verifier.processes.share import Place, section_of, slots_of
+from nouscoder.verifier.processes.share import ProcessNumber, section_of, slots_of
 from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
 
 
@@ -34,7 +34,7 @@ def test_the_shares_add_up(number: int, num_slots: int) -> None:
             slots_of(0, number, num_slots)
         return
     section = VerifierSection(max_bodies_bytes=64 * 64 * 1024**2)
-    of_all = [section_of(section, Place(index, number, Path("/")), num_slots, "h:1") for index in range(number)]
+    of_all = [section_of(section, ProcessNumber(index, number, Path("/")), num_slots, "h:1") for index in range(number)]
     assert sum(one.sandbox.slots for one in of_all) == num_slots
     assert min(one.sandbox.slots for one in of_all) >= 1
     for key in ("max_queue", "max_bodies_bytes", "cache_entries"):

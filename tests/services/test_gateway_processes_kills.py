@@ -22,8 +22,8 @@ import psutil
 
 from nouscoder.config import load_config
 from nouscoder.http_server.api_keys import new_api_key
-from nouscoder.verifier.processes.parent import Gateway, Gateways, Patience
-from nouscoder.verifier.processes.share import Order, Place, section_of
+from nouscoder.verifier.processes.parent import Gateway, Gateways, SilenceLimit
+from nouscoder.verifier.processes.share import Order, ProcessNumber, section_of
 
 _LIMIT_S = 120.0
 
@@ -143,11 +143,11 @@ async def test_a_killed_process_is_replaced_and_the_clients_of_the_other_lose_no
 
 
 @asynccontextmanager
-async def gateways_kept(patience: Patience) -> AsyncIterator[Gateways]:
+async def gateways_kept(patience: SilenceLimit) -> AsyncIterator[Gateways]:
     """Yields two gateway processes that are replaced when they end or hang."""
     folder = Path(tempfile.mkdtemp(prefix="nouscoder-gateways-"))
     config = load_config(None, ["verifier.processes=2", "verifier.sandbox.slots=2", "verifier.leave_s=0"])
-    places = [Place(index, 2, folder) for index in range(2)]
+    places = [ProcessNumber(index, 2, folder) for index in range(2)]
     sections = [section_of(config.verifier, place, 2, "127.0.0.1:0") for place in places]
     orders = [
         Order(config.model_copy(update={"verifier": section}), False, place)
@@ -173,7 +173,7 @@ def hung_and_replaced(gateways: Gateways) -> tuple[float, float]:
 
 
 async def test_a_process_that_hangs_is_killed_and_replaced_and_the_other_goes_on() -> None:
-    async with gateways_kept(Patience(ask_period_s=0.05, silence_limit_s=2.0)) as gateways:
+    async with gateways_kept(SilenceLimit(ask_period_s=0.05, silence_limit_s=2.0)) as gateways:
         first, second = (one.process for one in gateways.all)
         assert first is not None
         assert second is not None

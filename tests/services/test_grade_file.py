@@ -22,7 +22,7 @@ from nouscoder.data.json_records import UnreadableFile
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
-from nouscoder.grade_files.grade_file import NothingToGrade, OutputFault, Request, Summary
+from nouscoder.grade_files.grade_file import GradeSummary, NothingToGrade, OutputFault, Request
 from nouscoder.grade_files.grade_file import grade_file as grade
 
 
@@ -210,7 +210,7 @@ def test_a_sample_of_no_known_problem_or_without_text_is_a_bad_line(tmp_path: Pa
 
 
 def test_pass_at_k_is_the_unbiased_estimate_over_problems() -> None:
-    summary = Summary()
+    summary = GradeSummary()
     for problem, right in (("a", 1), ("b", 4)):
         for sample in range(4):
             summary.add(sample, problem, {"verdict": "accepted" if sample < right else "wrong_answer"})

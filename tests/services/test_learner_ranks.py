@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import HashStore
 
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.parallel.balance import Cost, rounds
-from nouscoder.learner.parallel.rank_messages import Command, Leader, Listener, Work
+from nouscoder.learner.parallel.rank_messages import Leader, Listener, RankMessage, RankMessageKind
 from nouscoder.learner.parallel.ranks import NobodyCame, RankLost, Ranks, meet
 
 SCRIPT = Path(__file__).with_name("learner_rank.py")
@@ -81,13 +81,17 @@ def test_a_rank_gets_each_command_once_and_in_order_and_rank_0_waits_until_it_ha
     store = HashStore()
     leader = Leader(Ranks(0, 2, store, patience_s=600.0))
     listener = Listener(Ranks(1, 2, store, patience_s=600.0), store)
-    told = [Command(Work.LOAD, 4), Command(Work.TRAIN, 2), Command(Work.SAVE, folder="there")]
+    told = [
+        RankMessage(RankMessageKind.LOAD, 4),
+        RankMessage(RankMessageKind.TRAIN, 2),
+        RankMessage(RankMessageKind.SAVE, folder="there"),
+    ]
     for command in told:
         leader.tell(command)
     assert [listener.next() for _ in told] == told
     with ThreadPoolExecutor(1) as thread:
         closed = thread.submit(leader.close)
-        assert listener.next() == Command(Work.STOP)
+        assert listener.next() == RankMessage(RankMessageKind.STOP)
         assert not closed.done()
         listener.leave()
         closed.result()
@@ -98,7 +102,10 @@ def test_a_rank_that_no_longer_counts_is_lost_for_those_that_wait() -> None:
     with pytest.raises(RankLost, match="rank 0 of the learner has not answered for 0 s"):
         Listener(Ranks(1, 2, store, patience_s=0.1), store).next()
     leader = Leader(Ranks(0, 2, store, patience_s=0.1))
-    with pytest.raises(RankLost, match="rank 1 of the learner has not answered"), leader.together(Command(Work.LOAD)):
+    with (
+        pytest.raises(RankLost, match="rank 1 of the learner has not answered"),
+        leader.together(RankMessage(RankMessageKind.LOAD)),
+    ):
         wait_until_lost(leader)
     leader.close()
 

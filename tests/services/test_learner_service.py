@@ -120,8 +120,8 @@ async def test_the_newest_policy_is_sent_from_memory_as_it_is_in_its_files(rig: 
     await asyncio.wait_for(rig.worker.run(), LIMIT_S)
     newest = rig.broker.policies[-1]
     assert newest.policy_version == 2
-    meeting = await rig.client.send_policy(2, newest.digest, 1)
-    received = await asyncio.to_thread(receive_shards, newest.shards, meeting, 1, LIMIT_S)
+    rendezvous = await rig.client.send_policy(2, newest.digest, 1)
+    received = await asyncio.to_thread(receive_shards, newest.shards, rendezvous, 1, LIMIT_S)
     files = [(Path(newest.folder) / shard.name).read_bytes() for shard in newest.shards]
     assert [data.numpy().tobytes() for data in received] == files
     with pytest.raises(PeerNotFound, match="policy version 1 is not in the learner's memory: take its files"):

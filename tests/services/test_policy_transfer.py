@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nouscoder.config import Config, load_config
-from nouscoder.domain.policy import Meeting, PolicyManifest, WeightTransfer
+from nouscoder.domain.policy import PolicyManifest, Rendezvous, WeightTransfer
 from nouscoder.generation.engines.base import Engine, EngineError
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.weights.cache import PolicyUnusable
@@ -35,7 +35,7 @@ from nouscoder.learner.publication.publisher import NotInMemory, PolicySender, T
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_transfer import group, transfer
-from nouscoder.policy_transfer.group import TransferError, call_meeting
+from nouscoder.policy_transfer.group import TransferError, open_rendezvous
 from nouscoder.policy_transfer.transfer import ShardImage, receive_shards, send_shards, tensors_of
 from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.server import StatusCodes
@@ -145,16 +145,16 @@ def images_of(policy: StagedPolicy, manifest: PolicyManifest) -> list[ShardImage
 def test_each_of_several_receivers_gets_all_bytes(tmp_path: Path) -> None:
     policy, manifest = published(tmp_path, 1)
     assert len(manifest.shards) == 2
-    meeting, store = call_meeting("127.0.0.1", 3, WeightTransfer.GLOO)
+    rendezvous, store = open_rendezvous("127.0.0.1", 3, WeightTransfer.GLOO)
     received: dict[int, list[Tensor]] = {}
 
     def receive(rank: int) -> None:
-        received[rank] = receive_shards(manifest.shards, meeting, rank, LIMIT_S)
+        received[rank] = receive_shards(manifest.shards, rendezvous, rank, LIMIT_S)
 
     threads = [threading.Thread(target=receive, args=(rank,)) for rank in (1, 2)]
     for thread in threads:
         thread.start()
-    send_shards(images_of(policy, manifest), meeting, store, LIMIT_S)
+    send_shards(images_of(policy, manifest), rendezvous, store, LIMIT_S)
     for thread in threads:
         thread.join(LIMIT_S)
     wanted = [(Path(manifest.folder) / shard.name).read_bytes() for shard in manifest.shards]
@@ -165,14 +165,14 @@ def test_each_of_several_receivers_gets_all_bytes(tmp_path: Path) -> None:
 def test_nobody_waits_for_ever_for_a_process_that_does_not_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "MEETING_LIMIT_S", 0.3)
+    monkeypatch.setattr(group, "RENDEZVOUS_LIMIT_S", 0.3)
     policy, manifest = published(tmp_path, 1)
-    meeting, store = call_meeting("127.0.0.1", 2, WeightTransfer.GLOO)
+    rendezvous, store = open_rendezvous("127.0.0.1", 2, WeightTransfer.GLOO)
     with pytest.raises(TransferError, match="not all of the 2 processes came"):
-        send_shards(images_of(policy, manifest), meeting, store, LIMIT_S)
+        send_shards(images_of(policy, manifest), rendezvous, store, LIMIT_S)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    gone = Meeting("127.0.0.1", port, 2, WeightTransfer.GLOO)
+    gone = Rendezvous("127.0.0.1", port, 2, WeightTransfer.GLOO)
     with pytest.raises(TransferError, match=r"nobody is at 127\.0\.0\.1"):
         receive_shards(manifest.shards, gone, 1, LIMIT_S)
 
@@ -188,13 +188,13 @@ def test_nccl_carries_the_same_bytes(tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two CUDA devices, one a rank; torch finds {torch.cuda.device_count()}")
     policy, manifest = published(tmp_path, 1)
-    meeting, store = call_meeting("127.0.0.1", 2, WeightTransfer.NCCL)
+    rendezvous, store = open_rendezvous("127.0.0.1", 2, WeightTransfer.NCCL)
     received: list[list[Tensor]] = []
     receiving = threading.Thread(
-        target=lambda: received.append(receive_shards(manifest.shards, meeting, 1, LIMIT_S, torch.device("cuda:1")))
+        target=lambda: received.append(receive_shards(manifest.shards, rendezvous, 1, LIMIT_S, torch.device("cuda:1")))
     )
     receiving.start()
-    send_shards(images_of(policy, manifest), meeting, store, LIMIT_S, torch.device("cuda:0"))
+    send_shards(images_of(policy, manifest), rendezvous, store, LIMIT_S, torch.device("cuda:0"))
     receiving.join(LIMIT_S)
     wanted = [(Path(manifest.folder) / shard.name).read_bytes() for shard in manifest.shards]
     assert [data.numpy().tobytes() for data in received[0]] == wanted
@@ -213,11 +213,11 @@ class ReceivingEngine:
         self.version_in_memory: int | None = None
         self.got_changes: list[bool] = []
 
-    async def stage_policy(self, manifest: PolicyManifest, meeting: Meeting) -> None:
-        order = order_of(manifest, meeting, LIMIT_S)
+    async def stage_policy(self, manifest: PolicyManifest, rendezvous: Rendezvous) -> None:
+        order = order_of(manifest, rendezvous, LIMIT_S)
         assert order["base"] in (None, self.version_in_memory)
-        self.got_changes.append(meeting.changes)
-        self.receiver = PolicyReceiver(order, 1, CPU, self.held if meeting.changes else None)
+        self.got_changes.append(rendezvous.changes)
+        self.receiver = PolicyReceiver(order, 1, CPU, self.held if rendezvous.changes else None)
         async with asyncio.timeout(LIMIT_S):
             while (report := self.receiver.report())["state"] == "receiving":
                 await asyncio.sleep(0.005)
@@ -409,8 +409,8 @@ async def test_without_memory_and_files_the_old_policy_stays(rig: Rig) -> None:
 
 
 async def test_the_learner_limits_its_transfers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Receivers that ask and never come hold a place until the limit of the meeting."""
-    monkeypatch.setattr(group, "MEETING_LIMIT_S", 2.0)
+    """Receivers that ask and never come hold a place until the limit of the rendezvous."""
+    monkeypatch.setattr(group, "RENDEZVOUS_LIMIT_S", 2.0)
     manifest = rig.publish(0)
     for _ in range(8):
         rig.sender.begin(0, manifest.digest, 1)

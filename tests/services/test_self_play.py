@@ -44,7 +44,7 @@ from nouscoder.self_play.pool_files import (
     write_problems,
 )
 from nouscoder.self_play.proposing import graded_proposals, room_for_answers, train_proposer
-from nouscoder.self_play.round import ACCEPTED, JUDGED, RolloutLog, Round, Work
+from nouscoder.self_play.round import ACCEPTED, JUDGED, RolloutLog, Round, RoundWork
 from nouscoder.verifier.local_grader import local_grader
 
 FILE = """
@@ -212,7 +212,7 @@ def judgements(folder: Path) -> list[dict[str, Any]]:
 async def test_each_proposal_is_judged_by_what_programs_print(config: Config, tmp_path: Path) -> None:
     folder = tmp_path / "round"
     async with opened(config) as (grader, make):
-        await make(folder).run(Work(Policy(endless=True), Grades(grader), lambda task: True))
+        await make(folder).run(RoundWork(Policy(endless=True), Grades(grader), lambda task: True))
     found = judgements(folder)
     assert [one["reason"] for one in found] == REASONS
     assert [one["reward"] for one in found] == [1.0] + [0.0] * 15, "two of four samples agree: 4 * 0.5 * 0.5"
@@ -230,16 +230,16 @@ async def test_a_killed_round_goes_on_and_does_nothing_twice(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     async with opened(config) as (grader, make):
         undisturbed, graded = Policy(), Grades(grader)
-        await make(whole).run(Work(undisturbed, graded, lambda task: True))
+        await make(whole).run(RoundWork(undisturbed, graded, lambda task: True))
         most = range(len(graded.graded))[verdicts] if verdicts else 10**6
         first, second = Policy(samples or 10**6), Policy()
         grades, again = Grades(grader, most), Grades(grader)
         with pytest.raises(Stopped):
-            await make(killed).run(Work(first, grades, lambda task: True))
+            await make(killed).run(RoundWork(first, grades, lambda task: True))
         assert not (killed / JUDGED).exists()
         with (killed / "runs.jsonl").open("a") as log:
             log.write('{"key": "torn')
-        await make(killed).run(Work(second, again, lambda task: True))
+        await make(killed).run(RoundWork(second, again, lambda task: True))
     assert sorted([*first.sampled, *second.sampled]) == sorted(undisturbed.sampled)
     assert len(grades.graded) + len(again.graded) < len(graded.graded) + 16, "those at work are run again"
     logged = [json.loads(line)["key"] for line in (killed / "runs.jsonl").read_text().splitlines()]
@@ -251,7 +251,7 @@ async def test_a_killed_round_goes_on_and_does_nothing_twice(
 async def test_a_statement_that_leaves_no_room_is_too_long(config: Config, tmp_path: Path) -> None:
     policy = Policy()
     async with opened(config) as (grader, make):
-        await make(tmp_path / "round").run(Work(policy, Grades(grader), lambda task: "plus 50" not in task.prompt))
+        await make(tmp_path / "round").run(RoundWork(policy, Grades(grader), lambda task: "plus 50" not in task.prompt))
     assert judgements(tmp_path / "round")[0]["reason"] == "too long"
     fits = room_for_answers(config)
     task = Task("t", "t", "t", "a" * 39, Sampling(max_new_tokens=24))

@@ -290,8 +290,8 @@ async def test_a_staged_policy_that_vllm_cannot_load_leaves_the_one_before_it_fr
         (Path(first.folder) / shard.name).unlink()
     monkeypatch.setattr("nouscoder.generation.engines.vllm_control.Architecture.check_shapes", lambda *_: None)
     manifest = await rig.learner.publish(1, bad("wrong shape", policies[1], tmp_path / "bad.safetensors"))
-    meeting = await rig.client.send_policy(1, manifest.digest, 1)
-    await rig.engine.stage_policy(manifest, meeting)
+    rendezvous = await rig.client.send_policy(1, manifest.digest, 1)
+    await rig.engine.stage_policy(manifest, rendezvous)
     with pytest.raises(EngineError):
         await rig.engine.load_staged(1)
     assert (rig.engine.paused, rig.engine.policy_version) == (False, 0)

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from nouscoder.bench.broker_load import Flow, IdleWorkers, Load, Throughput, flow, idle_workers, throughput_of
+from nouscoder.bench.broker_load import BrokerThroughput, Flow, IdleWorkers, Load, flow, idle_workers, throughput_of
 from nouscoder.bench.broker_process import (
     GROUP_SIZE,
     MAX_TOKENS,
@@ -102,7 +102,7 @@ class BrokerBench:
     whole_lives: tuple[WholeLife, ...]
     large_batch: LargeBatch
     flows: tuple[Flow, ...]
-    throughputs: tuple[Throughput, ...]
+    throughputs: tuple[BrokerThroughput, ...]
     idle: IdleWorkers
 
 

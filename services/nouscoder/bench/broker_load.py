@@ -47,7 +47,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Throughput:
+class BrokerThroughput:
     """A load, measured over `num_rollouts` that were trained on."""
 
     load: Load
@@ -61,7 +61,7 @@ class Throughput:
 class Flow:
     """A load whose learner reads the records, beside bare Redis: `redis_control_ms` is as in broker.WholeLife."""
 
-    throughput: Throughput
+    throughput: BrokerThroughput
     record_bytes: int
     redis_control_ms: float
 
@@ -93,7 +93,7 @@ class Loop:
         self._work = work
         self._batches = 0
 
-    async def train(self, batch: int, num_batches: int) -> Throughput:
+    async def train(self, batch: int, num_batches: int) -> BrokerThroughput:
         """Train so many batches of `batch` rollouts, and measure that. Raises BenchError, and what ended a worker."""
         broker = self._broker
         begun_s, cpu_before_s, commands_before = time.monotonic(), broker.all_cpu_s(), broker.redis_commands()
@@ -105,7 +105,7 @@ class Loop:
             raise BenchError(f"a batch of {batch} rollouts took longer than {_LIMIT_S:.0f} s") from None
         wall_s, trained = time.monotonic() - begun_s, batch * num_batches
         cpu_s, commands = broker.all_cpu_s() - cpu_before_s, broker.redis_commands() - commands_before
-        return Throughput(self._load, trained, trained / wall_s, 1000 * cpu_s / trained, commands / trained)
+        return BrokerThroughput(self._load, trained, trained / wall_s, 1000 * cpu_s / trained, commands / trained)
 
     async def _train_one(self, size: int) -> None:
         leased = None
@@ -140,7 +140,7 @@ async def at_work(broker: RunningBroker, load: Load) -> AsyncIterator[Loop]:
             await asyncio.gather(*work, return_exceptions=True)
 
 
-async def throughput_of(broker: RunningBroker, load: Load, batch: int, num_batches: int) -> Throughput:
+async def throughput_of(broker: RunningBroker, load: Load, batch: int, num_batches: int) -> BrokerThroughput:
     """Train batches; the first one warms up. Raises BenchError."""
     async with at_work(broker, load) as loop:
         await loop.train(batch, 1)
@@ -221,7 +221,7 @@ class Point:
     """The last rollouts before `num_rollouts` were trained on, and the memory at that moment."""
 
     num_rollouts: int
-    throughput: Throughput
+    throughput: BrokerThroughput
     broker_bytes: int
     redis_bytes: int
     problems_with_statistics: int
@@ -254,7 +254,7 @@ async def bench_many(num_rollouts: int, num_problems: int = _NUM_PROBLEMS, batch
     return ManyRollouts(num_problems, tuple(points))
 
 
-def _point(broker: RunningBroker, num_rollouts: int, throughput: Throughput) -> Point:
+def _point(broker: RunningBroker, num_rollouts: int, throughput: BrokerThroughput) -> Point:
     num_known, statistics_bytes = broker.problem_statistics()
     return Point(
         num_rollouts=num_rollouts,

@@ -29,7 +29,7 @@ from nouscoder.rpc.worker import observer_id
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the learner trained, by its own books.
+    """What the learner trained, by its own records.
 
     `steps` are the lines of metrics.jsonl. `in_order`: they are 1, 2, 3 ... without a gap. `longest_gap_s`: between a
     step and the next one. `rollouts` are those of committed batches; `rollouts_twice` are in two saved batches.
@@ -96,7 +96,7 @@ def as_text(result: ChaosResult) -> str:
             f"{sum(result.faults.values())} faults, {result.num_pairs} times two at once: {', '.join(faults)}",
             f"{trained.steps} steps, each once and in order: {'yes' if trained.in_order else 'no'}; the longest gap"
             f" between two: {trained.longest_gap_s:.1f} s",
-            f"{trained.rollouts} rollouts trained, {trained.rollouts_twice} of them twice by the learner's books",
+            f"{trained.rollouts} rollouts trained, {trained.rollouts_twice} of them twice by the learner's records",
             f"Redis forgot writes {result.num_forgettings} times; {result.rollouts_lost} rollouts are counted as lost",
             f"{result.num_statuses} statuses, {result.num_unbalanced} unbalanced; the run ended:"
             f" {'yes' if result.ended else 'no'}",
@@ -108,7 +108,7 @@ def as_text(result: ChaosResult) -> str:
 _EVERY_BATCH = 1_000_000
 
 
-def read_books(folder: Path, num_batches: int) -> Trained:
+def read_trained(folder: Path, num_batches: int) -> Trained:
     """What a learner that committed so many batches trained. Raises SavedBatchError, OSError."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf8").splitlines()]
     gaps_s = [after["time"] - before["time"] for before, after in pairwise(lines)]
@@ -207,7 +207,7 @@ async def _disturbed_run(folder: Path, plan: tuple[Strike, ...], seed: int, say:
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
-        trained = await asyncio.to_thread(read_books, run.config.run.folder, status.batches_committed)
+        trained = await asyncio.to_thread(read_trained, run.config.run.folder, status.batches_committed)
     return ChaosResult(
         seed=seed,
         chaos_s=round(chaos_s, 1),

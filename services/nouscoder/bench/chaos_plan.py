@@ -36,7 +36,7 @@ class FaultKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PlannedFault:
     """One fault. `seconds`: how long it lasts, by how much Redis is rolled back, or how far the clock steps."""
 
     kind: FaultKind
@@ -59,7 +59,7 @@ class Strike:
     """One fault or two that come at the same moment, `at_s` seconds after the beginning."""
 
     at_s: float
-    faults: tuple[Fault, ...]
+    faults: tuple[PlannedFault, ...]
 
 
 # The range of the seconds of each fault. A stop may be longer than a lease (10 s), so leases of live workers are in
@@ -102,11 +102,11 @@ def count_by_name(strikes: Iterable[Strike]) -> dict[str, int]:
     return dict(sorted(Counter(fault.name for strike in strikes for fault in strike.faults).items()))
 
 
-def _dealt(source: Random) -> list[tuple[Fault, ...]]:
+def _dealt(source: Random) -> list[tuple[PlannedFault, ...]]:
     """One deck: pairs and single faults, shuffled."""
     cards = [_fault(kind, target, source) for kind, target in KINDS_AND_TARGETS + _MORE]
     source.shuffle(cards)
-    dealt: list[tuple[Fault, ...]] = []
+    dealt: list[tuple[PlannedFault, ...]] = []
     for _ in range(_NUM_PAIRS):
         first = cards.pop()
         second = next(card for card in cards if card.target != first.target)
@@ -117,6 +117,6 @@ def _dealt(source: Random) -> list[tuple[Fault, ...]]:
     return dealt
 
 
-def _fault(kind: FaultKind, target: str, source: Random) -> Fault:
+def _fault(kind: FaultKind, target: str, source: Random) -> PlannedFault:
     least, most = _CLOCK_STEPS_S[target] if kind is FaultKind.SET_CLOCK else _SECONDS[kind]
-    return Fault(kind, target, source.uniform(least, most))
+    return PlannedFault(kind, target, source.uniform(least, most))

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nouscoder.bench.chaos_plan import REDIS, Fault, FaultKind, Strike
+from nouscoder.bench.chaos_plan import REDIS, FaultKind, PlannedFault, Strike
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.stepped_clock import SteppedClock
@@ -26,7 +26,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.local import SERVICES, rewrite_addresses, service_spec
-from nouscoder.run.supervisor import ProcessSpec, ProcessState, Supervised, Supervisor
+from nouscoder.run.supervisor import ProcessSpec, ProcessState, SupervisedProcess, Supervisor
 
 GROUP_SIZE = 4
 # Writes a small random policy folder. A process of its own, because it loads torch.
@@ -57,7 +57,7 @@ class ChaosRun:
     redis_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
-    def services(self) -> dict[str, Supervised]:
+    def services(self) -> dict[str, SupervisedProcess]:
         """The processes that may be killed and stopped, by name."""
         return {process.spec.name: process for process in self.supervisor.processes}
 
@@ -66,7 +66,7 @@ class ChaosRun:
         """A second process of the service, with addresses of its own. It is killed at the end."""
         command = (*service_spec(self.folder, service).command, "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
         spec = ProcessSpec(f"twin of {service}", command, self.folder.logs / f"twin-{service}.log")
-        twin = Supervised(spec, _NEVER, _RESTART_DELAY_S, time.monotonic)
+        twin = SupervisedProcess(spec, _NEVER, _RESTART_DELAY_S, time.monotonic)
         alive = asyncio.create_task(twin.keep_alive())
         try:
             yield
@@ -127,7 +127,7 @@ async def _write_policy(folder: Path, seed: int) -> None:
 
 # Causes the faults of a plan. Each is undone when it ends, also when it is cancelled; what was lost stays lost.
 
-Act = Callable[[ChaosRun, Fault], Awaitable[None]]
+Act = Callable[[ChaosRun, PlannedFault], Awaitable[None]]
 
 
 async def cause(run: ChaosRun, strike: Strike) -> None:
@@ -154,15 +154,15 @@ async def _all_at_once(run: ChaosRun, strike: Strike) -> None:
         await asyncio.gather(*acts, return_exceptions=True)
 
 
-def _act_of(fault: Fault) -> Act:
+def _act_of(fault: PlannedFault) -> Act:
     return (_OF_REDIS if fault.target == REDIS else _OF_OTHERS)[fault.kind]
 
 
-async def _kill(run: ChaosRun, fault: Fault) -> None:
+async def _kill(run: ChaosRun, fault: PlannedFault) -> None:
     _signal(run, fault.target, signal.SIGKILL)
 
 
-async def _stop(run: ChaosRun, fault: Fault) -> None:
+async def _stop(run: ChaosRun, fault: PlannedFault) -> None:
     with _stopped(run, fault.target):
         await asyncio.sleep(fault.seconds)
 
@@ -182,16 +182,16 @@ def _signal(run: ChaosRun, service: str, number: signal.Signals) -> None:
         process.signal_group(number)
 
 
-async def _twin(run: ChaosRun, fault: Fault) -> None:
+async def _twin(run: ChaosRun, fault: PlannedFault) -> None:
     async with run.twin_of(fault.target):
         await asyncio.sleep(fault.seconds)
 
 
-async def _set_clock(run: ChaosRun, fault: Fault) -> None:
+async def _set_clock(run: ChaosRun, fault: PlannedFault) -> None:
     run.clock.step(fault.seconds)
 
 
-async def _kill_redis(run: ChaosRun, fault: Fault) -> None:
+async def _kill_redis(run: ChaosRun, fault: PlannedFault) -> None:
     await asyncio.to_thread(run.redis.die)
     try:
         await asyncio.sleep(fault.seconds)
@@ -199,7 +199,7 @@ async def _kill_redis(run: ChaosRun, fault: Fault) -> None:
         await asyncio.to_thread(run.redis.come_back)
 
 
-async def _stop_redis(run: ChaosRun, fault: Fault) -> None:
+async def _stop_redis(run: ChaosRun, fault: PlannedFault) -> None:
     run.redis.stop()
     try:
         await asyncio.sleep(fault.seconds)
@@ -207,7 +207,7 @@ async def _stop_redis(run: ChaosRun, fault: Fault) -> None:
         run.redis.go_on()
 
 
-async def _fill_redis(run: ChaosRun, fault: Fault) -> None:
+async def _fill_redis(run: ChaosRun, fault: PlannedFault) -> None:
     await asyncio.to_thread(run.redis.fill)
     try:
         await asyncio.sleep(fault.seconds)
@@ -215,11 +215,11 @@ async def _fill_redis(run: ChaosRun, fault: Fault) -> None:
         await asyncio.to_thread(run.redis.empty)
 
 
-async def _roll_back_redis(run: ChaosRun, fault: Fault) -> None:
+async def _roll_back_redis(run: ChaosRun, fault: PlannedFault) -> None:
     await asyncio.to_thread(run.redis.roll_back)
 
 
-async def _wipe_redis(run: ChaosRun, fault: Fault) -> None:
+async def _wipe_redis(run: ChaosRun, fault: PlannedFault) -> None:
     await asyncio.to_thread(run.redis.wipe)
 
 

@@ -36,7 +36,7 @@ _ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MeasuredWindow:
     """The service over some seconds. `busy_share`: the share of the time in which it decoded.
 
     `running_share`: the mean number of rollouts being decoded, as a share of generation.max_running.
@@ -58,7 +58,7 @@ class SecondWorker:
     `both` is the window in which both work; its shares are means of the two.
     """
 
-    both: Window
+    both: MeasuredWindow
     rollouts_lost: int
     balanced: bool
 
@@ -76,9 +76,9 @@ class GenerationBench:
     load_average: float
     stolen_cpu_share: float
     offline_tokens_per_second: tuple[float, ...]
-    steady: tuple[Window, ...]
-    updating: tuple[Window, ...]
-    slow_verifier: Window
+    steady: tuple[MeasuredWindow, ...]
+    updating: tuple[MeasuredWindow, ...]
+    slow_verifier: MeasuredWindow
     second_worker: SecondWorker
     update_pause_p50_s: float
 
@@ -170,7 +170,7 @@ async def _until_sampling(rig: Rig, worker: GenerationClient) -> None:
     await asyncio.sleep(_WARM_UP_S)
 
 
-async def _window(rig: Rig, workers: Sequence[GenerationClient], seconds: float, max_running: int) -> Window:
+async def _window(rig: Rig, workers: Sequence[GenerationClient], seconds: float, max_running: int) -> MeasuredWindow:
     """Measure the workers for `seconds`. Raises BenchError when the verifier has failed."""
 
     async def states() -> list[GenerationStatus]:
@@ -185,7 +185,7 @@ async def _window(rig: Rig, workers: Sequence[GenerationClient], seconds: float,
         running += [state.running_rollouts for state in last]
     _check(rig)
     idle_s = sum(after.idle_s - before.idle_s for before, after in zip(first, last, strict=True)) / len(workers)
-    return Window(
+    return MeasuredWindow(
         seconds=spent_s,
         tokens_per_second=sum(b.num_tokens - a.num_tokens for a, b in zip(first, last, strict=True)) / spent_s,
         busy_share=1 - idle_s / spent_s,
@@ -204,7 +204,7 @@ async def _second_worker(rig: Rig, seconds: float, max_running: int) -> SecondWo
     return SecondWorker(both, ledger.abandoned + ledger.lost + ledger.stale, ledger.balanced)
 
 
-async def _updating_window(rig: Rig, seconds: float, max_running: int) -> Window:
+async def _updating_window(rig: Rig, seconds: float, max_running: int) -> MeasuredWindow:
     """A window with an update every UPDATE_EVERY_S. Raises BenchError when the service has taken none."""
 
     async def publish() -> None:
@@ -230,7 +230,7 @@ def _check(rig: Rig) -> None:
         raise BenchError(f"the verifier failed: {rig.failures[0]!r}")
 
 
-def _rate(windows: Sequence[Window]) -> float:
+def _rate(windows: Sequence[MeasuredWindow]) -> float:
     return statistics.median(window.tokens_per_second for window in windows)
 
 

@@ -30,7 +30,7 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class LargestContext:
     """`fits` tokens fit, 0: none was seen to. `fails` is the shortest length that did not fit, 0: none was tried."""
 
     fits: int
@@ -40,7 +40,7 @@ class Context:
 
 def largest_context(
     attempt: Callable[[int], int | None], capacity: int, first: int, limit_s: float, tell: Callable[[str], None]
-) -> Context:
+) -> LargestContext:
     """Try lengths from `first` on until one does not fit, or `limit_s` would be exceeded.
 
     `attempt` trains on a rollout of a length, and returns the peak of memory, or None when it does not fit. `capacity`
@@ -61,7 +61,7 @@ def largest_context(
         length = following
     fitting = [one.length for one in tries if one.fits]
     failing = [one.length for one in tries if not one.fits]
-    return Context(max(fitting, default=0), min(failing, default=0), tuple(tries))
+    return LargestContext(max(fitting, default=0), min(failing, default=0), tuple(tries))
 
 
 def _next_length(tries: list[Try], capacity: int) -> int | None:

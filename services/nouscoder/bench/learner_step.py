@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from nouscoder.bench.learner_context import Context, largest_context
+from nouscoder.bench.learner_context import LargestContext, largest_context
 from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.shaped_policy import SHAPES, shaped_batch, shaped_policy
 from nouscoder.config import Config, LearnerSection
@@ -59,7 +59,7 @@ class StepLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class StepRate:
     """Seconds of the median round; tokens are the inputs of the model. Peak bytes are 0 where there is no GPU."""
 
     seconds: float
@@ -78,10 +78,10 @@ class StepBench:
     lengths: tuple[int, ...]
     flops: float
     settings: dict[str, str]
-    bare: Rate
-    step: Rate
+    bare: StepRate
+    step: StepRate
     share: float
-    context: Context | None
+    context: LargestContext | None
 
 
 def defaults(load: StepLoad) -> list[str]:
@@ -106,9 +106,9 @@ def bench_step(load: StepLoad, config: Config, tell: Callable[[str], None]) -> S
     tell(f"policy      {load.shape}, {num_parameters / 1e6:.1f} million weights; {_told(settings)}")
     tell(f"batch       {len(lengths)} rollouts of {lengths[0]} tokens, {flops / 1e12:.1f} TFLOP")
 
-    def rate(name: str, work: Callable[[], object]) -> Rate:
+    def rate(name: str, work: Callable[[], object]) -> StepRate:
         seconds = _seconds(work, load.rounds, device, lambda line: tell(f"{name:10}  {line}"))
-        found = Rate(seconds, sum(lengths) / seconds, flops / seconds / peak, _peak_bytes(device))
+        found = StepRate(seconds, sum(lengths) / seconds, flops / seconds / peak, _peak_bytes(device))
         tell(f"{name:10}  {_line(found)}")
         return found
 
@@ -218,6 +218,6 @@ def _told(settings: LearnerSection) -> str:
     return ", ".join(f"{name} {value}" for name, value in _shown(settings).items())
 
 
-def _line(rate: Rate) -> str:
+def _line(rate: StepRate) -> str:
     memory = f", peak {rate.peak_bytes / 2**30:.1f} GiB" if rate.peak_bytes else ""
     return f"{rate.tokens_per_second:.0f} tokens/s, MFU {rate.mfu:.1%}, {rate.seconds:.3f} s{memory}"

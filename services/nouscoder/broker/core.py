@@ -19,7 +19,7 @@ from nouscoder.broker.operations import Operations
 from nouscoder.broker.records import Partials, Records, new_record_name, open_record_store
 from nouscoder.broker.recovery import check_settings, check_state, note_problems
 from nouscoder.broker.rewards import Rewards
-from nouscoder.broker.store import MemoryWatch, Rules, Store, groups_wanted
+from nouscoder.broker.store import MemoryWatch, RunRules, Store, groups_wanted
 from nouscoder.broker.streams import Beat, Graded, LeasedWork, Sampled, Stream, parse_lease
 from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
@@ -57,7 +57,7 @@ class Broker:
         # The highest cursor and number of groups that this process saw. A Redis that lost writes may have lower ones.
         self._furthest = 0
         self._most_groups = 0
-        self.rules = Rules.of(config.broker)
+        self.rules = RunRules.of(config.broker)
         self._rewards = Rewards(config)
         self.store = Store(url, config.run.name, self.rules)
         self._work = LeasedWork(self.store, config, problems, run_all_tests=self._rewards.run_all_tests)

@@ -19,11 +19,11 @@ from typing import Any
 
 from nouscoder.broker import streams
 from nouscoder.broker.errors import InvalidRequest, Refused
-from nouscoder.broker.store import Rules, Store
+from nouscoder.broker.store import RunRules, Store
 from nouscoder.broker.streams import Stream
 from nouscoder.broker.wakeups import Waits
 from nouscoder.domain.run_status import IN_FLIGHT, DeadLetter, GivenUpFor, Ledger, RunMode, RunStatus, StreamStatus
-from nouscoder.domain.stall import HeldBatch, Holder, Snapshot, StallCause, Totals
+from nouscoder.domain.stall import HeldBatch, Holder, StallCause, StallSnapshot, Totals
 from nouscoder.rpc.pairs import HEADER, VERDICT
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _letter(letter_id: str, flat: Sequence[bytes], now_ms: int) -> DeadLetter:
 _CANCELLED = "cancelled:"
 
 
-async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
+async def read_status(store: Store, rules: RunRules, run: str) -> RunStatus:
     """The run at one instant."""
     flat, sizes, streams, groups_free, missing = await store.run("status")
     meta = {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
@@ -165,7 +165,7 @@ async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
 _ENTRIES_LOOKED_AT = 1000
 
 
-async def read_snapshot(store: Store, status: RunStatus, rules: Rules, num_problems: int) -> Snapshot:
+async def read_snapshot(store: Store, status: RunStatus, rules: RunRules, num_problems: int) -> StallSnapshot:
     """Which worker holds what, and what happened since the last committed batch."""
     now_ms, rows, batch, ready, meta_fields, commits, paused, faults = await store.run("holders", _ENTRIES_LOOKED_AT)
     meta = _texts(meta_fields)
@@ -174,7 +174,7 @@ async def read_snapshot(store: Store, status: RunStatus, rules: Rules, num_probl
     began_ms = commit_ms[0] if commits else int(meta.get("began", now_ms))
     gaps_s = [(newer - older) / 1000 for newer, older in pairwise(commit_ms)]
     names = [field.name for field in fields(Totals)]
-    return Snapshot(
+    return StallSnapshot(
         status=status,
         since_commit_s=max(0.0, (now_ms - began_ms) / 1000),
         usual_batch_s=statistics.median(gaps_s) if gaps_s else 0.0,

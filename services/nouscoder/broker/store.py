@@ -4,7 +4,7 @@ INVARIANT: all state of a run is under one prefix in Redis, and none in this pro
 that is killed leaves no half transition. A Redis whose memory is full refuses new rollouts only: scripts that free
 memory, or add little, still run.
 
-`Rules` are the settings that the scripts enforce. Which groups may be admitted is one rule of lua/lease.lua and
+`RunRules` are the settings that the scripts enforce. Which groups may be admitted is one rule of lua/lease.lua and
 lua/lease_batch.lua. With k = pipeline_k, n = B / G groups a batch, m batches made so far and v the newest published
 policy version, a group is admitted only while afterwards
 
@@ -55,7 +55,7 @@ FORGET_CANCELLED_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RunRules:
     """`batch_groups` (B / G) is the number of groups in a batch; one script ends at most `commit_chunk` rollouts.
 
     `pipeline_k`, `max_age` and `waits_for_older` follow from `broker.stale_policy` (domain/staleness.py).
@@ -151,7 +151,7 @@ def _raise_swallowed_cancellation() -> None:
 class Store:
     """The scripts of the run `run` on the Redis at `url`. Nothing is connected before the first call."""
 
-    def __init__(self, url: str, run: str, rules: Rules, timeout_s: float = 10.0) -> None:
+    def __init__(self, url: str, run: str, rules: RunRules, timeout_s: float = 10.0) -> None:
         self.url = without_password(url)  # for messages
         # Braces keep all keys of a run in one slot of a Redis cluster.
         self.prefix = f"nouscoder:{{{run}}}:"
@@ -240,7 +240,7 @@ class Store:
 # Admission.
 
 
-def groups_wanted(rules: Rules, max_tasks: int) -> int:
+def groups_wanted(rules: RunRules, max_tasks: int) -> int:
     """The number of groups that have `max_tasks` tasks: one lease call admits no more."""
     return -(-max_tasks // rules.group_size)
 

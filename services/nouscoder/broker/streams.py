@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.store import Store, Value
-from nouscoder.broker.wakeups import Work
+from nouscoder.broker.wakeups import AvailableWork
 from nouscoder.config import Config
 from nouscoder.data.problem_index import NotInIndex, ProblemIndex
 from nouscoder.domain.curriculum import Choice, task_seed
@@ -153,18 +153,18 @@ async def read_oldest_s(store: Store) -> Mapping[str, float]:
     return {stream.value: int(age) / 1000 for stream, age in zip((Stream.TASKS, Stream.GRADING), ages, strict=True)}
 
 
-async def read_available(store: Store) -> Work:
+async def read_available(store: Store) -> AvailableWork:
     """What could be leased now."""
     return work_of(await store.run("available"))
 
 
-def work_of(row: Sequence[Any]) -> Work:
+def work_of(row: Sequence[Any]) -> AvailableWork:
     """The work in the answer of a script."""
     tasks, gradings, batches, policy = row
-    return Work(int(tasks), int(gradings), int(batches), policy.decode())
+    return AvailableWork(int(tasks), int(gradings), int(batches), policy.decode())
 
 
-async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled]) -> tuple[list[str], Work]:
+async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled]) -> tuple[list[str], AvailableWork]:
     """Take sampled rollouts; returns the ids of those whose lease was lost, and what can be leased now.
 
     Raises InvalidRequest, and BrokerUnavailable while Redis does not know the policy of a rollout.
@@ -185,7 +185,7 @@ async def read_headers(store: Store, rollout_ids: Sequence[str]) -> list[bytes |
     return headers
 
 
-async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -> tuple[list[str], Work]:
+async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -> tuple[list[str], AvailableWork]:
     """Take verdicts; returns the ids of the rollouts whose lease was lost, and what can be leased now.
 
     Raises InvalidRequest.
@@ -241,7 +241,7 @@ async def beat(
     return lost
 
 
-async def release(store: Store, worker_id: str, refs: Sequence[LeaseRef] = ()) -> tuple[int, Work]:
+async def release(store: Store, worker_id: str, refs: Sequence[LeaseRef] = ()) -> tuple[int, AvailableWork]:
     """Give back these leases of a worker, or all; returns how many, and what can be leased now."""
     values = [value for ref in refs for value in (ref.stream.value, ref.entry, ref.ticket)]
     released, work = await store.run("release", worker_id, worker_name(worker_id), *values)

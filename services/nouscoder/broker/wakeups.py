@@ -27,7 +27,7 @@ _MAX_KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AvailableWork:
     """What could be leased at one instant, in rollouts and batches; `policy` names the newest policy."""
 
     tasks: int
@@ -171,7 +171,7 @@ class Signal:
 class Waits:
     """Every wait of the broker. `look` asks Redis how much work there is; `end` ends all waits, for a drain."""
 
-    def __init__(self, look: Callable[[], Awaitable[Work]]) -> None:
+    def __init__(self, look: Callable[[], Awaitable[AvailableWork]]) -> None:
         self.tasks = Line()
         self.grading = Line()
         self.batches = Line()
@@ -190,7 +190,7 @@ class Waits:
             line.dismiss()
         self.policy.fire()
 
-    def wake(self, work: Work) -> None:
+    def wake(self, work: AvailableWork) -> None:
         """Wake as many callers as there is work for, and all that wait for a policy if it is new."""
         for line, amount in ((self.tasks, work.tasks), (self.grading, work.gradings), (self.batches, work.batches)):
             if amount > 0:

@@ -164,9 +164,9 @@ def data_filter(
 
     from nouscoder.config import load_config
     from nouscoder.data.filters.run import read_recipe, select
-    from nouscoder.data.filters.step import Grading
+    from nouscoder.data.filters.step import GradingTarget
 
-    grading = Grading(load_config(config_file, overrides or []).verifier, server, token)
+    grading = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
     selection = select(read_recipe(recipe, folder), out, tests, grading)
     typer.echo(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
 

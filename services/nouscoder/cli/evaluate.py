@@ -136,10 +136,10 @@ def _folder(model: str, samples: Path | None) -> Path:
 
 
 def _checkpoint(policy: str, yarn_factor: float, yarn_original: int) -> Any:
-    from nouscoder.evaluation.evaluate import Checkpoint
+    from nouscoder.evaluation.evaluate import ServedPolicy
 
     if policy:
-        return Checkpoint.named(policy, yarn_factor, yarn_original)
+        return ServedPolicy.named(policy, yarn_factor, yarn_original)
     if yarn_factor or yarn_original:
         raise Unusable("--yarn-factor and --yarn-original-tokens need --policy; a server has a context of its own")
     return None

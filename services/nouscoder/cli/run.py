@@ -13,7 +13,7 @@ from nouscoder.cli.options import SetOption, unusable_is_78
 from nouscoder.run.supervisor import wait_passively
 
 
-class Engine(StrEnum):
+class EngineChoice(StrEnum):
     """The engines that sample from a policy."""
 
     TORCH = "torch"
@@ -33,13 +33,13 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="seed of problems, policy and sampling")] = 0,
     name: Annotated[str | None, typer.Option(help="name of the run folder; default demo-SEED")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an earlier run of this name")] = False,
-    engine: Annotated[Engine, typer.Option(help="the engine of generation")] = Engine.TORCH,
+    engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.TORCH,
     overrides: SetOption = None,
 ) -> None:
     """Train a small policy with real services and real sandboxes: about five minutes on two cores."""
     from nouscoder.demo.run import demo_run
 
-    own = _SMALL_VLLM if engine is Engine.VLLM else ()
+    own = _SMALL_VLLM if engine is EngineChoice.VLLM else ()
     values = [f"generation.engine={engine.value}", *own, *(overrides or [])]
     raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=values)))
 

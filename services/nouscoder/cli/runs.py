@@ -14,12 +14,12 @@ import typer
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
 
 if TYPE_CHECKING:
-    from nouscoder.run.runs import Found
+    from nouscoder.run.runs import FoundRun
 
 # The output of `nouscoder runs`.
 
 
-def runs_text(runs: Sequence[Found], *, as_json: bool) -> str:
+def runs_text(runs: Sequence[FoundRun], *, as_json: bool) -> str:
     """A line for each run."""
     if as_json:
         return json.dumps([asdict(run) | {"belongs_together": run.belongs_together} for run in runs], indent=1)
@@ -33,7 +33,7 @@ def removed_text(removed: Sequence[str], *, as_json: bool) -> str:
     return "\n".join(f"removed {what}" for what in removed)
 
 
-def _line(run: Found) -> str:
+def _line(run: FoundRun) -> str:
     parts = []
     if run.in_folder is not None:
         step = run.in_folder.step

@@ -61,7 +61,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class ReferenceRound:
     """The results of one reference in all tests [num_tests]. When it could not run, `trouble` says why."""
 
     reference: int
@@ -70,7 +70,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FoundFlaw:
     """One flaw. `test` is None for a flaw of the whole problem."""
 
     problem_id: str
@@ -79,16 +79,16 @@ class Finding:
     detail: str
 
 
-def findings_of(problem_id: str, rounds: Sequence[Round]) -> list[Finding]:
+def findings_of(problem_id: str, rounds: Sequence[ReferenceRound]) -> list[FoundFlaw]:
     """All flaws of one problem: those of the whole problem, then those of each test."""
     troubles = Counter(f"reference {one.reference}: {one.trouble}" for one in rounds if one.trouble)
     found = [
-        Finding(problem_id, None, Flaw.NOT_RUN, f"{text} ({count} times)") for text, count in sorted(troubles.items())
+        FoundFlaw(problem_id, None, Flaw.NOT_RUN, f"{text} ({count} times)") for text, count in sorted(troubles.items())
     ]
     whole = [one for one in rounds if not one.trouble]
     for test in range(len(whole[0].tests) if whole else 0):
         seen = [(one.reference, one.tests[test]) for one in whole]
-        found += (Finding(problem_id, test, flaw, detail) for flaw, detail in _flaws(seen))
+        found += (FoundFlaw(problem_id, test, flaw, detail) for flaw, detail in _flaws(seen))
     return found
 
 
@@ -186,7 +186,7 @@ class Audit:
     num_audited: int
     num_tests: int
     num_rounds: int
-    findings: tuple[Finding, ...]
+    findings: tuple[FoundFlaw, ...]
 
 
 def contents(problems: Sequence[ReferencedProblem]) -> Contents:
@@ -213,7 +213,7 @@ async def audit(problems: Sequence[ReferencedProblem], section: VerifierSection,
     with progress_bar("references", len(jobs)) as advance:
         async with local_grader(section, RecordingSandbox) as grader:
             rounds = await _run_all(grader, jobs, advance)
-    by_problem: dict[str, list[Round]] = {}
+    by_problem: dict[str, list[ReferenceRound]] = {}
     for (problem, _, _), one in zip(jobs, rounds, strict=True):
         by_problem.setdefault(problem.problem_id, []).append(one)
     return Audit(
@@ -227,9 +227,9 @@ async def audit(problems: Sequence[ReferencedProblem], section: VerifierSection,
 
 async def _run_all(
     grader: Grader, jobs: Sequence[tuple[Problem, int, Reference]], advance: Callable[[float], None]
-) -> list[Round]:
+) -> list[ReferenceRound]:
     """Run the jobs in order, one per slot at a time, so that measured times are not those of an overloaded machine."""
-    rounds: list[Round | None] = [None] * len(jobs)
+    rounds: list[ReferenceRound | None] = [None] * len(jobs)
     waiting = iter(enumerate(jobs))
 
     async def runner() -> None:
@@ -243,7 +243,7 @@ async def _run_all(
     return [one for one in rounds if one is not None]
 
 
-async def _run(grader: Grader, problem: Problem, number: int, reference: Reference) -> Round:
+async def _run(grader: Grader, problem: Problem, number: int, reference: Reference) -> ReferenceRound:
     submission = Submission(
         tests=problem.tests,
         code=reference.code,
@@ -258,12 +258,12 @@ async def _run(grader: Grader, problem: Problem, number: int, reference: Referen
         try:
             verdict = await grader.grade(submission)
         except InvalidSubmission as error:
-            return Round(number, trouble=str(error))
+            return ReferenceRound(number, trouble=str(error))
     if len(verdict.tests) != verdict.total:
-        return Round(number, trouble=f"{verdict.kind.value}: {_first_line(verdict)}")
+        return ReferenceRound(number, trouble=f"{verdict.kind.value}: {_first_line(verdict)}")
     given = _given(submission)
     tests = tuple(_seen(submission, outcome, outputs, given) for outcome in verdict.tests)
-    return Round(number, tests)
+    return ReferenceRound(number, tests)
 
 
 def _given(submission: Submission) -> list[bytes]:

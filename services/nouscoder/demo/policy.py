@@ -22,7 +22,7 @@ _SPECIAL = {"<pad>": PAD_ID, "<bos>": BOS_ID, "<eos>": EOS_ID}
 _CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 
 
-class TokenizerError(ValueError):
+class NotInVocabulary(ValueError):
     """The text has a character that is not in the vocabulary. The message names it."""
 
 
@@ -38,10 +38,10 @@ class CharTokenizer:
         return len(self.characters) + len(_SPECIAL)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids [characters], with no special tokens. Raises TokenizerError naming the first unknown character."""
+        """Token ids [characters], with no special tokens. Raises NotInVocabulary naming the first unknown character."""
         ids = [self.characters.find(character) for character in text]
         if -1 in ids:
-            raise TokenizerError(f"the tokenizer has no character {text[ids.index(-1)]!r}")
+            raise NotInVocabulary(f"the tokenizer has no character {text[ids.index(-1)]!r}")
         return [token + len(_SPECIAL) for token in ids]
 
     def encode_prompt(self, text: str) -> list[int]:

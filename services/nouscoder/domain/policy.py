@@ -31,7 +31,7 @@ class WeightTransfer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where the `num_ranks` processes of a transfer meet. Rank 0 is the learner, which has a store there.
 
     It sends the shards of a policy, or with `changes` only the files of its delta.

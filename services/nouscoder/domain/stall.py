@@ -110,7 +110,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StallSnapshot:
     """Everything that `judge` needs. Streams are tasks, grading and batches. Times are in seconds.
 
     `since_commit_s`: since the last committed batch, or since the first admission. `usual_batch_s`: the median time of
@@ -142,36 +142,36 @@ _STILL_S = 120.0
 _SILENT = "their workers send no heartbeats: these are dead, stopped or cannot reach the broker. Others get the work."
 
 
-def is_unasked(snapshot: Snapshot, stream: str) -> bool:
+def is_unasked(snapshot: StallSnapshot, stream: str) -> bool:
     """Nobody has asked for work of this stream for a lease's length."""
     return snapshot.asked_s.get(stream, snapshot.since_commit_s) >= snapshot.lease_s
 
 
-def asking(snapshot: Snapshot, stream: str) -> str:
+def asking(snapshot: StallSnapshot, stream: str) -> str:
     """When a worker last asked for work of this stream, in words."""
     asked_s = snapshot.asked_s.get(stream)
     return "nobody has ever asked for them" if asked_s is None else f"nobody has asked for {asked_s:.0f} s"
 
 
-def _is_silent(snapshot: Snapshot, holder: Holder) -> bool:
+def _is_silent(snapshot: StallSnapshot, holder: Holder) -> bool:
     return holder.silent_s >= snapshot.lease_s / 2
 
 
-def _is_still(snapshot: Snapshot, holder: Holder) -> bool:
+def _is_still(snapshot: StallSnapshot, holder: Holder) -> bool:
     return holder.paused or holder.still_s >= _STILL_S or _is_silent(snapshot, holder)
 
 
-def is_moving(snapshot: Snapshot) -> bool:
+def is_moving(snapshot: StallSnapshot) -> bool:
     """Some rollout under lease moves."""
     return not all(_is_still(snapshot, holder) for holder in (*snapshot.sampling, *snapshot.grading))
 
 
-def num_waiting(snapshot: Snapshot, stream: str) -> int:
+def num_waiting(snapshot: StallSnapshot, stream: str) -> int:
     """Rollouts of this stream that nobody holds."""
     return next((s.lag for s in snapshot.status.streams if s.stream == stream), 0)
 
 
-def grading_blockers(snapshot: Snapshot, *, only_if_nothing_moves: bool) -> Iterator[Blocker]:
+def grading_blockers(snapshot: StallSnapshot, *, only_if_nothing_moves: bool) -> Iterator[Blocker]:
     """What blocks grading. `only_if_nothing_moves`: workers without progress count only when no rollout moves."""
     lag, alive = num_waiting(snapshot, "grading"), [h for h in snapshot.grading if not _is_silent(snapshot, h)]
     if lag and not alive and is_unasked(snapshot, "grading"):
@@ -195,7 +195,7 @@ def grading_blockers(snapshot: Snapshot, *, only_if_nothing_moves: bool) -> Iter
         )
 
 
-def sampling_blockers(snapshot: Snapshot, *, only_if_nothing_moves: bool) -> Iterator[Blocker]:
+def sampling_blockers(snapshot: StallSnapshot, *, only_if_nothing_moves: bool) -> Iterator[Blocker]:
     """What blocks sampling. `only_if_nothing_moves` is as in grading_blockers."""
     alive = [h for h in snapshot.sampling if not _is_silent(snapshot, h)]
     slots = num_waiting(snapshot, "tasks") + snapshot.status.admission_slots_free
@@ -250,7 +250,7 @@ _CRASHES = 3
 _WATCH = "`nouscoder status` shows where every rollout is."
 
 
-def judge(snapshot: Snapshot) -> tuple[Blocker, ...]:
+def judge(snapshot: StallSnapshot) -> tuple[Blocker, ...]:
     """What delays the next batch, the learner's causes first. Empty when nothing does."""
     if snapshot.status.finished:
         return ()
@@ -260,14 +260,14 @@ def judge(snapshot: Snapshot) -> tuple[Blocker, ...]:
     return (replace(blockers[0], reason=f"{_lateness(snapshot)} {blockers[0].reason}"), *blockers[1:])
 
 
-def _lateness(snapshot: Snapshot) -> str:
+def _lateness(snapshot: StallSnapshot) -> str:
     usual = f" (one usually takes {snapshot.usual_batch_s:.0f} s)" if snapshot.usual_batch_s else ""
     if snapshot.status.batches_committed:
         return f"No batch has been committed for {snapshot.since_commit_s:.0f} s{usual}."
     return f"No batch has been committed yet, {snapshot.since_commit_s:.0f} s after the first rollout was admitted."
 
 
-def _at_once(snapshot: Snapshot) -> Iterator[Blocker]:
+def _at_once(snapshot: StallSnapshot) -> Iterator[Blocker]:
     """Causes that stop a run immediately, so they are reported even when the next batch is not late."""
     for fault in snapshot.redis_faults:
         yield Blocker(fault, _REDIS[fault])
@@ -320,7 +320,7 @@ def _of_batch(batch: HeldBatch) -> tuple[str, str, float, int]:
     return str(batch.batch_id), batch.worker_id, batch.held_s, 1
 
 
-def _when_late(snapshot: Snapshot) -> Iterator[Blocker]:
+def _when_late(snapshot: StallSnapshot) -> Iterator[Blocker]:
     """Causes that count only when the next batch is late, the learner's first."""
     if snapshot.since_commit_s < max(snapshot.lease_s, _LATE * snapshot.usual_batch_s):
         return
@@ -348,7 +348,7 @@ def _when_late(snapshot: Snapshot) -> Iterator[Blocker]:
     yield from blockers
 
 
-def _training(snapshot: Snapshot, batch: HeldBatch) -> Iterator[Blocker]:
+def _training(snapshot: StallSnapshot, batch: HeldBatch) -> Iterator[Blocker]:
     name = f"Batch {batch.batch_id} has been with {batch.worker_id} for {batch.held_s:.0f} s"
     if batch.delivery >= _CRASHES:
         why = f", last with: {batch.failure}" if batch.failure else ""
@@ -373,7 +373,7 @@ def _training(snapshot: Snapshot, batch: HeldBatch) -> Iterator[Blocker]:
         )
 
 
-def _outcomes(snapshot: Snapshot) -> Iterator[Blocker]:
+def _outcomes(snapshot: StallSnapshot) -> Iterator[Blocker]:
     """Causes that the counts since the last batch show: work was done, but its rollouts reach no batch."""
     since, batch_size = snapshot.since, snapshot.batch_groups * snapshot.group_size
     if since.internal_errors > max(snapshot.group_size - 1, since.graded):
@@ -411,7 +411,7 @@ def _outcomes(snapshot: Snapshot) -> Iterator[Blocker]:
         )
 
 
-def _nothing_moves(snapshot: Snapshot) -> Iterator[Blocker]:
+def _nothing_moves(snapshot: StallSnapshot) -> Iterator[Blocker]:
     """Causes when nothing makes progress and none of the causes above applies."""
     status = snapshot.status
     waiting = num_waiting(snapshot, "tasks") + num_waiting(snapshot, "grading")

@@ -22,7 +22,7 @@ class Dropped(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ExampleCandidate:
     """What the choice of an example depends on.
 
     `key` is a digest of its tokens. `problem_id` may be empty: then the example is a problem of its own. `accepted` is
@@ -56,7 +56,7 @@ class ChoiceRules:
     max_tokens: int = 0
 
 
-def choose(candidates: Sequence[Candidate], rules: ChoiceRules, seed: int) -> tuple[list[int], Counter[Dropped]]:
+def choose(candidates: Sequence[ExampleCandidate], rules: ChoiceRules, seed: int) -> tuple[list[int], Counter[Dropped]]:
     """The numbers of the chosen candidates, ascending, and how many others were dropped for each reason."""
     rates = _pass_rates(candidates)
     dropped: Counter[Dropped] = Counter()
@@ -77,14 +77,16 @@ def choose(candidates: Sequence[Candidate], rules: ChoiceRules, seed: int) -> tu
     return sorted(chosen), +dropped
 
 
-def _pass_rates(candidates: Sequence[Candidate]) -> dict[str, float]:
+def _pass_rates(candidates: Sequence[ExampleCandidate]) -> dict[str, float]:
     """The share of accepted answers among the graded ones of each problem."""
     graded: Counter[str] = Counter(one.problem for one in candidates if one.accepted is not None)
     passed: Counter[str] = Counter(one.problem for one in candidates if one.accepted)
     return {problem: passed[problem] / count for problem, count in graded.items()}
 
 
-def _fault(candidate: Candidate, rules: ChoiceRules, rates: Mapping[str, float], seen: set[str]) -> Dropped | None:
+def _fault(
+    candidate: ExampleCandidate, rules: ChoiceRules, rates: Mapping[str, float], seen: set[str]
+) -> Dropped | None:
     if candidate.accepted is False and rates[candidate.problem] >= rules.wrong_below:
         return Dropped.WRONG
     if rules.max_tokens and candidate.num_tokens > rules.max_tokens:

@@ -31,7 +31,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PairedComparison:
     """B minus A on the problems that both have. `low` and `high` bound the difference at 95%."""
 
     num_problems: int
@@ -69,7 +69,7 @@ class Comparison:
         )
 
 
-def compare(a: Path, b: Path, profile: str = "") -> Comparison:
+def compare(a: Path, b: Path, profile: str = "") -> PairedComparison:
     """Compare the evaluations in two folders. `profile`: the first of A by default. Raises NotComparable."""
     first, second = _read(a), _read(b)
     profile = profile or next(iter(first["profiles"]))
@@ -89,13 +89,15 @@ def compare(a: Path, b: Path, profile: str = "") -> Comparison:
     return _comparison(counts, len(left) + len(right) - 2 * len(common))
 
 
-def _comparison(counts: Mapping[str, tuple[tuple[int, int], tuple[int, int]]], num_only_in_one: int) -> Comparison:
+def _comparison(
+    counts: Mapping[str, tuple[tuple[int, int], tuple[int, int]]], num_only_in_one: int
+) -> PairedComparison:
     rates_a = [a[0] / a[1] for a, _ in counts.values()]
     rates_b = [b[0] / b[1] for _, b in counts.values()]
     changes = [after - before for before, after in zip(rates_a, rates_b, strict=True)]
     low, high = bootstrap_interval(changes)
     num_better, num_worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-    return Comparison(
+    return PairedComparison(
         num_problems=len(counts),
         num_only_in_one=num_only_in_one,
         pass_at_1_a=sum(rates_a) / len(counts),

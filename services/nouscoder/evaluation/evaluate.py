@@ -32,8 +32,8 @@ from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, check_profile, read_evaluated
 from nouscoder.evaluation.samples import (
     TRUNCATED,
-    Grading,
-    Job,
+    SampleGrading,
+    SampleJob,
     Sampler,
     SamplingSettings,
     answer_of,
@@ -61,7 +61,7 @@ class CheckpointUnusable(Unusable):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ServedPolicy:
     """The policy in `folder`. With a YaRN factor it has factor * original_tokens positions (arXiv 2309.00071)."""
 
     folder: Path
@@ -69,7 +69,7 @@ class Checkpoint:
     yarn_original_tokens: int = 0
 
     @classmethod
-    def named(cls, name: str, yarn_factor: float = 0.0, yarn_original_tokens: int = 0) -> Checkpoint:
+    def named(cls, name: str, yarn_factor: float = 0.0, yarn_original_tokens: int = 0) -> ServedPolicy:
         """The policy in a folder, or of a hub. Raises CheckpointUnusable and HubUnavailable."""
         if bool(yarn_factor) != bool(yarn_original_tokens) or 0 < yarn_factor <= 1:
             raise CheckpointUnusable("YaRN needs --yarn-factor above 1 and --yarn-original-tokens")
@@ -163,7 +163,7 @@ class EvaluationRequest:
     token: str | None = None
     ca: Path | None = None
     all_tests: bool = False
-    checkpoint: Checkpoint | None = None
+    checkpoint: ServedPolicy | None = None
 
 
 def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
@@ -203,7 +203,7 @@ async def _fill(
     request: EvaluationRequest,
     config: Config,
     index: ProblemIndex,
-    jobs: Sequence[Job],
+    jobs: Sequence[SampleJob],
     profiles: Sequence[Profile],
     samples: RecordLog,
     verdicts: RecordLog,
@@ -217,7 +217,7 @@ async def _fill(
         if url:
             server = await stack.enter_async_context(OpenAIServer(url, num_connections=request.at_once))
 
-            async def sample(job: Job) -> dict[str, Any]:
+            async def sample(job: SampleJob) -> dict[str, Any]:
                 return await sampled(server, request.sampling, job)
 
         answer, grade_at_once = await stack.enter_async_context(
@@ -226,11 +226,11 @@ async def _fill(
             else local_answers(config, index)
         )
         advance = stack.enter_context(progress_bar("evaluating", len(jobs)))
-        grading = Grading(samples, verdicts, profiles, sample, answer, advance)
+        grading = SampleGrading(samples, verdicts, profiles, sample, answer, advance)
         await grading.run(jobs, request.at_once, grade_at_once)
 
 
-def _asked(request: EvaluationRequest, jobs: Sequence[Job], samples: RecordLog) -> list[dict[str, Any]]:
+def _asked(request: EvaluationRequest, jobs: Sequence[SampleJob], samples: RecordLog) -> list[dict[str, Any]]:
     """A request for each problem of which a sample is missing."""
     problems = {job.problem.problem_id: job.problem for job in jobs if job.key not in samples}
     return [request.sampling.request(problem, 0) for problem in problems.values()]
@@ -238,7 +238,7 @@ def _asked(request: EvaluationRequest, jobs: Sequence[Job], samples: RecordLog) 
 
 def _write(
     request: EvaluationRequest,
-    jobs: Sequence[Job],
+    jobs: Sequence[SampleJob],
     profiles: Sequence[Profile],
     samples: RecordLog,
     verdicts: RecordLog,
@@ -265,7 +265,7 @@ def _write(
     return record
 
 
-def _outcome(job: Job, profiles: Sequence[Profile], samples: RecordLog, verdicts: RecordLog) -> Outcome:
+def _outcome(job: SampleJob, profiles: Sequence[Profile], samples: RecordLog, verdicts: RecordLog) -> Outcome:
     sample = samples.get(job.key)
     answer = answer_of(sample)
     return Outcome(
@@ -277,7 +277,7 @@ def _outcome(job: Job, profiles: Sequence[Profile], samples: RecordLog, verdicts
     )
 
 
-def _shown(job: Job, profile: Profile, samples: RecordLog, verdicts: RecordLog) -> ShownSample:
+def _shown(job: SampleJob, profile: Profile, samples: RecordLog, verdicts: RecordLog) -> ShownSample:
     sample = samples.get(job.key)
     answer = answer_of(sample)
     verdict = verdicts.get(verdict_key(job.problem, answer, profile))

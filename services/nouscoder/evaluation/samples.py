@@ -66,7 +66,7 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SampleJob:
     """One sample that the evaluation needs: the `position`-th of its problem, from 0."""
 
     problem: EvaluatedProblem
@@ -80,16 +80,16 @@ def sample_seed(seed: int, problem_id: str, position: int) -> int:
     return int.from_bytes(digest, "little") % (2**31 - 1) + 1
 
 
-def server_jobs(problems: Sequence[EvaluatedProblem], settings: SamplingSettings) -> list[Job]:
+def server_jobs(problems: Sequence[EvaluatedProblem], settings: SamplingSettings) -> list[SampleJob]:
     """The samples to ask a server for, position by position, so that all problems have a first sample early."""
     return [
-        Job(problem, position, key_of({"request": settings.request(problem, position)}))
+        SampleJob(problem, position, key_of({"request": settings.request(problem, position)}))
         for position in range(settings.num_samples)
         for problem in problems
     ]
 
 
-async def sampled(server: OpenAIServer, settings: SamplingSettings, job: Job) -> dict[str, Any]:
+async def sampled(server: OpenAIServer, settings: SamplingSettings, job: SampleJob) -> dict[str, Any]:
     """The record of a sample. Raises CompletionFailed."""
     answer = await server.complete(**settings.request(job.problem, job.position))
     return {
@@ -102,7 +102,9 @@ async def sampled(server: OpenAIServer, settings: SamplingSettings, job: Job) ->
     }
 
 
-def given_jobs(path: Path, problems: Sequence[EvaluatedProblem], all_ids: Sequence[str], log: RecordLog) -> list[Job]:
+def given_jobs(
+    path: Path, problems: Sequence[EvaluatedProblem], all_ids: Sequence[str], log: RecordLog
+) -> list[SampleJob]:
     """The samples of a file, which are copied to the log. `all_ids` are the problems of the whole problem file.
 
     Samples of problems outside the window are left out. Raises SamplesUnusable and UnreadableFile.
@@ -124,7 +126,7 @@ def given_jobs(path: Path, problems: Sequence[EvaluatedProblem], all_ids: Sequen
         answer = entry.request or {}
         key = key_of({"given": answer, "problem_id": entry.problem_id, "position": position})
         log.add(key, {"problem_id": entry.problem_id, "position": position, **answer, "finish_reason": ""})
-        jobs.append(Job(known[entry.problem_id], position, key))
+        jobs.append(SampleJob(known[entry.problem_id], position, key))
     without = [name for name in known if not positions[name]]
     if without:
         raise SamplesUnusable(f"{path} has no sample of {len(without)} problems, such as {without[0]}")
@@ -133,7 +135,7 @@ def given_jobs(path: Path, problems: Sequence[EvaluatedProblem], all_ids: Sequen
 
 # Sampling and grading.
 
-Sampler = Callable[[Job], Awaitable[dict[str, Any]]]
+Sampler = Callable[[SampleJob], Awaitable[dict[str, Any]]]
 
 _KEPT = ("verdict", "passed", "total", "graded", "duration_s", "detail", "first_failure")
 
@@ -161,7 +163,7 @@ def answer_of(sample: dict[str, Any]) -> dict[str, str]:
     return {name: sample[name].encode("utf8", "replace").decode() for name in ("code", "completion") if name in sample}
 
 
-class Grading:
+class SampleGrading:
     """Samples and grades at the same time. `sample` is None when all samples are there."""
 
     def __init__(
@@ -183,11 +185,11 @@ class Grading:
         self._num_accepted = 0
         self._failures: list[str] = []
 
-    async def run(self, jobs: Sequence[Job], sample_at_once: int, grade_at_once: int) -> None:
+    async def run(self, jobs: Sequence[SampleJob], sample_at_once: int, grade_at_once: int) -> None:
         """Do all jobs. Raises EvaluationIncomplete, CompletionFailed and what grading raises."""
         waiting = iter(jobs)
         # Its bound keeps sampled texts from filling the memory when grading is slower.
-        sampled: asyncio.Queue[Job | None] = asyncio.Queue(2 * grade_at_once)
+        sampled: asyncio.Queue[SampleJob | None] = asyncio.Queue(2 * grade_at_once)
         try:
             async with asyncio.TaskGroup() as graders:
                 for _ in range(grade_at_once):
@@ -205,14 +207,14 @@ class Grading:
                 " stored, and the same command tries these again"
             )
 
-    async def _sample_all(self, waiting: Iterator[Job], sampled: asyncio.Queue[Job | None]) -> None:
+    async def _sample_all(self, waiting: Iterator[SampleJob], sampled: asyncio.Queue[SampleJob | None]) -> None:
         for job in waiting:
             if job.key not in self._samples:
                 assert self._sample is not None
                 self._samples.add(job.key, await self._sample(job))
             await sampled.put(job)
 
-    async def _grade_all(self, sampled: asyncio.Queue[Job | None]) -> None:
+    async def _grade_all(self, sampled: asyncio.Queue[SampleJob | None]) -> None:
         while (job := await sampled.get()) is not None:
             try:
                 verdicts = [await self._verdict(job, profile) for profile in self._profiles]
@@ -223,7 +225,7 @@ class Grading:
             self._num_accepted += verdicts[0] == VerdictKind.ACCEPTED.value
             self._advance(1, f"pass@1 {self._num_accepted / self._num_graded:.4f}")
 
-    async def _verdict(self, job: Job, profile: Profile) -> str:
+    async def _verdict(self, job: SampleJob, profile: Profile) -> str:
         """The verdict on a stored sample, from the log if it is there. Raises _InternalError."""
         answer = answer_of(self._samples.get(job.key))
         key = verdict_key(job.problem, answer, profile)

@@ -98,7 +98,7 @@ _BAD_LINES_SHOWN = 1000
 
 
 @dataclass(slots=True)
-class Summary:
+class GradeSummary:
     """Counts so far. `by_problem` has (graded, accepted) of each problem; failures of the service count in neither."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -180,7 +180,7 @@ class Request:
     skip_bad: bool = False
 
 
-def grade_file(request: Request, config: Config) -> tuple[Summary, int]:
+def grade_file(request: Request, config: Config) -> tuple[GradeSummary, int]:
     """Grade every entry. Returns the summary and the exit code.
 
     The code is 0 when each entry has a verdict other than internal_error; with `skip_bad` bad entries do not count.
@@ -194,8 +194,8 @@ def grade_file(request: Request, config: Config) -> tuple[Summary, int]:
     return summary, 0 if good else 1
 
 
-async def _grade(request: Request, config: Config) -> Summary:
-    summary = Summary()
+async def _grade(request: Request, config: Config) -> GradeSummary:
+    summary = GradeSummary()
     async with AsyncExitStack() as stack:
         problems = None if request.problems is None else stack.enter_context(closing(open_index_of(request.problems)))
         entries = read_entries(request.file, None if problems is None else problems.problem_ids)
@@ -217,7 +217,7 @@ async def _grade(request: Request, config: Config) -> Summary:
     return summary
 
 
-def _skip_graded(out: Path, entries: Iterator[Entry], summary: Summary) -> None:
+def _skip_graded(out: Path, entries: Iterator[Entry], summary: GradeSummary) -> None:
     """Count the lines of an earlier output, and skip their entries. Raises OutputFault when they do not belong."""
     for record in kept_lines(out):
         entry = next(entries, None)
@@ -231,7 +231,7 @@ class _Grading:
     """Reads, grades and writes at the same time."""
 
     def __init__(
-        self, answer: Answerer, at_once: int, out: TextIO, summary: Summary, advance: Callable[[float], None]
+        self, answer: Answerer, at_once: int, out: TextIO, summary: GradeSummary, advance: Callable[[float], None]
     ) -> None:
         self._answer = answer
         self._slots = asyncio.Semaphore(at_once)

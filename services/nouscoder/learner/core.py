@@ -24,7 +24,7 @@ from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.metrics.step import TokenRecords, TrainedBatch
 from nouscoder.learner.model.weights import stored_dtypes
-from nouscoder.learner.parallel.rank_messages import Command, Leader, Work
+from nouscoder.learner.parallel.rank_messages import Leader, RankMessage, RankMessageKind
 from nouscoder.learner.parallel.ranks import Ranks
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress
@@ -122,7 +122,7 @@ class LearnerCore:
         checkpoint = self._store.newest()
         if checkpoint is not None:
             self._progress, self._newest = checkpoint.progress, checkpoint
-        with self._leader.together(Command(Work.LOAD, self._progress.step)):
+        with self._leader.together(RankMessage(RankMessageKind.LOAD, self._progress.step)):
             self._trainer = trainer_at(self._config, checkpoint, self._ranks)
         last_batch = max([self._progress.batch_id, *self._batches.numbers()])
         self._run_log.open((last_batch + 1) * self._config.learner.steps_per_batch)
@@ -135,7 +135,7 @@ class LearnerCore:
             raise LearnerError("the learner has not started")
         return self._identity
 
-    def books(self, policy: PolicyManifest | None) -> TrainedState:
+    def trained_state(self, policy: PolicyManifest | None) -> TrainedState:
         """What was trained on up to now; `policy` is the newest that was published. From any thread."""
         done = self._progress
         return TrainedState(self.identity, done.batch_id + 1, done.step, done.rollouts, done.groups, policy)
@@ -172,7 +172,7 @@ class LearnerCore:
             self._progress.after(batch, self._started.step)  # refuses a group that was trained on before
             settings = self._settings.fix(batch.batch_id, self._config.learner)
             replayed = self._batches.before(batch.batch_id, settings.replay_batches)
-            with self._leader.together(Command(Work.TRAIN, batch.batch_id)):
+            with self._leader.together(RankMessage(RankMessageKind.TRAIN, batch.batch_id)):
                 self._started.use(settings)
                 trained = self._started.train_batch(batch, replayed)
         except ValueError as error:
@@ -193,7 +193,7 @@ class LearnerCore:
         Whole weights have the types of the policy folder.
         """
         version, step = self._progress.policy_version, self._progress.step
-        with self._leader.together(Command(Work.GATHER)):
+        with self._leader.together(RankMessage(RankMessageKind.GATHER)):
             if self._config.learner.lora.publishes_adapters:
                 return StagedPolicy.of_adapter(self.model, version, step)
             return StagedPolicy.of(self.model, version, step, self._dtypes)
@@ -207,7 +207,9 @@ class LearnerCore:
         if self._in_batch:
             raise HalfTrained("a checkpoint holds only whole batches, and the batch in training is incomplete")
         return self._store.begin(
-            self._started, self._progress, lambda part: self._leader.tell(Command(Work.SAVE, folder=str(part)))
+            self._started,
+            self._progress,
+            lambda part: self._leader.tell(RankMessage(RankMessageKind.SAVE, folder=str(part))),
         )
 
     def finish_checkpoint(self, pending: PendingCheckpoint) -> Checkpoint:

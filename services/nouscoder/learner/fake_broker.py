@@ -78,17 +78,17 @@ class FakeBroker:
             run_id=self.run_id,
         )
 
-    async def restore_run(self, books: TrainedState) -> Restored:
+    async def restore_run(self, trained: TrainedState) -> Restored:
         """Take over the progress of the learner."""
-        if self.run_id not in ("", books.identity.run_id):
+        if self.run_id not in ("", trained.identity.run_id):
             raise PeerRefused(f"broker: this is run {self.run_id}")
-        if len(self.commits) > books.batches or len(self.policies) > books.batches + 2:
+        if len(self.commits) > trained.batches or len(self.policies) > trained.batches + 2:
             raise PeerRefused("broker: checkpoints of this run are missing")
-        self.run_id = books.identity.run_id
-        if len(self.commits) == books.batches - 1:
-            self.commits.append((books.batches - 1, books.step))
+        self.run_id = trained.identity.run_id
+        if len(self.commits) == trained.batches - 1:
+            self.commits.append((trained.batches - 1, trained.step))
             self._in_training = None
-        if len(self.commits) != books.batches:
+        if len(self.commits) != trained.batches:
             raise PeerError("broker: this fake forgets nothing")
         return Restored(was_behind=False)
 

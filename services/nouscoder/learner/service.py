@@ -30,7 +30,7 @@ from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.weights import adapter_weights, weights_of
-from nouscoder.learner.parallel.rank_messages import Command, Listener, Work
+from nouscoder.learner.parallel.rank_messages import Listener, RankMessage, RankMessageKind
 from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.publication.published import NoSuchPolicyFile, PolicyFiles, chunks
 from nouscoder.learner.publication.publisher import NotInMemory, PolicySender, TooManyTransfers
@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 # A rank other than 0.
 
 
-class Follower:
-    """Runs the command loop in one thread."""
+class RankFollower:
+    """Runs the message loop in one thread."""
 
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self._config = config
@@ -62,11 +62,11 @@ class Follower:
         self._settings = BatchSettings(self._files.batches)
         self._trainer: Trainer | None = None
         self._saving: PartOfCheckpoint | None = None
-        self._works: dict[Work, Callable[[Command], None]] = {
-            Work.LOAD: self._load,
-            Work.TRAIN: self._train,
-            Work.GATHER: self._gather,
-            Work.SAVE: self._save,
+        self._works: dict[RankMessageKind, Callable[[RankMessage], None]] = {
+            RankMessageKind.LOAD: self._load,
+            RankMessageKind.TRAIN: self._train,
+            RankMessageKind.GATHER: self._gather,
+            RankMessageKind.SAVE: self._save,
         }
 
     def run(self) -> None:
@@ -75,10 +75,10 @@ class Follower:
         prepare_thread(self._config.learner.threads)
         listener = Listener(self._ranks, self._ranks.store)
         try:
-            while (command := listener.next()).work is not Work.STOP:
-                log.info("command", extra={"work": command.work.value, "number": command.number})
+            while (message := listener.next()).work is not RankMessageKind.STOP:
+                log.info("message of rank 0", extra={"work": message.work.value, "number": message.number})
                 with naming_lost_ranks(self._ranks.patience_s):
-                    self._works[command.work](command)
+                    self._works[message.work](message)
             self._finish_saving()
         except TrainingInterrupted:
             log.info("rank 0 was interrupted inside a batch: a resume trains the batch again")
@@ -90,24 +90,24 @@ class Follower:
         assert self._trainer is not None, "rank 0 says LOAD first"
         return self._trainer
 
-    def _load(self, command: Command) -> None:
+    def _load(self, message: RankMessage) -> None:
         store = CheckpointStore(self._files.checkpoints, self._config.learner.keep_checkpoints)
-        checkpoint = store.at_step(command.number) if command.number else None
+        checkpoint = store.at_step(message.number) if message.number else None
         self._trainer = trainer_at(self._config, checkpoint, self._ranks)
 
-    def _train(self, command: Command) -> None:
-        settings = self._settings.kept(command.number, self._config.learner) or self._config.learner
-        replayed = self._batches.before(command.number, settings.replay_batches)
+    def _train(self, message: RankMessage) -> None:
+        settings = self._settings.kept(message.number, self._config.learner) or self._config.learner
+        replayed = self._batches.before(message.number, settings.replay_batches)
         self._loaded.use(settings)
-        self._loaded.train_batch(self._batches.load(command.number), replayed)
+        self._loaded.train_batch(self._batches.load(message.number), replayed)
 
-    def _gather(self, command: Command) -> None:
+    def _gather(self, message: RankMessage) -> None:
         gather = adapter_weights if self._config.learner.lora.publishes_adapters else weights_of
         gather(self._loaded.model)
 
-    def _save(self, command: Command) -> None:
+    def _save(self, message: RankMessage) -> None:
         self._finish_saving()
-        self._saving = begin_part(self._loaded, Path(command.folder))
+        self._saving = begin_part(self._loaded, Path(message.folder))
 
     def _finish_saving(self) -> None:
         saving, self._saving = self._saving, None
@@ -239,11 +239,11 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         self, request: learner_pb2.SendPolicyRequest, context: _Context
     ) -> learner_pb2.SendPolicyResponse:
         """Begin to send a policy from memory."""
-        meeting = await asyncio.to_thread(
+        rendezvous = await asyncio.to_thread(
             self._sender.begin, request.policy_version, request.digest, request.num_receivers, request.base_digest
         )
         return learner_pb2.SendPolicyResponse(
-            host=meeting.host, port=meeting.port, transfer=meeting.transfer.value, changes=meeting.changes
+            host=rendezvous.host, port=rendezvous.port, transfer=rendezvous.transfer.value, changes=rendezvous.changes
         )
 
 
@@ -265,7 +265,7 @@ async def serve(config: Config) -> None:
         # Supervisors signal every rank. Rank 0 decides: it completes its step and tells the others to stop.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        await asyncio.to_thread(Follower(config, ranks).run)
+        await asyncio.to_thread(RankFollower(config, ranks).run)
         return
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:

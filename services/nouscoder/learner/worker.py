@@ -41,7 +41,7 @@ from nouscoder.learner.model.computation import compute_dtype
 from nouscoder.learner.parallel.balance import flops_of_sums, measured_peak_flops
 from nouscoder.learner.publication.publisher import PolicySender, Publication, Recovery
 from nouscoder.learner.state.checkpoints import Checkpoints, KeptCheckpoint
-from nouscoder.learner.state.curriculum_copy import Broker, CurriculumCopy
+from nouscoder.learner.state.curriculum_copy import CurriculumCopy, LearnerBroker
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import BatchSeconds
 from nouscoder.learner.state.saved_batches import RecordsMissing
@@ -67,7 +67,7 @@ class BatchSource:
     def __init__(
         self,
         section: LearnerSection,
-        broker: Broker,
+        broker: LearnerBroker,
         metrics: LearnerMetrics,
         core: LearnerCore,
         publication: Publication,
@@ -210,7 +210,7 @@ _LOOK_AGAIN_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerStatus:
+class TrainingStatus:
     """The current state of the learner. `last` is None before the first batch of this process."""
 
     state: LearnerState
@@ -226,7 +226,7 @@ class LearnerWorker:
     def __init__(
         self,
         config: Config,
-        broker: Broker,
+        broker: LearnerBroker,
         metrics: LearnerMetrics,
         core: LearnerCore,
         sender: PolicySender | None = None,
@@ -318,10 +318,12 @@ class LearnerWorker:
         """See Checkpoints.keep. Nothing here bounds the wait: the caller does."""
         return await self._checkpoints.keep(from_version)
 
-    def status(self) -> LearnerStatus:
+    def status(self) -> TrainingStatus:
         """The current state."""
         progress = self._core.progress
-        return LearnerStatus(self._clock.state, self._clock.state_s, progress.step, progress.policy_version, self._last)
+        return TrainingStatus(
+            self._clock.state, self._clock.state_s, progress.step, progress.policy_version, self._last
+        )
 
     async def _start(self) -> None:
         """Load the state. Waits up to learner.folder_patience_s while another learner holds the run folder."""

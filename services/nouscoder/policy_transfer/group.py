@@ -1,10 +1,10 @@
 """The group of processes of one transfer: rank 0 has the bytes, the others receive them, over gloo or NCCL.
 
-The processes meet at a TCPStore of rank 0. A group lives for one transfer, so a process that dies costs only that one.
-The transports differ in the process group and the device alone.
+The processes meet at a TCPStore of rank 0 (the rendezvous). A group lives for one transfer, so a process that dies
+costs only that one. The transports differ in the process group and the device alone.
 
-INVARIANT: no call lasts longer than `MEETING_LIMIT_S` or `SILENCE_LIMIT_S`, also when another process of the group is
-dead or hangs; it then raises TransferError. The exception is the start of NCCL, which has no limit of its own: it
+INVARIANT: no call lasts longer than `RENDEZVOUS_LIMIT_S` or `SILENCE_LIMIT_S`, also when another process of the group
+is dead or hangs; it then raises TransferError. The exception is the start of NCCL, which has no limit of its own: it
 begins when all processes have come.
 """
 
@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroupGloo, Store
 
-from nouscoder.domain.policy import Meeting, WeightTransfer
+from nouscoder.domain.policy import Rendezvous, WeightTransfer
 from nouscoder.errors import NousCoderError
 
-MEETING_LIMIT_S = 60.0
+RENDEZVOUS_LIMIT_S = 60.0
 SILENCE_LIMIT_S = 60.0
 PIECE_BYTES = 32 * 1024**2  # sent at once
 _LOOK_AGAIN_S = 0.0005
@@ -52,7 +52,7 @@ class TransferGroup(Protocol):
         ...
 
 
-def call_meeting(host: str, num_ranks: int, transfer: WeightTransfer) -> tuple[Meeting, Store]:
+def open_rendezvous(host: str, num_ranks: int, transfer: WeightTransfer) -> tuple[Rendezvous, Store]:
     """Open a store at a free port of `host`, for rank 0. Raises TransferError."""
     try:
         listener = socket.create_server((host, 0))
@@ -62,36 +62,41 @@ def call_meeting(host: str, num_ranks: int, transfer: WeightTransfer) -> tuple[M
             port,
             num_ranks,
             is_master=True,
-            timeout=timedelta(seconds=MEETING_LIMIT_S),
+            timeout=timedelta(seconds=RENDEZVOUS_LIMIT_S),
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
     except (OSError, RuntimeError) as error:
         raise TransferError(f"no transfer can start at {host}: {error}") from error
-    return Meeting(host, port, num_ranks, transfer), store
+    return Rendezvous(host, port, num_ranks, transfer), store
 
 
-def join_meeting(meeting: Meeting) -> Store:
-    """The store of a meeting, for the other ranks. Raises TransferError."""
-    limit = timedelta(seconds=MEETING_LIMIT_S)
+def join_rendezvous(rendezvous: Rendezvous) -> Store:
+    """The store of a rendezvous, for the other ranks. Raises TransferError."""
+    limit = timedelta(seconds=RENDEZVOUS_LIMIT_S)
     try:
         return TCPStore(
-            meeting.host, meeting.port, meeting.num_ranks, is_master=False, timeout=limit, wait_for_workers=False
+            rendezvous.host,
+            rendezvous.port,
+            rendezvous.num_ranks,
+            is_master=False,
+            timeout=limit,
+            wait_for_workers=False,
         )
     except RuntimeError as error:
-        raise TransferError(f"nobody is at {meeting.host}:{meeting.port}: {_reason(error)}") from error
+        raise TransferError(f"nobody is at {rendezvous.host}:{rendezvous.port}: {_reason(error)}") from error
 
 
-def open_group(meeting: Meeting, store: Store, rank: int, device: torch.device) -> TransferGroup:
+def open_group(rendezvous: Rendezvous, store: Store, rank: int, device: torch.device) -> TransferGroup:
     """Wait for all ranks, then connect them. `device` is the GPU for NCCL. Raises TransferError."""
     try:
         store.set(f"here/{rank}", "1")
-        store.wait([f"here/{each}" for each in range(meeting.num_ranks)], timedelta(seconds=MEETING_LIMIT_S))
-        if meeting.transfer is WeightTransfer.NCCL:
-            return NcclGroup(store, rank, meeting.num_ranks, device)
-        return GlooGroup(store, rank, meeting.num_ranks)
+        store.wait([f"here/{each}" for each in range(rendezvous.num_ranks)], timedelta(seconds=RENDEZVOUS_LIMIT_S))
+        if rendezvous.transfer is WeightTransfer.NCCL:
+            return NcclGroup(store, rank, rendezvous.num_ranks, device)
+        return GlooGroup(store, rank, rendezvous.num_ranks)
     except RuntimeError as error:
-        raise TransferError(f"not all of the {meeting.num_ranks} processes came: {_reason(error)}") from error
+        raise TransferError(f"not all of the {rendezvous.num_ranks} processes came: {_reason(error)}") from error
 
 
 class GlooGroup:

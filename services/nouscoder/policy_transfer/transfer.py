@@ -1,4 +1,4 @@
-"""One transfer: rank 0 sends the bytes of a policy's shards, and the other ranks of its meeting receive them.
+"""One transfer: rank 0 sends the bytes of a policy's shards, and the other ranks of its rendezvous receive them.
 
 Both sides cut each shard into pieces of `PIECE_BYTES`, so that nothing but the sizes must be known beforehand. The
 bytes are those of a safetensors file, made from tensors in memory and read as tensors without a copy:
@@ -29,13 +29,13 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from nouscoder.domain.policy import Meeting, Shard
+from nouscoder.domain.policy import Rendezvous, Shard
 from nouscoder.policy_folder.delta import DeltaUnusable, change
 from nouscoder.policy_transfer.group import (
     PIECE_BYTES,
     SILENCE_LIMIT_S,
     TransferError,
-    join_meeting,
+    join_rendezvous,
     open_group,
 )
 
@@ -157,30 +157,30 @@ def _bytes_of(data: Tensor) -> bytes:
 
 
 def send_shards(
-    images: Iterable[ShardImage], meeting: Meeting, store: Store, limit_s: float, device: torch.device = _CPU
+    images: Iterable[ShardImage], rendezvous: Rendezvous, store: Store, limit_s: float, device: torch.device = _CPU
 ) -> None:
     """Send the images as rank 0, and wait until all others have them. Raises TransferError."""
     until = time.monotonic() + limit_s
     buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-    with closing(open_group(meeting, store, 0, device)) as group:
+    with closing(open_group(rendezvous, store, 0, device)) as group:
         for image in images:
             for piece in image.pieces(buffer):
                 _check_time(until, limit_s)
                 group.broadcast(piece)
         try:
-            store.wait([f"done/{rank}" for rank in range(1, meeting.num_ranks)], timedelta(seconds=SILENCE_LIMIT_S))
+            store.wait([f"done/{rank}" for rank in range(1, rendezvous.num_ranks)], timedelta(seconds=SILENCE_LIMIT_S))
         except RuntimeError as error:
             raise TransferError("a receiver did not say that it has the policy") from error
 
 
 def receive_shards(
-    shards: Sequence[Shard], meeting: Meeting, rank: int, limit_s: float, device: torch.device = _CPU
+    shards: Sequence[Shard], rendezvous: Rendezvous, rank: int, limit_s: float, device: torch.device = _CPU
 ) -> list[Tensor]:
     """The bytes of the shards, uint8 [size of the shard] each, on the CPU. Raises TransferError."""
     until = time.monotonic() + limit_s
-    store = join_meeting(meeting)
+    store = join_rendezvous(rendezvous)
     received = []
-    with closing(open_group(meeting, store, rank, device)) as group:
+    with closing(open_group(rendezvous, store, rank, device)) as group:
         for shard in shards:
             # Pinned memory goes to a GPU faster. torch keeps it for the next policy.
             data = torch.empty(shard.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")

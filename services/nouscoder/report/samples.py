@@ -36,7 +36,7 @@ _SHOWN = {Change.GAINED: 6, Change.LOST: 3, Change.STILL_FAILING: 4, Change.KEPT
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ProgramPair:
     """A rollout before training and one after it, on the same problem."""
 
     before: EvaluationSample
@@ -50,22 +50,22 @@ class Pair:
         return Change.LOST if self.before.accepted else Change.STILL_FAILING
 
 
-def pairs(before: EvaluationData | None, after: EvaluationData | None) -> list[Pair]:
+def pairs(before: EvaluationData | None, after: EvaluationData | None) -> list[ProgramPair]:
     """Pairs of rollouts of the same problem, in order. An evaluation holds the first rollout of each problem."""
     if before is None or after is None:
         return []
     waiting: dict[str, list[EvaluationSample]] = {}
     for sample in after.samples:
         waiting.setdefault(sample.problem_id, []).append(sample)
-    return [Pair(sample, queue.pop(0)) for sample in before.samples if (queue := waiting.get(sample.problem_id))]
+    return [ProgramPair(sample, queue.pop(0)) for sample in before.samples if (queue := waiting.get(sample.problem_id))]
 
 
-def chosen(found: Sequence[Pair]) -> list[Pair]:
+def chosen(found: Sequence[ProgramPair]) -> list[ProgramPair]:
     """The pairs to show: a few for each change, from different families if possible."""
     return [pair for kind, limit in _SHOWN.items() for pair in _spread(found, kind, limit)]
 
 
-def pairs_section(found: Sequence[Pair]) -> str:
+def pairs_section(found: Sequence[ProgramPair]) -> str:
     """The counts by change, and the chosen pairs side by side."""
     counts = {kind: sum(pair.change is kind for pair in found) for kind in Change}
     words = ", ".join(f"{counts[kind]} {kind.value}" for kind in Change)
@@ -87,10 +87,10 @@ def badge(verdict: str) -> str:
     return f'<span class="badge {kind}">{sign} {escape(verdict or "no verdict")}</span>'
 
 
-def _spread(found: Iterable[Pair], kind: Change, limit: int) -> list[Pair]:
+def _spread(found: Iterable[ProgramPair], kind: Change, limit: int) -> list[ProgramPair]:
     """Up to `limit` pairs with this change: one of each family first, then others."""
-    firsts: list[Pair] = []
-    others: list[Pair] = []
+    firsts: list[ProgramPair] = []
+    others: list[ProgramPair] = []
     seen: set[str] = set()
     for pair in found:
         if pair.change is kind:
@@ -99,7 +99,7 @@ def _spread(found: Iterable[Pair], kind: Change, limit: int) -> list[Pair]:
     return (firsts + others)[:limit]
 
 
-def _pair_card(pair: Pair) -> str:
+def _pair_card(pair: ProgramPair) -> str:
     return (
         f'<article class="pair"><h3>{escape(pair.before.problem_id)}'
         f' <span class="change-word">{pair.change.value}</span></h3>'

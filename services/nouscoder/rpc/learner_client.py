@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from nouscoder.domain.policy import Meeting, Shard, WeightTransfer
+from nouscoder.domain.policy import Rendezvous, Shard, WeightTransfer
 from nouscoder.rpc.channel import PeerError, ServiceClient
 from nouscoder.rpc.convert import WirePair
 from nouscoder.rpc.tls import ChannelTls
@@ -90,7 +90,9 @@ class LearnerClient(ServiceClient):
         async for answer in self._stream(call, silence_limit_s):
             yield answer.policy_version, answer.path
 
-    async def send_policy(self, policy_version: int, digest: str, num_receivers: int, base_digest: str = "") -> Meeting:
+    async def send_policy(
+        self, policy_version: int, digest: str, num_receivers: int, base_digest: str = ""
+    ) -> Rendezvous:
         """Begin a transfer from the learner's memory. Raises PeerNotFound and PeerBusy when only the files will do.
 
         `base_digest` names the policy that the receivers hold in memory, so that the changes may be enough.
@@ -103,7 +105,7 @@ class LearnerClient(ServiceClient):
             transfer = WeightTransfer(answer.transfer)
         except ValueError as error:
             raise PeerError(f"{self.name} sends by {answer.transfer!r}, which is not known here") from error
-        return Meeting(answer.host, answer.port, 1 + num_receivers, transfer, answer.changes)
+        return Rendezvous(answer.host, answer.port, 1 + num_receivers, transfer, answer.changes)
 
     async def _pieces(self, call: Any) -> AsyncIterator[bytes]:
         async for answer in self._stream(call, _SILENCE_LIMIT_S):

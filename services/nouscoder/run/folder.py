@@ -182,7 +182,7 @@ def unused_name(root: Path, wanted: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     """summary.json. `learning_seconds` counts from the start of the command; a resumed run adds its earlier time."""
 
     name: str
@@ -199,9 +199,11 @@ class Summary:
         return asdict(self)
 
 
-def summarize(config: Config, before: Evaluated, after: Evaluated, learning_seconds: float, ledger: Ledger) -> Summary:
+def summarize(
+    config: Config, before: Evaluated, after: Evaluated, learning_seconds: float, ledger: Ledger
+) -> RunSummary:
     """The summary of a run with these evaluations of its first and last policy."""
-    return Summary(
+    return RunSummary(
         name=config.run.name,
         seed=config.run.seed,
         steps=after.policy_version * config.learner.steps_per_batch,
@@ -213,7 +215,7 @@ def summarize(config: Config, before: Evaluated, after: Evaluated, learning_seco
     )
 
 
-def closing_lines(summary: Summary, report: Path) -> list[str]:
+def closing_lines(summary: RunSummary, report: Path) -> list[str]:
     """The last lines on the screen after the run."""
     gain = summary.pass_at_1_after - summary.pass_at_1_before
     return [

@@ -13,7 +13,7 @@ from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.retry import Retry
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import KeptGeneration
-from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, Supervised, Supervisor
+from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, SupervisedProcess, Supervisor
 
 SERVICES = ("broker", "verifier", "generation", "learner")
 
@@ -92,7 +92,7 @@ class LocalServices:
         self._folder = folder
         self._supervisor = supervisor
         self._generation = generation
-        self._started: dict[str, Supervised] = {}
+        self._started: dict[str, SupervisedProcess] = {}
 
     def start(self, *names: str) -> None:
         """Start these processes."""
@@ -112,7 +112,7 @@ class LocalServices:
             self._generation.check()
 
     @property
-    def processes(self) -> list[Supervised]:
+    def processes(self) -> list[SupervisedProcess]:
         """All processes of the run."""
         return [*self._supervisor.processes, *(self._generation.processes if self._generation is not None else ())]
 

@@ -59,7 +59,7 @@ from nouscoder.domain.run_status import NO_ROLLOUTS, Ledger
 from nouscoder.errors import NousCoderError
 from nouscoder.report import write_report
 from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once
-from nouscoder.run.folder import RunFolder, Summary, closing_lines, summarize
+from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, summarize
 from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
@@ -101,7 +101,7 @@ async def _train(config: Config, *, resume: bool) -> None:
 
 async def run_loop(
     folder: RunFolder, config: Config, view: View, started_s: float, generation: KeptGeneration | None = None
-) -> Summary:
+) -> RunSummary:
     """The whole run, from the start of the services to the report. Raises NousCoderError with one sentence.
 
     `generation` is the process that the stages of a plan share.

@@ -34,7 +34,7 @@ class RunInFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRun:
     """A run: in a folder, in Redis, or in both."""
 
     name: str
@@ -48,7 +48,7 @@ class Found:
         return len(ids) <= 1
 
 
-async def list_runs(config: Config) -> list[Found]:
+async def list_runs(config: Config) -> list[FoundRun]:
     """The runs in the folder run.root and in the Redis that the configuration names, by name. Raises RunsError."""
     folders, states = _in_folder(config.run.root.resolve()), {}
     if url := configured_url(config.broker):
@@ -57,7 +57,7 @@ async def list_runs(config: Config) -> list[Found]:
                 states = {run.name: run for run in await keys.runs()}
         except BrokerError as error:
             raise RunsError(str(error)) from error
-    return [Found(name, folders.get(name), states.get(name)) for name in sorted({*folders, *states})]
+    return [FoundRun(name, folders.get(name), states.get(name)) for name in sorted({*folders, *states})]
 
 
 async def remove_run(config: Config) -> list[str]:

@@ -36,7 +36,7 @@ from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.run.folder import RunFolder, attach_patiently
-from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, Supervised, Supervisor
+from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, SupervisedProcess, Supervisor
 
 # The generation process of a plan.
 
@@ -53,7 +53,7 @@ class KeptGeneration:
         self._config: Config | None = None
 
     @property
-    def processes(self) -> list[Supervised]:
+    def processes(self) -> list[SupervisedProcess]:
         """The process, if there is one."""
         return [] if self._supervisor is None else self._supervisor.processes
 
@@ -77,7 +77,7 @@ class KeptGeneration:
             self._say(f"generation is started again for {config.run.name}: {error}")
             await self.close()
 
-    def start(self, config: Config) -> Supervised:
+    def start(self, config: Config) -> SupervisedProcess:
         """Start the process, unless it serves the stage of `config` already."""
         if self._supervisor is None:
             self._supervisor = Supervisor(max_restarts_per_hour=config.run.max_restarts_per_hour)
@@ -114,7 +114,7 @@ class ExternalServices:
     """Watches the services. `say` reports when one stops answering and when it answers again."""
 
     watch_every_s = 2.0
-    processes: list[Supervised] = []  # noqa: RUF012  # this command starts none
+    processes: list[SupervisedProcess] = []  # noqa: RUF012  # this command starts none
     learner_ended = True  # the learner keeps running; the broker reports the end of the run
 
     def __init__(self, config: Config, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -188,7 +188,7 @@ class RunServices(Protocol):
         ...
 
     @property
-    def processes(self) -> list[Supervised]:
+    def processes(self) -> list[SupervisedProcess]:
         """The processes of this run that this command started, for display."""
         ...
 

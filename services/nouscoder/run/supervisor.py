@@ -59,7 +59,7 @@ class ProcessSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class Supervised:
+class SupervisedProcess:
     """One process of a run, over all its restarts."""
 
     def __init__(
@@ -168,19 +168,19 @@ class Supervisor:
         self._max_restarts = max_restarts_per_hour
         self._restart_delay_s = restart_delay_s
         self._now_s = now_s
-        self._processes: dict[str, Supervised] = {}
+        self._processes: dict[str, SupervisedProcess] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
     @property
-    def processes(self) -> list[Supervised]:
+    def processes(self) -> list[SupervisedProcess]:
         """All processes, in order of their start."""
         return list(self._processes.values())
 
-    def start(self, spec: ProcessSpec) -> Supervised:
+    def start(self, spec: ProcessSpec) -> SupervisedProcess:
         """Start a process and keep it alive. Raises SupervisionError when the name is taken."""
         if spec.name in self._processes:
             raise SupervisionError(f"{spec.name} is supervised already")
-        process = Supervised(spec, self._max_restarts, self._restart_delay_s, self._now_s)
+        process = SupervisedProcess(spec, self._max_restarts, self._restart_delay_s, self._now_s)
         self._processes[spec.name] = process
         self._keepers[spec.name] = asyncio.create_task(process.keep_alive(), name=f"keep {spec.name}")
         return process

@@ -20,7 +20,7 @@ from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus
 from nouscoder.rpc.learner_client import LearnerClient, LearnerStatus
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker import observer_id
-from nouscoder.run.supervisor import Supervised
+from nouscoder.run.supervisor import SupervisedProcess
 from nouscoder.run.view import ProcessLine, Snapshot
 
 Answer = TypeVar("Answer")
@@ -76,7 +76,7 @@ class RunWatch:
         """Disconnect."""
         await self._connections.aclose()
 
-    async def snapshot(self, phase: str, processes: Iterable[Supervised]) -> Snapshot:
+    async def snapshot(self, phase: str, processes: Iterable[SupervisedProcess]) -> Snapshot:
         """The current state of the run."""
         status, learner, generation, num_tests = await asyncio.gather(
             _or_none(self._broker.status()),
@@ -100,7 +100,7 @@ class RunWatch:
     def _assemble(
         self,
         phase: str,
-        processes: tuple[Supervised, ...],
+        processes: tuple[SupervisedProcess, ...],
         status: RunStatus | None,
         learner: LearnerStatus | None,
         generation: GenerationStatus | None,

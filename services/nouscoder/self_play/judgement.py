@@ -38,7 +38,7 @@ class Rejection(StrEnum):
     ALWAYS_SOLVED = "always solved"
 
 
-class Rejected(Exception):
+class ProposalRejected(Exception):
     """A proposal is not accepted. The text says why in detail."""
 
     def __init__(self, reason: Rejection, detail: str) -> None:
@@ -64,12 +64,12 @@ class Judgement:
 
 
 def check_reference(outputs: Outputs) -> None:
-    """Raises Rejected unless the reference printed something for each input, and not the same for all."""
+    """Raises ProposalRejected unless the reference printed something for each input, and not the same for all."""
     failed = sum(output is None for output in outputs)
     if failed:
-        raise Rejected(Rejection.REFERENCE_FAILS, f"on {failed} of {len(outputs)} inputs")
+        raise ProposalRejected(Rejection.REFERENCE_FAILS, f"on {failed} of {len(outputs)} inputs")
     if len(set(_words(outputs))) < 2:
-        raise Rejected(Rejection.CONSTANT_OUTPUT, f"on {len(outputs)} inputs")
+        raise ProposalRejected(Rejection.CONSTANT_OUTPUT, f"on {len(outputs)} inputs")
 
 
 def judged(reference: Outputs, solvers: Sequence[Outputs], agree: int) -> Judgement:
@@ -127,31 +127,31 @@ def proposing_prompt(template: str, example: str) -> str:
 
 
 def read_proposal(answer: str, bounds: SelfPlaySection) -> Proposal:
-    """The proposal in an answer; the last of several. Raises Rejected."""
+    """The proposal in an answer; the last of several. Raises ProposalRejected."""
     text = answer.encode("utf8", "replace").decode()  # half of a surrogate pair is no text
     found = {name: pattern.findall(text) for name, pattern in _PARTS.items()}
     if not all(found.values()):
         missing = next(name for name, parts in found.items() if not parts)
-        raise Rejected(Rejection.NO_PROPOSAL, f"the answer has no <{missing}>")
+        raise ProposalRejected(Rejection.NO_PROPOSAL, f"the answer has no <{missing}>")
     statement, block = found["question"][-1].strip(), found["program"][-1]
     program = extract_code(block) or block.strip("\n")
     if not statement or not program.strip():
-        raise Rejected(Rejection.NO_PROPOSAL, "the question or the program is empty")
+        raise ProposalRejected(Rejection.NO_PROPOSAL, "the question or the program is empty")
     inputs = _inputs(found["inputs"][-1])
     if max(len(statement), len(program), sum(map(len, inputs))) > bounds.max_chars:
-        raise Rejected(Rejection.TOO_LONG, f"more than {bounds.max_chars} characters")
+        raise ProposalRejected(Rejection.TOO_LONG, f"more than {bounds.max_chars} characters")
     if len(inputs) < bounds.min_inputs:
-        raise Rejected(Rejection.FEW_INPUTS, f"{len(inputs)} different inputs")
+        raise ProposalRejected(Rejection.FEW_INPUTS, f"{len(inputs)} different inputs")
     return Proposal(statement, program, inputs[: bounds.max_inputs])
 
 
 def _inputs(text: str) -> tuple[str, ...]:
-    """The different inputs of a JSON list, each ending with a newline. Raises Rejected."""
+    """The different inputs of a JSON list, each ending with a newline. Raises ProposalRejected."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise Rejected(Rejection.NO_PROPOSAL, "the inputs are no JSON list of texts")
+        raise ProposalRejected(Rejection.NO_PROPOSAL, "the inputs are no JSON list of texts")
     texts = (value.encode("utf8", "replace").decode() for value in values)  # JSON can name half of a pair too
     return tuple(dict.fromkeys(value if value.endswith("\n") else f"{value}\n" for value in texts))

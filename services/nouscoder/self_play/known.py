@@ -25,7 +25,7 @@ class NoExample(NousCoderError):
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class KnownProblem:
     """A problem of which a proposal takes the rules of grading, the template, and the end of the prompt."""
 
     prompt: str
@@ -67,17 +67,17 @@ class Known:
         for problem in accepted:
             self.statements.add(problem.problem_id, problem.prompt)
 
-    def example(self, random: Random) -> Example:
+    def example(self, random: Random) -> KnownProblem:
         """A training problem or one of the pool. Raises NoExample."""
         for _ in range(_MOST_DRAWN):
             name = random.choice(self._drawn_from)
             if name in self._pooled:
                 problem = self._pooled[name]
-                return Example(problem.prompt, problem.prompt_template, problem.grading_rules())
+                return KnownProblem(problem.prompt, problem.prompt_template, problem.grading_rules())
             found = self._index.problem(name)
             with self._index.tests.opened(found.tests_digest) as tests:
                 if isinstance(tests, StdinTests):
-                    return Example(found.prompt, found.prompt_template, found.rules)
+                    return KnownProblem(found.prompt, found.prompt_template, found.rules)
         raise NoExample(
             f"{_MOST_DRAWN} problems of the training file have no stdin tests, and self-play proposes whole programs"
         )

@@ -47,7 +47,7 @@ from nouscoder.run.services import RunServices, deployment
 from nouscoder.run.smoke import admit_nothing
 from nouscoder.run.view import View
 from nouscoder.self_play.known import Known
-from nouscoder.self_play.round import JUDGED, PROPOSALS, RolloutLog, Round, Work
+from nouscoder.self_play.round import JUDGED, PROPOSALS, RolloutLog, Round, RoundWork
 
 
 async def propose(folder: RunFolder, config: Config, number: int, known: Known, view: View) -> None:
@@ -64,7 +64,7 @@ async def propose(folder: RunFolder, config: Config, number: int, known: Known, 
             async def grade(submission: Submission, name: str) -> Verdict:
                 return await verdict_on(grader, submission, name)
 
-            work = Work(_Sampler(services, manifest, view), grade, fits, view.progress)
+            work = RoundWork(_Sampler(services, manifest, view), grade, fits, view.progress)
             await while_alive(services, round_.run(work))
 
 

@@ -45,14 +45,14 @@ from nouscoder.self_play.judgement import (
     Judgement,
     Outputs,
     Proposal,
-    Rejected,
+    ProposalRejected,
     Rejection,
     check_reference,
     judged,
     proposing_prompt,
     read_proposal,
 )
-from nouscoder.self_play.known import Example, Known
+from nouscoder.self_play.known import Known, KnownProblem
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.verifier.judges.judge import CLIP_CHARS
 
@@ -177,7 +177,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RoundWork:
     """What a round works with: samples of the policy, verdicts, whether a solver's task fits in the context."""
 
     sample: Sample
@@ -191,11 +191,11 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ProposalCandidate:
     """A proposal that can be read, and the problem whose rules it takes."""
 
     proposal: Proposal
-    example: Example
+    example: KnownProblem
 
     def runs(self) -> list[Submission]:
         """The reference on each input."""
@@ -211,13 +211,13 @@ class Candidate:
 class Valid:
     """A candidate whose reference printed `outputs`, which are the expected outputs of `problem`."""
 
-    candidate: Candidate
+    candidate: ProposalCandidate
     outputs: tuple[str, ...]
     problem: Problem
 
     @classmethod
-    def of(cls, candidate: Candidate, outputs: Outputs) -> Valid:
-        """Raises Rejected when the reference's outputs are not usable."""
+    def of(cls, candidate: ProposalCandidate, outputs: Outputs) -> Valid:
+        """Raises ProposalRejected when the reference's outputs are not usable."""
         check_reference(outputs)
         printed = tuple(output for output in outputs if output is not None)
         proposal = candidate.proposal
@@ -246,7 +246,7 @@ class Round:
         self._judgements: dict[str, Judgement] = {}  # by the proposal's rollout
         self._accepted: dict[str, Problem] = {}
 
-    def tasks(self) -> list[tuple[Task, Example]]:
+    def tasks(self) -> list[tuple[Task, KnownProblem]]:
         """The proposer's tasks in order, group after group. Those of a group have one prompt. Raises NoExample."""
         settings, size = self._config.self_play, self._config.broker.group_size
         found = []
@@ -259,7 +259,7 @@ class Round:
                 found.append((Task(name, group_id, "propose", prompt, sampling, 0, _AS_IT_IS), example))
         return found
 
-    async def run(self, work: Work) -> None:
+    async def run(self, work: RoundWork) -> None:
         """Propose and judge. Raises what sampling and grading raise."""
         tasks = self.tasks()
         with (
@@ -278,17 +278,19 @@ class Round:
         stream = task_seed(self._config.run.seed, f"self-play/{self._number}/{name}")
         return self._config.generation.sampling.record(Sampling, max_new_tokens=max_new_tokens, seed=stream)
 
-    def _read(self, tasks: Sequence[tuple[Task, Example]], proposals: RolloutLog) -> dict[str, Candidate]:
+    def _read(self, tasks: Sequence[tuple[Task, KnownProblem]], proposals: RolloutLog) -> dict[str, ProposalCandidate]:
         """The candidates by rollout. A proposal that is near to a known statement is none."""
-        found = dict[str, Candidate]()
+        found = dict[str, ProposalCandidate]()
         for task, example in tasks:
             with self._judging(task.rollout_id):
                 proposal = read_proposal(proposals.of(task).text, self._config.self_play)
                 _check_novelty(self._known.statements.find(proposal.statement))
-                found[task.rollout_id] = Candidate(proposal, example)
+                found[task.rollout_id] = ProposalCandidate(proposal, example)
         return found
 
-    async def _executed(self, candidates: Mapping[str, Candidate], runs: Runs, work: Work) -> dict[str, Valid]:
+    async def _executed(
+        self, candidates: Mapping[str, ProposalCandidate], runs: Runs, work: RoundWork
+    ) -> dict[str, Valid]:
         """The candidates with a valid reference. It runs on each input, and then on all inputs once more."""
         await runs.make([run for one in candidates.values() for run in one.runs()], work.named("references"))
         found = dict[str, Valid]()
@@ -299,12 +301,12 @@ class Round:
         for name, valid in found.items():
             with self._judging(name):
                 if not runs.is_accepted(valid.repeat()):
-                    raise Rejected(Rejection.NOT_DETERMINISTIC, "it printed something else the second time")
+                    raise ProposalRejected(Rejection.NOT_DETERMINISTIC, "it printed something else the second time")
                 if not work.fits(self._solving(valid.problem)[0]):
-                    raise Rejected(Rejection.TOO_LONG, "the statement leaves no room for an answer")
+                    raise ProposalRejected(Rejection.TOO_LONG, "the statement leaves no room for an answer")
         return {name: valid for name, valid in found.items() if name not in self._judgements}
 
-    async def _solved(self, valid: Mapping[str, Valid], solutions: RolloutLog, runs: Runs, work: Work) -> None:
+    async def _solved(self, valid: Mapping[str, Valid], solutions: RolloutLog, runs: Runs, work: RoundWork) -> None:
         """Judge the valid candidates by samples of the solver. Of near proposals the first acceptable one counts."""
         tasks = {name: self._solving(one.problem) for name, one in valid.items()}
         each = {task.rollout_id: task for own in tasks.values() for task in own}  # equal proposals have the same
@@ -334,10 +336,10 @@ class Round:
 
     @contextmanager
     def _judging(self, name: str) -> Iterator[None]:
-        """A Rejected inside is the judgement on the proposal of this rollout."""
+        """A ProposalRejected inside is the judgement on the proposal of this rollout."""
         try:
             yield
-        except Rejected as error:
+        except ProposalRejected as error:
             self._judgements[name] = Judgement(error.reason, str(error))
 
     def _write(self, tasks: Sequence[Task]) -> None:
@@ -360,4 +362,4 @@ class Round:
 
 def _check_novelty(near: tuple[str, float] | None) -> None:
     if near is not None:
-        raise Rejected(Rejection.NEAR_DUPLICATE, f"of {near[0]}, similarity {near[1]:.3f}")
+        raise ProposalRejected(Rejection.NEAR_DUPLICATE, f"of {near[0]}, similarity {near[1]:.3f}")

@@ -28,7 +28,7 @@ from nouscoder.config.generation import EnvironmentSection
 from nouscoder.data.importers.rows import file_rows
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.rollout import Rollout, Sampling, Task
-from nouscoder.domain.supervised import Candidate, ChoiceRules, choose, is_held_out
+from nouscoder.domain.supervised import ChoiceRules, ExampleCandidate, choose, is_held_out
 from nouscoder.domain.tokens import Completion, FinishReason, Segment, VersionSpan, concatenated, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
@@ -190,14 +190,16 @@ def read_examples(
     return Examples(train, validation, {reason.value: count for reason, count in dropped.items()})
 
 
-def _read(paths: Sequence[Path], encoder: Encoder, vocabulary_size: int) -> tuple[list[Rollout], list[Candidate]]:
+def _read(
+    paths: Sequence[Path], encoder: Encoder, vocabulary_size: int
+) -> tuple[list[Rollout], list[ExampleCandidate]]:
     rollouts: list[Rollout] = []
-    candidates: list[Candidate] = []
+    candidates: list[ExampleCandidate] = []
     for path in paths:
         for rollout, accepted in _from_run(path, vocabulary_size) if path.is_dir() else _from_file(path, encoder):
             rollouts.append(rollout)
             size = len(rollout.token_ids)
-            candidates.append(Candidate(key_of(rollout), rollout.problem_id, accepted, size))
+            candidates.append(ExampleCandidate(key_of(rollout), rollout.problem_id, accepted, size))
     return rollouts, candidates
 
 

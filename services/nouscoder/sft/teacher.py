@@ -31,7 +31,7 @@ class CannotSample(Unusable):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class TeacherSamples:
     """What was written. `solved` counts the problems with an accepted answer."""
 
     file: Path
@@ -48,7 +48,7 @@ class Sampled:
         )
 
 
-def sample_teacher(request: EvaluationRequest, config: Config) -> Sampled:
+def sample_teacher(request: EvaluationRequest, config: Config) -> TeacherSamples:
     """Sample, verify and write the examples to `request.out`, which only an earlier sampling may have made.
 
     Raises NousCoderError.
@@ -64,7 +64,7 @@ def sample_teacher(request: EvaluationRequest, config: Config) -> Sampled:
         file.writelines(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
     accepted = [record["problem_id"] for record in records if record["accepted"]]
     problems = {record["problem_id"] for record in records}
-    return Sampled(out, len(problems), len(set(accepted)), len(records), len(accepted))
+    return TeacherSamples(out, len(problems), len(set(accepted)), len(records), len(accepted))
 
 
 def _examples(request: EvaluationRequest) -> Iterator[dict[str, Any]]:

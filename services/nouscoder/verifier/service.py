@@ -45,7 +45,7 @@ from nouscoder.verifier.jobs.service import Jobs, open_jobs
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import Tracing, open_tracing, trace_fronts, traced_grader, traced_sandbox
-from nouscoder.verifier.processes.share import Place, Share
+from nouscoder.verifier.processes.share import ProcessNumber, Share
 from nouscoder.verifier.sandbox import SpillOverSandbox, open_backends
 from nouscoder.verifier.tools.sessions import ToolSessions
 
@@ -111,7 +111,7 @@ class Parts:
 
 
 async def serve(
-    config: Config, with_broker: bool = False, place: Place | None = None, channel: socket.socket | None = None
+    config: Config, with_broker: bool = False, place: ProcessNumber | None = None, channel: socket.socket | None = None
 ) -> None:
     """Serve until SIGTERM. `with_broker` adds the grading worker. Raises Unusable when the host cannot run it.
 

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from nouscoder.data.filters.near_duplicates import NgramHasher, exact_key, prompts_of, words_of
-from nouscoder.data.filters.step import Candidate, Context, Outcome, Step
+from nouscoder.data.filters.step import Candidate, Context, Step, StepOutcome
 
 
 class ExactDuplicates(Step):
@@ -22,7 +22,7 @@ class ExactDuplicates(Step):
 
     filter: Literal["exact_duplicates"]
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         first: dict[bytes, str] = {}
         dropped = {}
@@ -30,7 +30,7 @@ class ExactDuplicates(Step):
             earlier = first.setdefault(exact_key(words_of(one.prompt)), one.problem_id)
             if earlier != one.problem_id:
                 dropped[one.problem_id] = f"duplicate: of {earlier}"
-        return Outcome(dropped)
+        return StepOutcome(dropped)
 
 
 class Decontaminate(Step):
@@ -50,7 +50,7 @@ class Decontaminate(Step):
         """See Step."""
         return tuple(self.against)
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         known = _EvaluationSets(self.ngram)
         for name in self.against:
@@ -66,7 +66,7 @@ class Decontaminate(Step):
                 dropped[one.problem_id] = f"equal prompt: {label}"
             elif shared := known.shared(words):
                 dropped[one.problem_id] = f"{self.ngram} equal words: {shared}"
-        return Outcome(dropped)
+        return StepOutcome(dropped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from nouscoder.data.asking import ServedModel, ask_all, open_answers
 from nouscoder.data.filters.near_duplicates import prompts_of
-from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Outcome, Step
+from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Step, StepOutcome
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.record_log import key_of
 
@@ -59,7 +59,7 @@ class EmbeddingDuplicates(Step):
         """See Step."""
         return tuple(self.against)
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step. Raises NotAnswered."""
         fixed = [
             (f"{name}: {problem_id}", prompt)
@@ -78,7 +78,7 @@ class EmbeddingDuplicates(Step):
         for one, near in zip(candidates, found, strict=True):
             if near is not None:
                 dropped[one.problem_id] = f"near-duplicate: of {named[near[0]][0]}, similarity {near[1]:.3f}"
-        return Outcome(dropped)
+        return StepOutcome(dropped)
 
 
 def near_earlier(vectors: Vector, num_fixed: int, threshold: float) -> list[tuple[int, float] | None]:

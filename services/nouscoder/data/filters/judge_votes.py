@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from nouscoder.data.asking import ChatQuestion, ServedModel, ask_all, open_answers
-from nouscoder.data.filters.step import Candidate, Context, Outcome, Step
+from nouscoder.data.filters.step import Candidate, Context, Step, StepOutcome
 
 QUESTION = """Judge whether the following problem can be used to train and test a programmer. It can if its statement \
 is clear, complete and consistent, has no missing figure or definition, and determines what a right answer is.
@@ -67,7 +67,7 @@ class JudgeVotes(Step):
             for at in range(self.votes)
         ]
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step. Raises NotAnswered."""
         asked = {one.problem_id: self.questions(one.prompt) for one in candidates}
         with open_answers(context.evidence) as answers:
@@ -78,7 +78,7 @@ class JudgeVotes(Step):
             }
         return self.outcome(votes)
 
-    def outcome(self, votes: dict[str, Counter[Vote]]) -> Outcome:
+    def outcome(self, votes: dict[str, Counter[Vote]]) -> StepOutcome:
         """What the votes of each problem decide."""
         yes = {problem_id: own[Vote.YES] for problem_id, own in votes.items()}
         dropped = {
@@ -88,4 +88,4 @@ class JudgeVotes(Step):
         }
         notes = {problem_id: {"judge_votes": f"{count}/{self.votes}"} for problem_id, count in yes.items()}
         total = sum(votes.values(), Counter[Vote]())
-        return Outcome(dropped, dict(notes), {f"votes: {vote.value}": total[vote] for vote in Vote})
+        return StepOutcome(dropped, dict(notes), {f"votes: {vote.value}": total[vote] for vote in Vote})

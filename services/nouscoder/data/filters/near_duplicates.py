@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from nouscoder.data.filters.step import Candidate, Context, Outcome, Step
+from nouscoder.data.filters.step import Candidate, Context, Step, StepOutcome
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.problem_parquet import is_parquet, read_rows
 
@@ -104,7 +104,7 @@ class NearDuplicates(Step):
         """See Step."""
         return tuple(self.against)
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         index = NearIndex(self.threshold, self.shingle)
         for name in self.against:
@@ -115,7 +115,7 @@ class NearDuplicates(Step):
             found = index.add(one.problem_id, one.prompt)
             if found is not None:
                 dropped[one.problem_id] = f"near-duplicate: of {found[0]}, similarity {found[1]:.3f}"
-        return Outcome(dropped)
+        return StepOutcome(dropped)
 
 
 def rows_per_band(threshold: float) -> int:

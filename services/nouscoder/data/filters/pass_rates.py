@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Outcome, Step
+from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Step, StepOutcome
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.domain.curriculum import potential
 from nouscoder.domain.estimates import pass_at_k
@@ -53,7 +53,7 @@ class PassRate(_FromFile):
             raise ValueError("give above, below, at_least or at_most")
         return self
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         counts, dropped = self.counts(candidates, context)
         values = {}
@@ -67,7 +67,7 @@ class PassRate(_FromFile):
                 count = counts[problem_id]
                 dropped[problem_id] = f"{wrong}: {count.passed} of {count.sampled} passed"
         notes = {problem_id: {"pass_rate": f"{count.passed}/{count.sampled}"} for problem_id, count in counts.items()}
-        return Outcome(dropped, dict(notes), difficulty_table(values.values()))
+        return StepOutcome(dropped, dict(notes), difficulty_table(values.values()))
 
     def _wrong(self, value: float) -> str:
         too_low = (self.above is not None and value <= self.above) or (
@@ -89,7 +89,7 @@ class Potential(_FromFile):
     filter: Literal["potential"]
     share: float = Field(1.0, gt=0, le=1, description="share of the problems that is kept")
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         counts, dropped = self.counts(candidates, context)
         # A stable order: problems of the same potential stay in the order of the file.
@@ -102,7 +102,7 @@ class Potential(_FromFile):
             notes[problem_id] = {"potential": f"{potentials[problem_id]:.4f}", "potential_quartile": quartile}
         for problem_id in ranked[round(self.share * len(ranked)) :]:
             dropped[problem_id] = f"low potential: {potentials[problem_id]:.4f}"
-        return Outcome(dropped, dict(notes), dict(sorted(quartiles.items())))
+        return StepOutcome(dropped, dict(notes), dict(sorted(quartiles.items())))
 
 
 class Sample(Step):
@@ -116,11 +116,11 @@ class Sample(Step):
     count: int = Field(64, ge=1)
     seed: int = 0
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         names = sorted(one.problem_id for one in candidates)
         chosen = set(random.Random(self.seed).sample(names, min(self.count, len(names))))
-        return Outcome({name: "not sampled: by the seed" for name in names if name not in chosen})
+        return StepOutcome({name: "not sampled: by the seed" for name in names if name not in chosen})
 
 
 def difficulty_table(rates: Iterable[float]) -> dict[str, int]:

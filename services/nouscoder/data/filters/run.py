@@ -47,7 +47,7 @@ from nouscoder.data.filters.rules import (
     TestsSize,
     TestsType,
 )
-from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Grading, Outcome, Sources, Step
+from nouscoder.data.filters.step import Candidate, CannotFilter, Context, GradingTarget, Sources, Step, StepOutcome
 from nouscoder.data.filters.verified import ReferencesPass, WrongSolutionsFail
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import join, store_beside, write_rows
@@ -179,7 +179,7 @@ class Selection:
         return "\n".join(lines)
 
 
-def select(recipe: Recipe, out: Path, tests: str = "", grading: Grading | None = None) -> Selection:
+def select(recipe: Recipe, out: Path, tests: str = "", grading: GradingTarget | None = None) -> Selection:
     """Apply the steps and write the file `out`. `tests` is the place of its test store; empty: beside it.
 
     Raises CannotFilter and other Unusable.
@@ -193,13 +193,13 @@ def select(recipe: Recipe, out: Path, tests: str = "", grading: Grading | None =
     staging.mkdir(parents=True)
     try:
         sources = Sources([recipe.folder / name for name in recipe.inputs], staging / "inputs")
-        return _Selecting(recipe, sources, out, tests, grading or Grading()).run(staging)
+        return _Selecting(recipe, sources, out, tests, grading or GradingTarget()).run(staging)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
 class _Selecting:
-    def __init__(self, recipe: Recipe, sources: Sources, out: Path, tests: str, grading: Grading) -> None:
+    def __init__(self, recipe: Recipe, sources: Sources, out: Path, tests: str, grading: GradingTarget) -> None:
         self._recipe = recipe
         self._sources = sources
         self._out = out
@@ -239,7 +239,7 @@ class _Selecting:
     def _apply(self, number: int, step: Step, candidates: list[Candidate]) -> list[Candidate]:
         evidence = self._evidence / f"{step.filter}.jsonl"
         context = Context(self._recipe.folder, evidence, self._grading, self._sources.references)
-        outcome: Outcome = step.apply(candidates, context)
+        outcome: StepOutcome = step.apply(candidates, context)
         kept = [one for one in candidates if one.problem_id not in outcome.dropped]
         for one in candidates:
             reason = outcome.dropped.get(one.problem_id)

@@ -59,7 +59,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Grading:
+class GradingTarget:
     """Where programs are graded: at the URL `server`, else on this machine with the settings of `verifier`."""
 
     verifier: VerifierSection = field(default_factory=VerifierSection)
@@ -78,12 +78,12 @@ class Context:
 
     folder: Path
     evidence: Path
-    grading: Grading
+    grading: GradingTarget
     references: Callable[[Sequence[Candidate]], Iterator[tuple[Candidate, tuple[Reference, ...]]]]
 
 
 @dataclass(slots=True)
-class Outcome:
+class StepOutcome:
     """The result of a step. `dropped`: problem id -> reason, `notes`: problem id -> facts for its metadata.
 
     `table` has counts for people, such as problems by pass rate. A reason begins with its kind, then a colon.
@@ -104,17 +104,17 @@ class Step(Body):
         return ()
 
     @abstractmethod
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """Which of these problems it drops. Raises CannotFilter."""
 
 
 class Rule(Step):
     """Base of the filters that look at one problem at a time."""
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         reasons = ((one.problem_id, self.reason(one)) for one in candidates)
-        return Outcome({problem_id: reason for problem_id, reason in reasons if reason})
+        return StepOutcome({problem_id: reason for problem_id, reason in reasons if reason})
 
     @abstractmethod
     def reason(self, candidate: Candidate) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from nouscoder.client import AsyncClient, GradingFailed
-from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Grading, Outcome, Step
+from nouscoder.data.filters.step import Candidate, CannotFilter, Context, GradingTarget, Step, StepOutcome
 from nouscoder.data.json_records import checked_records
 from nouscoder.data.problems import Reference
 from nouscoder.domain.submission import Prelude, Submission, Tests
@@ -28,11 +28,11 @@ REFUSED = "refused"  # the program cannot be graded, as for an unknown language
 _SERVER_AT_ONCE = 16
 _UNGRADABLE = frozenset({413, 422})
 
-Judge = Callable[["Program"], Awaitable[str]]
+Judge = Callable[["CandidateProgram"], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CandidateProgram:
     """A program for a candidate's problem."""
 
     candidate: Candidate
@@ -61,7 +61,9 @@ class Program:
         )
 
 
-async def grade_all(programs: Iterator[Program], grading: Grading, known: RecordLog) -> list[tuple[str, str]]:
+async def grade_all(
+    programs: Iterator[CandidateProgram], grading: GradingTarget, known: RecordLog
+) -> list[tuple[str, str]]:
     """(problem id, verdict or REFUSED) of each program. At most one program for each slot is in memory.
 
     A program with a verdict in `known` is not graded again; each new verdict is added to it at once.
@@ -97,7 +99,7 @@ async def grade_all(programs: Iterator[Program], grading: Grading, known: Record
 
 
 @asynccontextmanager
-async def _judge(grading: Grading) -> AsyncIterator[tuple[Judge, int]]:
+async def _judge(grading: GradingTarget) -> AsyncIterator[tuple[Judge, int]]:
     """(judge, programs at once). Raises SandboxUnavailable."""
     if grading.server is not None:
         async with AsyncClient(grading.server, num_connections=_SERVER_AT_ONCE, token=grading.token) as client:
@@ -107,7 +109,7 @@ async def _judge(grading: Grading) -> AsyncIterator[tuple[Judge, int]]:
         yield lambda program: _local(grader, program), grader.num_slots
 
 
-async def _local(grader: Grader, program: Program) -> str:
+async def _local(grader: Grader, program: CandidateProgram) -> str:
     with program.candidate.store.opened(program.candidate.record.stored.digest) as tests:
         try:
             return (await grader.grade(program.submission(tests))).kind.value
@@ -115,7 +117,7 @@ async def _local(grader: Grader, program: Program) -> str:
             return REFUSED
 
 
-async def _remote(client: AsyncClient, program: Program) -> str:
+async def _remote(client: AsyncClient, program: CandidateProgram) -> str:
     try:
         answer = await client.grade_record(await asyncio.to_thread(_request, program))
     except GradingFailed as error:
@@ -125,7 +127,7 @@ async def _remote(client: AsyncClient, program: Program) -> str:
     return str(answer["verdict"])
 
 
-def _request(program: Program) -> dict[str, Any]:
+def _request(program: CandidateProgram) -> dict[str, Any]:
     """The request of POST /v1/grade, with the tests in it."""
     with program.candidate.store.opened(program.candidate.record.stored.digest) as tests:
         return request_of(program.submission(tests))
@@ -142,7 +144,7 @@ class ReferencesPass(Step):
     share: float = Field(1.0, gt=0, le=1, description="share of them that must pass")
     without: Literal["keep", "drop"] = Field("keep", description="problems without a reference solution")
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         accepted, table = _graded(self._programs(candidates, context), context)
         dropped, notes = {}, {}
@@ -156,12 +158,12 @@ class ReferencesPass(Step):
             notes[one.problem_id] = {"references_passed": f"{passed}/{tried}"}
             if passed < self.share * tried:
                 dropped[one.problem_id] = f"references fail: {passed} of {tried} passed"
-        return Outcome(dropped, dict(notes), table)
+        return StepOutcome(dropped, dict(notes), table)
 
-    def _programs(self, candidates: Sequence[Candidate], context: Context) -> Iterator[Program]:
+    def _programs(self, candidates: Sequence[Candidate], context: Context) -> Iterator[CandidateProgram]:
         for one, references in context.references(candidates):
             for reference in references[: self.most] if self.most else references:
-                yield Program(one, reference)
+                yield CandidateProgram(one, reference)
 
 
 class WrongSolution(Body):
@@ -183,20 +185,20 @@ class WrongSolutionsFail(Step):
         """See Step."""
         return (self.file,)
 
-    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         accepted, table = _graded(self._programs(candidates, context), context)
         passing = {problem_id: count for problem_id, count in accepted.items() if count > self.allowed}
-        return Outcome({one: f"wrong solutions pass: {count}" for one, count in passing.items()}, {}, table)
+        return StepOutcome({one: f"wrong solutions pass: {count}" for one, count in passing.items()}, {}, table)
 
-    def _programs(self, candidates: Sequence[Candidate], context: Context) -> Iterator[Program]:
+    def _programs(self, candidates: Sequence[Candidate], context: Context) -> Iterator[CandidateProgram]:
         known = {one.problem_id: one for one in candidates}
         for wrong in checked_records(context.folder / self.file, WrongSolution):
             if wrong.problem_id in known:
-                yield Program(known[wrong.problem_id], Reference(wrong.code, wrong.language))
+                yield CandidateProgram(known[wrong.problem_id], Reference(wrong.code, wrong.language))
 
 
-def _graded(programs: Iterator[Program], context: Context) -> tuple[Counter[str], dict[str, int]]:
+def _graded(programs: Iterator[CandidateProgram], context: Context) -> tuple[Counter[str], dict[str, int]]:
     """(accepted programs by problem, programs by verdict)."""
     with RecordLog(context.evidence, "verdict") as known:
         try:

@@ -36,7 +36,7 @@ class CannotImport(Unusable):
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ImportSummary:
     """The result. `rejected` counts the rows by reason; `rejections` is the file that lists them."""
 
     problems: int
@@ -74,7 +74,7 @@ class _State:
 Source = Path | HubRows
 
 
-def import_files(name: str, files: Sequence[Source], out: Path, tests: str = "") -> Summary:
+def import_files(name: str, files: Sequence[Source], out: Path, tests: str = "") -> ImportSummary:
     """Import files of the format `name` into the parquet file `out`. An interrupted import goes on where it was.
 
     `tests` is the place of the test store; empty: the folder OUT.index/. Raises Unusable.
@@ -134,7 +134,7 @@ class _Import:
                 self._import_file(number, self._state.skip if number == self._state.file else 0, advance)
         self._end_part(len(self._files), 0)
 
-    def finish(self) -> Summary:
+    def finish(self) -> ImportSummary:
         """Join the parts, build the index, and say what was imported. Raises CannotImport when nothing was."""
         state, rejections = self._state, self._out.with_name(f"{self._out.name}.rejected.jsonl")
         with rejections.open("wb") as listed:
@@ -150,7 +150,7 @@ class _Import:
         join([self._part(number) for number in range(state.parts)], self._out, self._tests)
         shutil.rmtree(self._folder)
         open_index_of(self._out, tests=self._tests).close()
-        return Summary(state.problems, state.tests, dict(state.rejected), str(self._out), str(rejections))
+        return ImportSummary(state.problems, state.tests, dict(state.rejected), str(self._out), str(rejections))
 
     def _import_file(self, number: int, skip: int, advance: Callable[[float], None]) -> None:
         file = self._files[number]

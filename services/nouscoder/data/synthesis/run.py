@@ -33,7 +33,7 @@ from nouscoder.data.problem_parquet import join, row_of, store_beside, write_row
 from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.data.synthesis.written import (
     NoProblem,
-    Rejection,
+    SeedRejection,
     WrittenProblem,
     solving_request,
     writing_request,
@@ -75,12 +75,12 @@ def kept_tests(problem: WrittenProblem, passed: Sequence[Set[int]], at_least: in
     two tests with the same arguments are one. Raises NoProblem when fewer than `at_least` are kept.
     """
     if not passed:
-        raise NoProblem(Rejection.NO_PROGRAM, "no answer of the solver has a program")
+        raise NoProblem(SeedRejection.NO_PROGRAM, "no answer of the solver has a program")
     distinct = [_distinct(problem.cases, own) for own in passed]
     best = max(range(len(distinct)), key=lambda at: len(distinct[at]))
     if len(distinct[best]) < at_least:
         detail = f"the best of {len(passed)} programs passes {len(distinct[best])} of {len(problem.cases)} tests"
-        raise NoProblem(Rejection.FEW_TESTS_PASS, detail)
+        raise NoProblem(SeedRejection.FEW_TESTS_PASS, detail)
     return KeptTests(CallTests(problem.entry_point, tuple(distinct[best])), best)
 
 
@@ -192,7 +192,7 @@ class SynthesisSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class SynthesisSummary:
     """The result. `rejected` counts the seeds by reason."""
 
     seeds: int
@@ -209,7 +209,7 @@ class Summary:
         return "\n".join([f"{self.out}:", *(f"{name:<28}{count:>10}" for name, count in rows)])
 
 
-def synthesize(seeds: Path, out: Path, settings: SynthesisSettings, verifier: Verifier) -> Summary:
+def synthesize(seeds: Path, out: Path, settings: SynthesisSettings, verifier: Verifier) -> SynthesisSummary:
     """Write the problem file `out`. Raises CannotSynthesize, NotAnswered and what reading raises."""
     if out.suffix != ".parquet":
         raise CannotSynthesize(f"--out {out} must end in .parquet")
@@ -242,7 +242,7 @@ class _Synthesis:
         self._seeds = seeds
         self._rejected: dict[str, NoProblem] = {}
 
-    def run(self, folder: Path, verifier: Verifier) -> Summary:
+    def run(self, folder: Path, verifier: Verifier) -> SynthesisSummary:
         with (
             open_answers(folder / "written.jsonl") as written,
             open_answers(folder / "solved.jsonl") as solved,
@@ -311,7 +311,7 @@ class _Synthesis:
         }
         return ReferencedProblem(problem, (Reference(programs[kept.program]),), metadata)
 
-    def _finish(self, made: dict[str, ReferencedProblem], num_written: int) -> Summary:
+    def _finish(self, made: dict[str, ReferencedProblem], num_written: int) -> SynthesisSummary:
         """Write the problems in the order of the seeds. Raises CannotSynthesize when there is none."""
         lines = [
             {"seed_id": seed_id, "reason": error.reason.value, "detail": str(error)}
@@ -329,7 +329,7 @@ class _Synthesis:
         join([part], self._out, "")
         part.unlink()
         open_index_of(self._out).close()
-        return Summary(
+        return SynthesisSummary(
             seeds=len(self._seeds),
             problems=len(made),
             tests_written=num_written,

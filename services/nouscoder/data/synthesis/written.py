@@ -44,7 +44,7 @@ _SOLVE = """{prompt}
 Think about it, then give the whole program in one ```python block. It defines the function and prints nothing."""
 
 
-class Rejection(StrEnum):
+class SeedRejection(StrEnum):
     """Why a seed becomes no problem."""
 
     NO_QUESTION = "no question"
@@ -56,7 +56,7 @@ class Rejection(StrEnum):
 class NoProblem(Exception):
     """A seed becomes no problem. The text says why in detail."""
 
-    def __init__(self, reason: Rejection, detail: str) -> None:
+    def __init__(self, reason: SeedRejection, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
 
@@ -85,14 +85,14 @@ def written_problem(answer: str, at_least: int) -> WrittenProblem:
     """The problem in a writer's answer. Raises NoProblem, also when it has fewer than `at_least` tests."""
     questions, tests = _QUESTION.findall(answer), _TESTS.findall(answer)
     if not questions or not tests or not questions[-1].strip():
-        raise NoProblem(Rejection.NO_QUESTION, "the answer has no <question> with <tests>")
+        raise NoProblem(SeedRejection.NO_QUESTION, "the answer has no <question> with <tests>")
     asserts = list(_asserts(tests[-1]))[:_MOST_ASSERTS]
     names = Counter(name for name in map(_function_of, asserts) if name)
     entry_point = names.most_common(1)[0][0] if names else ""
     cases = tuple(case for case in (_case(statement, entry_point) for statement in asserts) if case is not None)
     if len(cases) < at_least:
         detail = f"{len(cases)} of {len(asserts)} asserts can be read"
-        raise NoProblem(Rejection.FEW_TESTS_WRITTEN, detail)
+        raise NoProblem(SeedRejection.FEW_TESTS_WRITTEN, detail)
     prompt = f"{questions[-1].strip()}\n\nWrite the Python function `{entry_point}`."
     return WrittenProblem(prompt, entry_point, cases, len(asserts))
 

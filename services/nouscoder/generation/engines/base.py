@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from nouscoder.domain.policy import Meeting, PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.errors import NousCoderError, Unusable
@@ -61,7 +61,7 @@ class StagingEngine(Protocol):
 
     @property
     def num_receivers(self) -> int:
-        """Processes that receive the policy, each as a rank of the meeting, from 1 on."""
+        """Processes that receive the policy, each as a rank of the rendezvous, from 1 on."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class StagingEngine(Protocol):
         """The version in use, if it was received so: its bytes are still in memory."""
         ...
 
-    async def stage_policy(self, manifest: PolicyManifest, meeting: Meeting) -> None:
+    async def stage_policy(self, manifest: PolicyManifest, rendezvous: Rendezvous) -> None:
         """Receive and check a policy while sampling goes on. Raises EngineError when it does not come whole."""
         ...
 

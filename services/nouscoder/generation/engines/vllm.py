@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from nouscoder.config.generation import GenerationSection
-from nouscoder.domain.policy import Meeting, PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.vllm_control import Architecture, VllmControl, VllmStaging
@@ -179,10 +179,10 @@ class VllmEngine:
         version: int | None = self._weights.get("staged")
         return version
 
-    async def stage_policy(self, manifest: PolicyManifest, meeting: Meeting) -> None:
+    async def stage_policy(self, manifest: PolicyManifest, rendezvous: Rendezvous) -> None:
         """As StagingEngine.stage_policy."""
         self._check_runs()
-        await self._staging.stage(manifest, meeting, self.version_in_memory)
+        await self._staging.stage(manifest, rendezvous, self.version_in_memory)
 
     async def load_staged(self, policy_version: int) -> float:
         """As StagingEngine.load_staged. A caller that is cancelled does not interrupt it."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nouscoder.domain.policy import Meeting, PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.generation.engines.base import EngineError, EngineStopped, EngineUnusable
 from nouscoder.generation.weights.receiver import ReceiverState, order_of
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, split_experts
@@ -174,10 +174,10 @@ class VllmStaging:
         self._limit_s = limit_s
         self._checked: int | None = None
 
-    async def stage(self, manifest: PolicyManifest, meeting: Meeting, in_use: int | None) -> None:
+    async def stage(self, manifest: PolicyManifest, rendezvous: Rendezvous, in_use: int | None) -> None:
         """Return when all workers have the policy. Raises EngineError when one of them cannot get it in time."""
         policy_version, self._checked = manifest.policy_version, None
-        await self._control.ask("stage_policy", order_of(manifest, meeting, self._limit_s), in_use)
+        await self._control.ask("stage_policy", order_of(manifest, rendezvous, self._limit_s), in_use)
         try:
             async with asyncio.timeout(self._limit_s):
                 while not await self._all_ready(policy_version):

@@ -71,7 +71,7 @@ class PolicyWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
         """As StagingWorker.stage_policy. At most two policies are in memory."""
         self._staged = {version: receiver for version, receiver in self._staged.items() if version == in_use}
         base = None if order["base"] is None else self.staged(order["base"])
-        rank = 1 + self.parallel_config.rank  # rank 0 of the meeting is the learner
+        rank = 1 + self.parallel_config.rank  # rank 0 of the rendezvous is the learner
         self._staged[order["policy_version"]] = PolicyReceiver(order, rank, torch.device(self.device), base)
 
     def staged(self, policy_version: int) -> PolicyReceiver:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nouscoder.domain.policy import Meeting, PolicyManifest, Shard, WeightTransfer
+from nouscoder.domain.policy import PolicyManifest, Rendezvous, Shard, WeightTransfer
 from nouscoder.policy_transfer.group import TransferError
 from nouscoder.policy_transfer.transfer import changed, receive_shards, tensors_of
 
@@ -33,16 +33,16 @@ class ReceiverState(StrEnum):
     FAILED = "failed"
 
 
-def order_of(manifest: PolicyManifest, meeting: Meeting, limit_s: float) -> dict[str, Any]:
+def order_of(manifest: PolicyManifest, rendezvous: Rendezvous, limit_s: float) -> dict[str, Any]:
     """What a worker must know to receive a policy. With `base` it gets the files of the delta to that version."""
-    delta = manifest.delta if meeting.changes else None
+    delta = manifest.delta if rendezvous.changes else None
     sent = manifest.shards if delta is None else delta.files
     return {
         "policy_version": manifest.policy_version,
         "shards": [astuple(shard) for shard in manifest.shards],
         "sent": [astuple(file) for file in sent],
         "base": None if delta is None else delta.base_version,
-        "meeting": [meeting.host, meeting.port, meeting.num_ranks, meeting.transfer.value],
+        "rendezvous": [rendezvous.host, rendezvous.port, rendezvous.num_ranks, rendezvous.transfer.value],
         "limit_s": limit_s,
     }
 
@@ -53,15 +53,15 @@ class PolicyReceiver:
     def __init__(
         self, order: dict[str, Any], rank: int, device: torch.device, base: PolicyReceiver | None = None
     ) -> None:
-        """Begin to receive what `order_of` describes, as this rank of the meeting. `device` is the worker's.
+        """Begin to receive what `order_of` describes, as this rank of the rendezvous. `device` is the worker's.
 
         `base` has the policy that the order names as its base, if any.
         """
         self._shards = [Shard(*shard) for shard in order["shards"]]
         self._sent = [Shard(*file) for file in order["sent"]]
         self._base = base
-        host, port, num_ranks, transfer = order["meeting"]
-        self._meeting = Meeting(host, port, num_ranks, WeightTransfer(transfer))
+        host, port, num_ranks, transfer = order["rendezvous"]
+        self._rendezvous = Rendezvous(host, port, num_ranks, WeightTransfer(transfer))
         self._limit_s = float(order["limit_s"])
         self._rank = rank
         self._device = device
@@ -89,7 +89,7 @@ class PolicyReceiver:
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
-            received = receive_shards(self._sent, self._meeting, self._rank, self._limit_s, self._device)
+            received = receive_shards(self._sent, self._rendezvous, self._rank, self._limit_s, self._device)
             self._data = received if self._base is None else self._changed(self._base, received)
             self._tensors = _checked(self._data)
             self._state = ReceiverState.READY

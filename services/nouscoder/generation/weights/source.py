@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from nouscoder.domain.policy import Meeting, PolicyManifest, Shard, Transport
+from nouscoder.domain.policy import PolicyManifest, Rendezvous, Shard, Transport
 from nouscoder.generation.engines.base import EngineError, EngineStopped, StagingEngine
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.weights.cache import PolicyCache, PolicyGone, PolicyUnusable
@@ -246,8 +246,8 @@ class LearnerMemory:
         started_s = time.monotonic()
         async with self._one_at_a_time:
             try:
-                meeting = await self._meeting(manifest)
-                await self._engine.stage_policy(manifest, meeting)
+                rendezvous = await self._rendezvous(manifest)
+                await self._engine.stage_policy(manifest, rendezvous)
             except EngineStopped:
                 raise
             except (PeerError, EngineError) as error:
@@ -258,11 +258,11 @@ class LearnerMemory:
         seconds = time.monotonic() - started_s
         self._metrics.policy_fetches.labels(FetchResult.FROM_MEMORY.value).inc()
         self._metrics.policy_fetch_seconds.observe(seconds)
-        extra = {"policy_version": version, "fetch_s": round(seconds, 3), "changes": meeting.changes}
+        extra = {"policy_version": version, "fetch_s": round(seconds, 3), "changes": rendezvous.changes}
         log.info("policy received from memory", extra=extra)
         return True
 
-    async def _meeting(self, manifest: PolicyManifest) -> Meeting:
+    async def _rendezvous(self, manifest: PolicyManifest) -> Rendezvous:
         """Where the learner sends the policy, or only its changes. Raises PeerError."""
         in_use = self._engine.version_in_memory
         base = {version: digest for version, digest in self._digests.items() if version == in_use}

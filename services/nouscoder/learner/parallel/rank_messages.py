@@ -1,9 +1,9 @@
-"""Commands of rank 0 to the other ranks. Rank 0 owns the protocol; the others do what it tells them.
+"""Messages of rank 0 to the other ranks. Rank 0 owns the protocol; the others do what it tells them.
 
-Commands are numbered entries in the store of the group. Each rank also counts in the store while it lives, so a rank
+Messages are numbered entries in the store of the group. Each rank also counts in the store while it lives, so a rank
 that waits knows whether the others live.
 
-INVARIANT: each rank gets each command once, in order. A rank that waits ends with RankLost when a rank that it waits
+INVARIANT: each rank gets each message once, in order. A rank that waits ends with RankLost when a rank that it waits
 for has not counted for `patience_s`.
 """
 
@@ -27,8 +27,8 @@ _LOOK_AGAIN_S = 0.02
 _STOP_LIMIT_S = 60.0
 
 
-class Work(StrEnum):
-    """The work of a command.
+class RankMessageKind(StrEnum):
+    """What a message tells a rank to do.
 
     LOAD the checkpoint of step `number`, 0 for the initial policy. TRAIN on the saved batch `number`. GATHER the
     weights on rank 0. SAVE its part of a checkpoint into `folder`. STOP.
@@ -42,10 +42,10 @@ class Work(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """One command. See Work for `number` and `folder`."""
+class RankMessage:
+    """One message. See RankMessageKind for `number` and `folder`."""
 
-    work: Work
+    work: RankMessageKind
     number: int = 0
     folder: str = ""
 
@@ -100,20 +100,20 @@ class Leader:
         self._is_lost = False
         self._pulse = Pulse(ranks, range(1, ranks.size))
 
-    def tell(self, command: Command) -> None:
-        """Give all other ranks the command. Raises RankLost."""
+    def tell(self, message: RankMessage) -> None:
+        """Give all other ranks the message. Raises RankLost."""
         if self._ranks.store is None:
             return
         self._pulse.check()
         with naming_lost_ranks(self._ranks.patience_s):
-            self._ranks.store.set(_key(self._next), json.dumps(asdict(command)))
+            self._ranks.store.set(_key(self._next), json.dumps(asdict(message)))
         self._next += 1
 
     @contextmanager
-    def together(self, command: Command) -> Iterator[None]:
-        """Give all other ranks the command; the block is this rank's part of it. Raises RankLost."""
+    def together(self, message: RankMessage) -> Iterator[None]:
+        """Give all other ranks the message; the block is this rank's part of it. Raises RankLost."""
         try:
-            self.tell(command)
+            self.tell(message)
             with naming_lost_ranks(self._ranks.patience_s):
                 yield
         except RankLost:
@@ -132,7 +132,7 @@ class Leader:
         store = self._ranks.store
         if store is not None and not self._is_lost:
             with suppress(RankLost), naming_lost_ranks(self._ranks.patience_s):
-                self.tell(Command(Work.STOP))
+                self.tell(RankMessage(RankMessageKind.STOP))
                 until = time.monotonic() + _STOP_LIMIT_S
                 while store.add(_NUM_LEFT, 0) < self._ranks.size - 1 and time.monotonic() < until:
                     self._pulse.check()
@@ -150,15 +150,15 @@ class Listener:
         self._next = 0
         self._pulse = Pulse(ranks, [0])
 
-    def next(self) -> Command:
-        """Wait for the next command. Raises RankLost."""
+    def next(self) -> RankMessage:
+        """Wait for the next message. Raises RankLost."""
         with naming_lost_ranks(self._ranks.patience_s):
             while not self._store.check([_key(self._next)]):
                 self._pulse.check()
                 time.sleep(_LOOK_AGAIN_S)
-            command = json.loads(self._store.get(_key(self._next)))
+            message = json.loads(self._store.get(_key(self._next)))
         self._next += 1
-        return Command(**{**command, "work": Work(command["work"])})
+        return RankMessage(**{**message, "work": RankMessageKind(message["work"])})
 
     def leave(self) -> None:
         """Let rank 0 know that this rank needs it no longer. Call it once."""

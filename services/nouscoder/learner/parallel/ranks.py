@@ -103,7 +103,7 @@ _ORDINAL = re.compile(r".*-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessRank:
     """One process among `size`: its rank, its device on this machine, and where rank 0 listens."""
 
     rank: int
@@ -113,8 +113,8 @@ class Place:
     port: int
 
 
-def place_of(environment: Mapping[str, str]) -> Place | None:
-    """The place that the variables name; None for a process alone. Raises Unusable naming a missing or bad variable."""
+def process_rank(environment: Mapping[str, str]) -> ProcessRank | None:
+    """The rank that the variables name; None for a process alone. Raises Unusable naming a missing or bad variable."""
     size_variable = "LWS_GROUP_SIZE" if _is_of_leader_worker_set(environment) else "WORLD_SIZE"
     if size_variable not in environment or (size := _number(environment, size_variable)) == 1:
         return None
@@ -122,7 +122,9 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     if not rank < size:
         raise Unusable(f"this process is rank {rank}, but {size_variable} is {size}: ranks begin with 0")
     port = _number({"MASTER_PORT": _PORT, **environment}, "MASTER_PORT")
-    return Place(rank, size, _number({"LOCAL_RANK": "0", **environment}, "LOCAL_RANK"), _address(environment), port)
+    return ProcessRank(
+        rank, size, _number({"LOCAL_RANK": "0", **environment}, "LOCAL_RANK"), _address(environment), port
+    )
 
 
 def _is_of_leader_worker_set(environment: Mapping[str, str]) -> bool:
@@ -190,23 +192,23 @@ class Ranks:
         `context_parallel` ranks share each row. Raises Unusable for an incomplete environment or a number of ranks that
         is no multiple of it, and RankLost when the others do not come within `patience_s`.
         """
-        place = place_of(os.environ)
-        size = 1 if place is None else place.size
+        process = process_rank(os.environ)
+        size = 1 if process is None else process.size
         if size % context_parallel:
             raise Unusable(f"learner.context_parallel is {context_parallel}, and {size} ranks are no multiple of it")
-        if place is None:
+        if process is None:
             return cls()
         limit = timedelta(seconds=patience_s)
         with naming_lost_ranks(patience_s):
-            store = meet(_store_at(place, limit), place.rank, place.size, patience_s)
+            store = meet(_store_at(process, limit), process.rank, process.size, patience_s)
             if torch.device(device).type == "cuda":
-                torch.cuda.set_device(place.local_rank)
+                torch.cuda.set_device(process.local_rank)
             backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
             group = PrefixStore("group", store)
-            dist.init_process_group(backend, store=group, rank=place.rank, world_size=place.size, timeout=limit)
+            dist.init_process_group(backend, store=group, rank=process.rank, world_size=process.size, timeout=limit)
             figures, files = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
-            row = _row_of(place, context_parallel, limit) if context_parallel > 1 else None
-        return cls(place.rank, place.size, PrefixStore("learner", store), figures, files, patience_s, row)
+            row = _row_of(process, context_parallel, limit) if context_parallel > 1 else None
+        return cls(process.rank, process.size, PrefixStore("learner", store), figures, files, patience_s, row)
 
     @property
     def num_rows(self) -> int:
@@ -259,19 +261,19 @@ class Ranks:
         return [found for found in items if found is not None]
 
 
-def _row_of(place: Place, context_parallel: int, limit: timedelta) -> DistributedRow:
+def _row_of(process: ProcessRank, context_parallel: int, limit: timedelta) -> DistributedRow:
     """The row of this rank: consecutive ranks share one. Every rank makes the groups of all rows, in order."""
-    starts = range(0, place.size, context_parallel)
+    starts = range(0, process.size, context_parallel)
     groups = [dist.new_group([*range(start, start + context_parallel)], timeout=limit) for start in starts]
-    row, rank = divmod(place.rank, context_parallel)
+    row, rank = divmod(process.rank, context_parallel)
     group = groups[row]
     assert isinstance(group, dist.ProcessGroup)
     return DistributedRow(group, rank, context_parallel)
 
 
-def _store_at(place: Place, limit: timedelta) -> Store:
+def _store_at(process: ProcessRank, limit: timedelta) -> Store:
     """The store of the group: of torchrun's agent, or of rank 0, which opens it at its address."""
-    url = f"tcp://{place.address}:{place.port}?rank={place.rank}&world_size={place.size}"
+    url = f"tcp://{process.address}:{process.port}?rank={process.rank}&world_size={process.size}"
     store: Store = next(iter(rendezvous(url, timeout=limit)))[0]
     store.set_timeout(limit)
     return store

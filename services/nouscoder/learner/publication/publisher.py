@@ -26,13 +26,13 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from nouscoder.config import Config
-from nouscoder.domain.policy import Meeting, PolicyManifest, WeightTransfer
+from nouscoder.domain.policy import PolicyManifest, Rendezvous, WeightTransfer
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.publication.published import StagedPolicy
-from nouscoder.learner.state.curriculum_copy import Broker, CurriculumCopy
-from nouscoder.policy_transfer.group import TransferError, call_meeting, missing_for
+from nouscoder.learner.state.curriculum_copy import CurriculumCopy, LearnerBroker
+from nouscoder.policy_transfer.group import TransferError, missing_for, open_rendezvous
 from nouscoder.policy_transfer.transfer import ShardImage, send_shards
 from nouscoder.rpc.channel import PeerBehind, PeerRefused
 
@@ -92,7 +92,7 @@ class PolicySender:
         offer = _Offer(manifest.policy_version, manifest.digest, images)
         self._offer = _with_changes(offer, manifest)
 
-    def begin(self, policy_version: int, digest: str, num_receivers: int, base_digest: str = "") -> Meeting:
+    def begin(self, policy_version: int, digest: str, num_receivers: int, base_digest: str = "") -> Rendezvous:
         """Begin to send a policy to `num_receivers` processes, which meet there as ranks 1 and up.
 
         They get only the changes when they hold the policy before (`base_digest`) and it has a delta.
@@ -107,23 +107,23 @@ class PolicySender:
         if not self._room.acquire(blocking=False):
             raise TooManyTransfers(f"{_MAX_TRANSFERS} transfers are in progress: take the files")
         try:
-            meeting, store = call_meeting(self._host, 1 + num_receivers, self._transfer)
-            meeting = replace(meeting, changes=bool(base_digest) and base_digest == offer.base_digest)
+            rendezvous, store = open_rendezvous(self._host, 1 + num_receivers, self._transfer)
+            rendezvous = replace(rendezvous, changes=bool(base_digest) and base_digest == offer.base_digest)
             # A daemon: a process that ends does not wait for a transfer.
             threading.Thread(
-                target=self._send, args=(offer, meeting, store), name="policy-transfer", daemon=True
+                target=self._send, args=(offer, rendezvous, store), name="policy-transfer", daemon=True
             ).start()
         except BaseException:
             self._room.release()
             raise
-        return meeting
+        return rendezvous
 
-    def _send(self, offer: _Offer, meeting: Meeting, store: Store) -> None:
+    def _send(self, offer: _Offer, rendezvous: Rendezvous, store: Store) -> None:
         started_s = time.monotonic()
         extra: dict[str, object] = {"policy_version": offer.policy_version}
         try:
-            images = offer.changes if meeting.changes else offer.images
-            send_shards(images, meeting, store, self._limit_s, self._device)
+            images = offer.changes if rendezvous.changes else offer.images
+            send_shards(images, rendezvous, store, self._limit_s, self._device)
         except Exception as error:  # a failed transfer must not harm the learner
             log.warning("a policy was not sent", extra=extra | {"reason": str(error) or type(error).__name__})
         else:
@@ -164,7 +164,7 @@ def _host_of(address: str) -> str:
 class Recovery:
     """Used by the loop that trains and by the publication in the background; one call at a time."""
 
-    def __init__(self, core: LearnerCore, broker: Broker, curriculum: CurriculumCopy) -> None:
+    def __init__(self, core: LearnerCore, broker: LearnerBroker, curriculum: CurriculumCopy) -> None:
         self._core = core
         self._broker = broker
         self._curriculum = curriculum
@@ -177,9 +177,9 @@ class Recovery:
         of the learner's disk.
         """
         async with self._one_at_a_time:
-            books = replace(self._core.books(policy), curriculum=await self._curriculum.state())
+            trained = replace(self._core.trained_state(policy), curriculum=await self._curriculum.state())
             try:
-                restored = await self._broker.restore_run(books)
+                restored = await self._broker.restore_run(trained)
             except PeerRefused as error:
                 raise Unusable(str(error)) from error
         if restored.was_behind:
@@ -196,7 +196,7 @@ class Publication:
     def __init__(
         self,
         core: LearnerCore,
-        broker: Broker,
+        broker: LearnerBroker,
         metrics: LearnerMetrics,
         training: Executor,
         recovery: Recovery,

@@ -42,7 +42,7 @@ class Keeper(Protocol):
         ...
 
 
-class Broker(Protocol):
+class LearnerBroker(Protocol):
     """The broker's calls that the learner makes (rpc/broker_client.py).
 
     They raise NousCoderError when it refuses or is unreachable.
@@ -59,8 +59,8 @@ class Broker(Protocol):
         """
         ...
 
-    async def restore_run(self, books: TrainedState) -> Restored:
-        """Restore what Redis forgot from the books. Raises PeerRefused when Redis holds another run."""
+    async def restore_run(self, trained: TrainedState) -> Restored:
+        """Restore what Redis forgot from the learner's state. Raises PeerRefused when Redis holds another run."""
         ...
 
     async def read_curriculum(self) -> tuple[str, CurriculumState]:
@@ -98,7 +98,7 @@ class CurriculumCopy:
     A broker that does not answer delays the learner by one attempt of at most 10 seconds.
     """
 
-    def __init__(self, run_folder: Path, broker: Broker) -> None:
+    def __init__(self, run_folder: Path, broker: LearnerBroker) -> None:
         self._file = run_folder / FILE
         self._broker = broker
         self._made_at: float | None = None

@@ -44,7 +44,7 @@ class Account:
         self.left, self.refilled_s = min(float(per_minute), self.left + gained), now_s
 
 
-class Ledger(Protocol):
+class QuotaLedger(Protocol):
     """Where accounts are kept: in this process, or shared with others (processes/shared_files.py)."""
 
     def account(self, client: str) -> AbstractContextManager[Account]:
@@ -60,14 +60,14 @@ class LocalLedger:
 
     @contextmanager
     def account(self, client: str) -> Iterator[Account]:
-        """See `Ledger`."""
+        """See `QuotaLedger`."""
         yield self._accounts.setdefault(client, Account())
 
 
 class Quotas:
     """Keeps one account for each client. All keys of one client share it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, ledger: Ledger | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, ledger: QuotaLedger | None = None) -> None:
         self._clock = clock
         self._ledger = ledger or LocalLedger()
 

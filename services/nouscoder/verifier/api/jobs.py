@@ -16,7 +16,7 @@ from nouscoder.verifier.api.faults import FAULTS, UnknownForm, fault
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.jobs.folder import JobAnswer, JobOptions, JobsAnswer
-from nouscoder.verifier.jobs.intake import Body
+from nouscoder.verifier.jobs.intake import JobBody
 from nouscoder.verifier.jobs.service import MAX_WAIT_S, Jobs
 
 _JSON = "application/json"
@@ -62,7 +62,7 @@ def add_jobs(app: FastAPI, jobs: Jobs, enter: Callable[[], None], requests: dict
         """Send many submissions at once: JSON lines or parquet, one submission a line or row."""
         enter()
         options = _query(JobOptions, request)
-        form = Body(stored_parts(request), _is_parquet(request.headers.get("content-type", "")))
+        form = JobBody(stored_parts(request), _is_parquet(request.headers.get("content-type", "")))
         answer = await jobs.submit(current_caller(), options, form, _idempotency_key(request))
         return _answered(answer, 202)
 

@@ -153,7 +153,7 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-class Parts(NamedTuple):
+class RootParts(NamedTuple):
     """What the root takes over from the one before. Opened before the staging mount can hide it."""
 
     folders: dict[str, int]  # descriptors by path, bound through /proc/self/fd
@@ -161,10 +161,10 @@ class Parts(NamedTuple):
     copies: dict[str, bytes]
 
     @staticmethod
-    def open(read_only: tuple[str, ...]) -> Parts:
+    def open(read_only: tuple[str, ...]) -> RootParts:
         """`read_only` are the folders beside the system's, including the interpreter's prefix. Raises OSError."""
         wanted = (*SYSTEM_PATHS, *settings_of_runtimes(), *outside_system(read_only))
-        return Parts(
+        return RootParts(
             {p: os.open(p, os.O_PATH) for p in wanted if os.path.isdir(p) and not os.path.islink(p)},
             {p: os.readlink(p) for p in SYSTEM_PATHS if os.path.islink(p)},
             {p: Path(p).read_bytes() for p in COPIED if os.path.isfile(p)},
@@ -174,10 +174,10 @@ class Parts(NamedTuple):
 def enter_root(read_only: tuple[str, ...]) -> None:
     """Build the root in this process's own mount namespace and make it `/`. Raises OSError naming the failed step.
 
-    `read_only`: see `Parts.open`.
+    `read_only`: see `RootParts.open`.
     """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
-    parts = Parts.open(read_only)
+    parts = RootParts.open(read_only)
     crossed = _with_mounts_below(list(parts.folders))
     staging = STAGING
     mount_staging()
@@ -238,7 +238,7 @@ def mount_staging() -> None:
     kernel.mount("tmpfs", STAGING, "tmpfs", kernel.MS_NOSUID, "size=16m,nr_inodes=4096,mode=755")
 
 
-def fill(parts: Parts) -> None:
+def fill(parts: RootParts) -> None:
     """Make everything of the root at `STAGING` but the folders of `parts`."""
     root = Path(STAGING)
     for path, target in parts.links.items():
@@ -296,7 +296,7 @@ def enter_root_in_gvisor(read_only: tuple[str, ...]) -> None:
     such as /sys and /etc/resolv.conf; they go with the whole old root.
     """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
-    parts = Parts.open(read_only)
+    parts = RootParts.open(read_only)
     mount_staging()
     for path, fd in parts.folders.items():
         target = STAGING + path

@@ -23,7 +23,7 @@ _PARQUET_PATIENCE_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class JobBody:
     """The body of a request for a job."""
 
     parts: AsyncIterator[bytes]
@@ -37,7 +37,7 @@ class Intake:
         self._store = store
         self._max_line_bytes = max_line_bytes
 
-    async def receive(self, caller: Caller, job_id: str, options: JobOptions, body: Body) -> JobFolder:
+    async def receive(self, caller: Caller, job_id: str, options: JobOptions, body: JobBody) -> JobFolder:
         """The new job. Raises InvalidSubmission, BodyFault, JobsFull, JobConflict and StorageError."""
         with self._store.upload(caller, job_id) as upload:
             if body.is_parquet:

@@ -25,7 +25,7 @@ from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.jobs.dispatcher import JobDispatcher, Webhooks
 from nouscoder.verifier.jobs.folder import JobAnswer, JobFolder, JobOptions, JobState, UnknownJob, WebhookState
-from nouscoder.verifier.jobs.intake import Body, Intake
+from nouscoder.verifier.jobs.intake import Intake, JobBody
 from nouscoder.verifier.jobs.store import JobStore
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,9 @@ class Jobs:
         self._webhooks = webhooks
         self._telling: dict[str, asyncio.Task[None]] = {}
 
-    async def submit(self, caller: Caller, options: JobOptions, body: Body, idempotency_key: str | None) -> JobAnswer:
+    async def submit(
+        self, caller: Caller, options: JobOptions, body: JobBody, idempotency_key: str | None
+    ) -> JobAnswer:
         """Receive a job, or find the one that this client sent with the same key before.
 
         Raises InvalidSubmission, BodyFault, JobsFull, JobConflict and StorageError.

@@ -39,7 +39,7 @@ from nouscoder.http_server.listener import start_http
 from nouscoder.rpc.server import Health, start_metrics, stop_event
 from nouscoder.verifier.processes.connections import Channel, Distributor, address_of, bound_to
 from nouscoder.verifier.processes.merged_metrics import MergedMetrics, SocketMetrics, serve_on_socket
-from nouscoder.verifier.processes.share import Order, Place, section_of
+from nouscoder.verifier.processes.share import Order, ProcessNumber, section_of
 from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
 from nouscoder.verifier.sandbox.cgroup import Groups
 
@@ -50,7 +50,7 @@ _NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SilenceLimit:
     """How long a process may be silent. The parent asks every `ask_period_s`."""
 
     ask_period_s: float = 5.0
@@ -79,7 +79,7 @@ class Asked(Protocol):
         ...
 
 
-async def until_hung(asked: Asked, look: Callable[[], Thread | None], patience: Patience) -> None:
+async def until_hung(asked: Asked, look: Callable[[], Thread | None], patience: SilenceLimit) -> None:
     """Ask a process until it has been silent for `patience.silence_limit_s`. `look` gives its `main_thread`."""
     silent_s = 0.0
     before = look()
@@ -182,7 +182,7 @@ class Gateway:
         if not channel.is_ready:
             raise ProcessFailed(await process.wait())
 
-    async def kill_when_hung(self, patience: Patience) -> None:
+    async def kill_when_hung(self, patience: SilenceLimit) -> None:
         """Kill the process if it hangs."""
         assert self.channel is not None
         assert self.process is not None
@@ -216,11 +216,11 @@ class Gateway:
 class Gateways:
     """All gateway processes of the service."""
 
-    def __init__(self, gateways: list[Gateway], folder: Path, patience: Patience | None = None) -> None:
+    def __init__(self, gateways: list[Gateway], folder: Path, patience: SilenceLimit | None = None) -> None:
         """`patience` is with processes that hang."""
         number = len(gateways)
         self.all = gateways
-        self._patience = patience or Patience()
+        self._patience = patience or SilenceLimit()
         self._ledger = SharedLedger(folder / "quotas", 0, number)
         self._runs = SharedRuns(folder / "runs", 0, number)
         sources = {one.order.place.index: SocketMetrics(one.order.place.metrics) for one in gateways}
@@ -354,7 +354,7 @@ def _gateways(config: Config, with_broker: bool, folder: Path, grpc: str) -> lis
     num_slots = section.sandbox.slots or len(os.sched_getaffinity(0))
     gateways = []
     for index in range(section.processes):
-        place = Place(index, section.processes, folder)
+        place = ProcessNumber(index, section.processes, folder)
         own = config.model_copy(update={"verifier": section_of(section, place, num_slots, grpc)})
         gateways.append(Gateway(Order(own, with_broker, place)))
     return gateways

@@ -36,7 +36,7 @@ _LEAST_CACHE_BYTES = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessNumber:
     """Process `index` of `number`. `folder` holds what the processes of a service share."""
 
     index: int
@@ -63,7 +63,7 @@ def slots_of(index: int, number: int, num_slots: int) -> int:
     return num_slots // number + (index < num_slots % number)
 
 
-def section_of(section: VerifierSection, place: Place, num_slots: int, grpc: str) -> VerifierSection:
+def section_of(section: VerifierSection, place: ProcessNumber, num_slots: int, grpc: str) -> VerifierSection:
     """The configuration of one process. It listens on the service's address `grpc` and on no other."""
     number = place.number
     sandbox = {
@@ -90,7 +90,7 @@ def section_of(section: VerifierSection, place: Place, num_slots: int, grpc: str
 class Share:
     """One process's part. Use inside the running loop."""
 
-    def __init__(self, place: Place, channel: socket.socket, stop: asyncio.Event) -> None:
+    def __init__(self, place: ProcessNumber, channel: socket.socket, stop: asyncio.Event) -> None:
         """`channel` is the socket to the parent; its end sets `stop`, as SIGTERM does."""
         self.num_processes = place.number
         self._place = place
@@ -124,7 +124,7 @@ class Order:
 
     config: Config
     with_broker: bool
-    place: Place
+    place: ProcessNumber
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ MAX_CLIENTS = 16384
 
 
 class SharedLedger:
-    """Implements `Ledger` for process `index` of `number`."""
+    """Implements `QuotaLedger` for process `index` of `number`."""
 
     def __init__(self, file: Path, index: int, number: int) -> None:
         """Every process gives the same `file`, which is made if it is absent."""
@@ -44,7 +44,7 @@ class SharedLedger:
 
     @contextmanager
     def account(self, client: str) -> Iterator[Account]:
-        """See `Ledger`. Raises QuotaExceeded when more clients than MAX_CLIENTS have come."""
+        """See `QuotaLedger`. Raises QuotaExceeded when more clients than MAX_CLIENTS have come."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # held for microseconds; the kernel frees that of a killed process
         try:
             row = self._row(client)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from nouscoder.errors import Unusable
-from nouscoder.learner.parallel.ranks import Place, place_of
+from nouscoder.learner.parallel.ranks import ProcessRank, process_rank
 
 GROUP = {"WORLD_SIZE": "4", "MASTER_ADDR": "learner-0.learner"}
 LWS = {"LWS_LEADER_ADDRESS": "lws-0.lws.default", "LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "3"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "process"),
     [
         pytest.param({}, None, id="alone"),
         pytest.param({"HOSTNAME": "learner-0"}, None, id="a StatefulSet of one"),
@@ -21,30 +21,32 @@ LWS = {"LWS_LEADER_ADDRESS": "lws-0.lws.default", "LWS_GROUP_SIZE": "4", "LWS_WO
         pytest.param({**LWS, "LWS_GROUP_SIZE": "1"}, None, id="a LeaderWorkerSet of one"),
         pytest.param(
             {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "1234"},
-            Place(3, 4, 1, "node0", 1234),
+            ProcessRank(3, 4, 1, "node0", 1234),
             id="torchrun",
         ),
         pytest.param(
             {**LWS, "RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": "node0"},
-            Place(9, 16, 1, "node0", 29500),
+            ProcessRank(9, 16, 1, "node0", 29500),
             id="torchrun in a LeaderWorkerSet",
         ),
-        pytest.param(LWS, Place(3, 4, 0, "lws-0.lws.default", 29500), id="a LeaderWorkerSet"),
+        pytest.param(LWS, ProcessRank(3, 4, 0, "lws-0.lws.default", 29500), id="a LeaderWorkerSet"),
         pytest.param(
             {**GROUP, "JOB_COMPLETION_INDEX": "2", "HOSTNAME": "train-workers-0-2-x7k"},
-            Place(2, 4, 0, "learner-0.learner", 29500),
+            ProcessRank(2, 4, 0, "learner-0.learner", 29500),
             id="a JobSet",
         ),
-        pytest.param({**GROUP, "HOSTNAME": "learner-1"}, Place(1, 4, 0, "learner-0.learner", 29500), id="StatefulSet"),
+        pytest.param(
+            {**GROUP, "HOSTNAME": "learner-1"}, ProcessRank(1, 4, 0, "learner-0.learner", 29500), id="StatefulSet"
+        ),
         pytest.param(
             {**GROUP, "POD_NAME": "my-learner-12-3", "HOSTNAME": "gpu-node-7"},
-            Place(3, 4, 0, "learner-0.learner", 29500),
+            ProcessRank(3, 4, 0, "learner-0.learner", 29500),
             id="a StatefulSet that names its pod",
         ),
     ],
 )
-def test_the_place_follows_from_the_environment(environment: dict[str, str], place: Place | None) -> None:
-    assert place_of(environment) == place
+def test_the_rank_follows_from_the_environment(environment: dict[str, str], process: ProcessRank | None) -> None:
+    assert process_rank(environment) == process
 
 
 @pytest.mark.parametrize(
@@ -62,4 +64,4 @@ def test_the_place_follows_from_the_environment(environment: dict[str, str], pla
 )
 def test_an_environment_that_names_no_place_is_one_sentence(environment: dict[str, str], sentence: str) -> None:
     with pytest.raises(Unusable, match=sentence):
-        place_of(environment)
+        process_rank(environment)
