@@ -105,7 +105,8 @@ def test_the_wheel_has_its_licences(fresh: Environment) -> None:
     headers = PathDistribution(metadata).metadata
     assert headers["License-Expression"] == "Apache-2.0"
     names = {Path(name).name for name in headers.get_all("License-File") or ()}
-    assert names == {"LICENSE", "NOTICE", "highlight.LICENSE"}
+    of_pages = {"highlight.LICENSE", "swagger-ui.LICENSE", "swagger-ui-bundle.js.LICENSE.txt"}
+    assert names == {"LICENSE", "NOTICE", *of_pages}
     assert names <= {path.name for path in metadata.rglob("*")}
 
 
