@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.services.test_metrics_and_dashboards import EXPRESSIONS, filled
 
-from nouscoder.broker.redis_server import configured_url
+from nouscoder.broker.redis_address import configured_url
 from nouscoder.config import load_config
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ def some(case: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...
 
 
 plain = st.builds(StdinCase, texts, texts)
-programs = st.builds(JudgeProgram, filled, filled)
+programs = st.builds(JudgeProgram, filled, st.sampled_from(["cpp", "c", "python"]))
 calls = st.builds(CallCase, st.lists(values, max_size=3).map(tuple), st.dictionaries(texts, values, max_size=2), values)
 all_tests = st.one_of(
     st.builds(StdinTests, some(plain)),

@@ -148,7 +148,7 @@ HEADER = RolloutHeader("g000001-0", "g000001", "p", 5, 2, 3, 4, FinishReason.STO
 
 def test_a_message_that_breaks_the_protocol_is_refused_with_its_field() -> None:
     refused: list[tuple[WirePair[Any, Any], Any, str]] = [
-        (pairs.HEADER, rollout_pb2.RolloutHeader(rollout_id="r"), "RolloutHeader.finish_reason is not set"),
+        (pairs.HEADER, rollout_pb2.RolloutHeader(rollout_id="r"), "rollout_header.finish_reason is not set"),
         (pairs.HEADER, rollout_pb2.RolloutHeader(finish_reason=STOP), "header.rollout_id is empty"),
         (
             pairs.HEADER,

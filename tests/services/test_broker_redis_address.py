@@ -12,7 +12,7 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable, RedisAddressUnusable
-from nouscoder.broker.redis_server import configured_url, without_password
+from nouscoder.broker.redis_address import configured_url, without_password
 from nouscoder.config import BrokerSection, Config
 
 SECRET = "hunter2"

@@ -21,7 +21,7 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import ConstantBackoff
 
 from nouscoder.broker.errors import BrokerUnavailable, RedisAddressUnusable, Refused
-from nouscoder.broker.redis_server import without_password
+from nouscoder.broker.redis_address import without_password
 
 _SENTINEL = "+sentinel"
 _SENTINEL_PORT = 26379

@@ -28,7 +28,8 @@ from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerError, BrokerUnavailable, Refused
 from nouscoder.broker.records import Records
-from nouscoder.broker.redis_server import configured_url, start_redis
+from nouscoder.broker.redis_address import configured_url
+from nouscoder.broker.redis_server import start_redis
 from nouscoder.broker.service import FULL_NAME, STATUS_CODES, add_to_server
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import read_oldest_s

@@ -34,8 +34,8 @@ from typing import Any, Self, TypeVar
 from redis import exceptions
 
 from nouscoder.broker.errors import BrokerError, BrokerUnavailable, RedisFull
+from nouscoder.broker.redis_address import without_password
 from nouscoder.broker.redis_client import open_client
-from nouscoder.broker.redis_server import without_password
 from nouscoder.broker.wakeups import Waits
 from nouscoder.config import BrokerSection
 from nouscoder.domain.staleness import StalenessBound

@@ -9,6 +9,7 @@ ValueError of a constructor is InvalidMessage here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -177,9 +178,15 @@ def _conversion(hint: Any, field: Any) -> tuple[Function | None, Function | None
     if isinstance(hint, type) and issubclass(hint, Enum):
         if field.enum_type is None:
             return None, hint  # the text is the member's value
-        numbers = Numbers(hint, field.enum_type, f"{field.containing_type.name}.{field.name}")
+        numbers = Numbers(hint, field.enum_type, _path_of(field))
         return numbers.of_member.__getitem__, numbers.__getitem__
     return None, None
+
+
+def _path_of(field: Any) -> str:
+    """The field as errors name it: `comparator.kind`, and a field of a submission by its own name."""
+    container = re.sub(r"(?<!^)(?=[A-Z])", "_", field.containing_type.name).lower()
+    return str(field.name) if container == "submission" else f"{container}.{field.name}"
 
 
 def _each(change: Function | None, whole: Callable[[Any], Any]) -> Function:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import FolderInUse, lock_file, write_whole
-from nouscoder.broker.redis_server import without_password
+from nouscoder.broker.redis_address import without_password
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.domain.plan import Evaluated
 from nouscoder.domain.run_status import Ledger

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 
-from nouscoder.broker.redis_server import configured_url
+from nouscoder.broker.redis_address import configured_url
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.retry import Retry

@@ -164,13 +164,8 @@ def _transfer_faults(config: Config) -> Iterator[str]:
 
 
 def _redis_faults(config: Config) -> Iterator[str]:
-    from nouscoder.broker.redis_server import (
-        RedisServerError,
-        configured_url,
-        find_redis_binary,
-        redis_url,
-        without_password,
-    )
+    from nouscoder.broker.redis_address import configured_url, without_password
+    from nouscoder.broker.redis_server import RedisServerError, find_redis_binary, redis_url
 
     if config.broker.redis_url_file and not Path(config.broker.redis_url_file).is_file():
         return  # reported with the other files

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from nouscoder.atomic_files import lock_file, numbered
 from nouscoder.broker.errors import BrokerError
+from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.redis_client import RunInRedis, RunKeys
-from nouscoder.broker.redis_server import configured_url
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.state.run_files import FILE, read_run_id
