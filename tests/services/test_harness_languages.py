@@ -12,6 +12,7 @@ from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,
+    CompileStarved,
     Exit,
     Program,
     RunResult,
@@ -90,6 +91,19 @@ async def run_twice(sandbox: Sandbox, code: str, language: str = "c") -> RunResu
         first, second = await session.run(b"1\n"), await session.run(b"1\n")
     assert (first.exit, first.exit_code, first.signal) == (second.exit, second.exit_code, second.signal)
     return second
+
+
+async def compile_failure(sandbox: Sandbox, code: str) -> CompileFailed:
+    """Why the code does not compile. A compiler that lacked a CPU is started again, as the grader does."""
+    for _ in range(10):
+        try:
+            await run_twice(sandbox, code)
+        except CompileFailed as failed:
+            return failed
+        except CompileStarved:
+            continue
+        raise AssertionError("the code compiled")
+    raise AssertionError("the compiler never had a CPU")
 
 
 @pytest.mark.parametrize("language", ECHO)
@@ -299,10 +313,9 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 async def test_a_hostile_source_is_a_compile_error(impatient: Sandbox, name: str) -> None:
-    with pytest.raises(CompileFailed) as caught:
-        await run_twice(impatient, BOMBS[name])
-    assert 0 < len(caught.value.detail) <= 2000
-    assert "root:" not in caught.value.detail
+    detail = (await compile_failure(impatient, BOMBS[name])).detail
+    assert 0 < len(detail) <= 2000
+    assert "root:" not in detail
     assert (await run_twice(impatient, "int main(void) { return 7; }")).exit_code == 7
 
 
