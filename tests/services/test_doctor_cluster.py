@@ -183,6 +183,10 @@ ANSWERS = {
 }
 
 
+# As Helm renders it: the client's own records refuse a quantity that is a number.
+GPU = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+
+
 class Api(BaseHTTPRequestHandler):
     """Answers dry runs of pods, by their namespace."""
 
@@ -191,6 +195,7 @@ class Api(BaseHTTPRequestHandler):
         *_, namespace, _ = urlsplit(self.path).path.split("/")
         assert "dryRun=All" in self.path
         assert pod["metadata"] == {"namespace": namespace, "generateName": "p-"}
+        assert pod["spec"] == {"containers": [GPU]}
         status, record = ANSWERS[namespace]
         self.send_response(status)
         self.end_headers()
@@ -201,7 +206,7 @@ class Api(BaseHTTPRequestHandler):
 
 
 def test_a_dry_run_tells_a_refusal_from_missing_rights_and_from_no_answer() -> None:
-    pod = {"metadata": {"name": "p"}, "spec": {"containers": []}}
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [GPU]}}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import urllib3.exceptions
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
 from kubernetes.utils.quantity import parse_quantity
 
 from nouscoder.errors import NousCoderError
@@ -114,6 +115,8 @@ class Cluster:
     def __init__(self, api: Any) -> None:
         self._api = api
         self._core: Any = client.CoreV1Api(api)
+        # Sends documents as they are. Discovery of its own would write a file; here the path is known.
+        self._raw: Any = DynamicClient(api, discoverer=lambda client, cache: None)  # type: ignore[no-untyped-call]
 
     def version(self) -> str:
         """The version of the API server, such as v1.34.4."""
@@ -162,11 +165,11 @@ class Cluster:
         """The pod as the cluster would store it, by a dry run of the server. Raises PodRefused, too."""
         metadata = {**pod["metadata"], "namespace": namespace}
         metadata["generateName"] = f"{metadata.pop('name', 'pod')[:50]}-"
-        options = {"dry_run": "All", "field_manager": "nouscoder-doctor", "_preload_content": False}
-        options["_request_timeout"] = _DRY_RUN_LIMIT_S
+        options = {"dry_run": "All", "field_manager": "nouscoder-doctor", "_request_timeout": _DRY_RUN_LIMIT_S}
+        body, path = {**pod, "metadata": metadata}, f"/api/v1/namespaces/{namespace}/pods"
         try:
             with api_errors("make a dry run", keep=(400, 403, 404, 409, 413, 422, 500, 503)):
-                answer = self._core.create_namespaced_pod(namespace, {**pod, "metadata": metadata}, **options)
+                answer = self._raw.request("post", path, body=body, serialize=False, **options)
         except ApiException as error:
             raise _refusal(error) from None
         return dict(json.loads(answer.data))
