@@ -8,6 +8,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,28 +53,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxSection]:
-    """Pods of the chart's template in their own namespace, made by a gateway on this machine."""
+    """Pods of gVisor, of the chart's template, in their own namespace, made by a gateway on this machine."""
+    with _pool_of_pods("gvisor", "baseline", tmp_path_factory.mktemp("pool")) as section:
+        yield section
+
+
+@pytest.fixture(scope="session")
+def userns_runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxSection]:
+    """The same with users of their own. Skips where the cluster's nodes have no user namespaces for pods."""
+    features = '{.items[*].status.runtimeHandlers[?(@.name=="runc")].features.userNamespaces}'
+    if os.environ.get("KUBECONFIG") and "true" not in _output("kubectl", "get", "nodes", "-o", f"jsonpath={features}"):
+        pytest.skip("the nodes have no user namespaces for pods: they need containerd 2 and runc 1.2, or CRI-O")
+    with _pool_of_pods("userns", "privileged", tmp_path_factory.mktemp("pool")) as section:
+        yield section
+
+
+@contextmanager
+def _pool_of_pods(backend: str, standard: str, folder: Path) -> Iterator[SandboxSection]:
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("KUBECONFIG names no cluster: run make test-cluster")
     namespace = f"nouscoder-pool-{secrets.token_hex(3)}"
     tag = os.environ.get("NOUSCODER_IMAGE_TAG", "")
     command = ["helm", "template", "nouscoder", str(CHART), "-s", "templates/sandbox/sandbox-configmap.yaml"]
-    rendered = _output(*command, "--set", "verifier.sandbox.backend=gvisor", "--set", f"image.tag={tag}")
+    rendered = _output(*command, "--set", f"verifier.sandbox.backend={backend}", "--set", f"image.tag={tag}")
     pod = json.loads(rendered.partition("runner-pod.json: |")[2])
     pod["metadata"]["namespace"] = namespace
     key = secrets.token_hex(32)
     (variable,) = (one for one in pod["spec"]["containers"][0]["env"] if "valueFrom" in one)
     secret, field = (variable["valueFrom"]["secretKeyRef"][name] for name in ("name", "key"))
-    folder = tmp_path_factory.mktemp("pool")
     (folder / "runner-pod.json").write_text(json.dumps(pod))
     (folder / "key").write_text(key)
     _output("kubectl", "create", "namespace", namespace)
-    _output("kubectl", "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=baseline")
+    _output("kubectl", "label", "namespace", namespace, f"pod-security.kubernetes.io/enforce={standard}")
     try:
         _output("kubectl", "-n", namespace, "create", "secret", "generic", secret, f"--from-literal={field}={key}")
         template, key_file = str(folder / "runner-pod.json"), str(folder / "key")
         pool = {"pool_template": template, "pool_key_file": key_file, "pool_spares": 0, "pool_start_s": 120}
-        yield SandboxSection(backend="gvisor", slots=1, **pool)
+        yield SandboxSection(backend=backend, slots=1, **pool)
     finally:
         _output("kubectl", "delete", "namespace", namespace, "--wait=true", "--timeout=120s")
 

@@ -25,6 +25,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 from tests.attack_corpus import Attack
 from tests.host_state import HostState
+from tests.userns_runners import userns_sandbox
 
 from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import InteractiveTests, JudgeProgram, Limits, StdinCase, StdinTests, Submission
@@ -46,6 +47,7 @@ INTERACTOR = JudgeProgram("print(41, flush=True)\nraise SystemExit(input() != '4
 DIALOGUE_CANARY = Submission(
     InteractiveTests((StdinCase("", ""),), INTERACTOR), "print(int(input()) + 1)", limits=Limits(20.0, 10.0)
 )
+POOLS = {"gvisor": "runner_pool", "userns": "userns_runner_pool"}
 PROJECT = Path(__file__).resolve().parents[2]
 SETTLE_S = 10.0
 ROUNDS = int(os.environ.get("NOUSCODER_ATTACK_ROUNDS", "20"))
@@ -185,9 +187,11 @@ async def open_arena(
     """Start a backend. Skips with the reason when this host cannot run it."""
     others = frozenset(children(os.getpid()))
     try:
-        config = pool or SandboxSection(backend=backend, python=python)
+        here = backend == "runners-in-userns"
+        config = pool or SandboxSection(backend="userns" if here else backend, python=python, pool_spares=0)
         changes = {"slots": slots, "max_sessions": 100_000}  # never replaced: its idle state is compared
-        sandbox = open_sandbox(config.model_copy(update=changes))
+        config = config.model_copy(update=changes)
+        sandbox = userns_sandbox(config) if here else open_sandbox(config)
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
@@ -197,7 +201,8 @@ async def open_arena(
     await asyncio.sleep(0.3)  # the slots make their next namespaces
     gc.collect()  # what other tests of this process left open is closed now, not while descriptors are compared
     view: HostView | PodView = HostView(backend, others)
-    if isinstance(sandbox, GvisorSandbox):
+    if pool is not None:
+        assert isinstance(sandbox, GvisorSandbox)
         view = PodView(sandbox, json.loads(Path(config.pool_template).read_text())["metadata"]["namespace"])
     return Arena(sandbox, grader, filled, view, *await view.look())
 
@@ -209,7 +214,9 @@ async def open_arena(
         "local",
         pytest.param("one-user", marks=pytest.mark.heavy),
         pytest.param("runsc", marks=pytest.mark.soak),
+        pytest.param("runners-in-userns", marks=pytest.mark.soak),
         pytest.param("gvisor", marks=pytest.mark.cluster),
+        pytest.param("userns", marks=pytest.mark.cluster),
     ],
 )
 async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
@@ -234,7 +241,7 @@ async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
             "@HOST@": socket.gethostname(),
         }
         others = children(os.getpid())
-        pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else None
+        pool = request.getfixturevalue(POOLS[request.param]) if request.param in POOLS else None
         one_user = request.param == "one-user"
         with without_root() if one_user else contextlib.nullcontext():
             python = PUBLIC_PYTHON if one_user else ""

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.modal_server import modal_server
 from tests.runsc_runners import runsc_pool
+from tests.userns_runners import userns_pool
 
 from nouscoder.config import ModalSection, SandboxSection
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
@@ -57,6 +58,7 @@ TABLE = {
 
 
 LIBRARIES = ("numpy", "networkx", "sortedcontainers")
+POOLS = {"gvisor": "runner_pool", "userns": "userns_runner_pool"}
 MODAL = ModalSection(image="example.org/nouscoder-sandbox:1", runtime="vm")
 
 
@@ -69,7 +71,9 @@ MODAL = ModalSection(image="example.org/nouscoder-sandbox:1", runtime="vm")
             "modal", marks=pytest.mark.soak
         ),  # an agent for each test, as on pods and in test_modal_backend.py
         pytest.param("runners-in-runsc", marks=pytest.mark.soak),  # the runners of a pool, without a cluster
+        pytest.param("runners-in-userns", marks=pytest.mark.heavy),
         pytest.param("gvisor", marks=pytest.mark.cluster),
+        pytest.param("userns", marks=pytest.mark.cluster),
     ]
 )
 async def sandbox(
@@ -90,9 +94,9 @@ async def sandbox(
 
 async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     made: Sandbox
-    if request.param == "runners-in-runsc":
+    if request.param.startswith("runners-in"):
         try:
-            async with runsc_pool() as found:
+            async with runsc_pool() if request.param == "runners-in-runsc" else userns_pool() as found:
                 yield found
         except SandboxUnavailable as error:
             pytest.skip(str(error))
@@ -101,8 +105,8 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
         made = FakeSandbox(TABLE, num_slots=1)
     else:
         try:
-            if request.param == "gvisor":  # pods have the libraries of their image
-                made = open_sandbox(request.getfixturevalue("runner_pool"))
+            if request.param in POOLS:  # pods have the libraries of their image
+                made = open_sandbox(request.getfixturevalue(POOLS[request.param]))
             else:
                 folders = library_folders(LIBRARIES)
                 made = open_sandbox(SandboxSection(backend=request.param, slots=1, site_packages=folders))
@@ -162,7 +166,7 @@ TABLE[IMPORTS] = lambda _: ended(b"4 3 1\n")
 async def test_the_default_libraries_of_candidates_can_be_imported(
     sandbox: Sandbox, request: pytest.FixtureRequest
 ) -> None:
-    if any(name in request.node.name for name in ("modal", "runners-in-runsc")):
+    if any(name in request.node.name for name in ("modal", "runners-in")):
         pytest.skip("these runners are processes of this host: the sandbox image with its libraries is missing")
     grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
     cases = tuple(StdinCase(f"{size}\n", "4 3 1") for size in (5, 6))  # in the process that compiled, and in another

@@ -61,7 +61,7 @@ scaleDown:
 {{- define "nouscoder.autoscalingGuards" -}}
 {{- $scaling := .Values.verifier.autoscaling -}}
 {{- $pool := .Values.verifier.sandbox.pool -}}
-{{- $gvisor := eq (include "nouscoder.sandboxBackend" .) "gvisor" -}}
+{{- $runners := eq (include "nouscoder.usesRunners" .) "true" -}}
 {{- if include "nouscoder.autoscaled" . -}}
 {{- if gt (int $scaling.min) (int $scaling.max) -}}
 {{- fail (printf "verifier.autoscaling.min is %v and verifier.autoscaling.max %v: min must not be above max" $scaling.min $scaling.max) -}}
@@ -78,13 +78,13 @@ scaleDown:
 {{- if and (eq (include "nouscoder.sandboxBackend" .) "local") (not $scaling.workPerPod) -}}
 {{- fail "verifier.autoscaling.workPerPod must be set with backend local: the cores of a pod are not known" -}}
 {{- end -}}
-{{- if and $gvisor (not $pool.managed) -}}
+{{- if and $runners (not $pool.managed) -}}
 {{- fail (printf "verifier.autoscaling.kind is %s with verifier.sandbox.pool.managed false: the number of runners in a Deployment does not follow that of the verifier's pods" $scaling.kind) -}}
 {{- end -}}
 {{- end -}}
 {{- if not (kindIs "invalid" $pool.min) -}}
-{{- if not (and $gvisor $pool.managed) -}}
-{{- fail "verifier.sandbox.pool.min needs backend gvisor and verifier.sandbox.pool.managed: only then the verifier makes and ends its runners" -}}
+{{- if not (and $runners $pool.managed) -}}
+{{- fail "verifier.sandbox.pool.min needs backend gvisor or userns, and verifier.sandbox.pool.managed: only then the verifier makes and ends its runners" -}}
 {{- end -}}
 {{- if gt (int $pool.min) (int $pool.size) -}}
 {{- fail (printf "verifier.sandbox.pool.min is %v, above verifier.sandbox.pool.size %v" $pool.min $pool.size) -}}

@@ -129,7 +129,7 @@
 {{- $sandbox := .Values.verifier.sandbox -}}
 {{- $backend := include "nouscoder.sandboxBackend" . -}}
 backend: {{ $backend }}
-{{- if eq $backend "gvisor" }}
+{{- if include "nouscoder.usesRunners" . }}
 slots: {{ $sandbox.pool.size }}
 max_sessions: {{ $sandbox.pool.maxSessions }}
 pool_managed: {{ $sandbox.pool.managed }}

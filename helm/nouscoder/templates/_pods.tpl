@@ -210,7 +210,7 @@ lifecycle:
           name: {{ . }}
           items: [{key: tokens, path: tokens/tokens}]
       {{- end }}
-      {{- if eq (include "nouscoder.sandboxBackend" $root) "gvisor" }}
+      {{- if include "nouscoder.usesRunners" $root }}
       - secret:
           name: {{ include "nouscoder.poolSecret" $root }}
           items: [{key: key, path: pool/key}]

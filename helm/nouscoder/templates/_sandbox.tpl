@@ -16,7 +16,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* gvisor, local or modal. Without a cluster (helm template, helm lint) an empty value is gvisor. */}}
+{{/* gvisor, userns, local or modal. Without a cluster (helm template, helm lint) an empty value is gvisor. */}}
 {{- define "nouscoder.sandboxBackend" -}}
 {{- $sandbox := .Values.verifier.sandbox -}}
 {{- if $sandbox.backend -}}
@@ -26,10 +26,20 @@
 {{- $names := list -}}
 {{- range $classes.items | default list -}}{{- $names = append $names .metadata.name -}}{{- end -}}
 {{- if and $classes (not (has $sandbox.runtimeClassName $names)) -}}
-{{- fail (printf "this cluster has no RuntimeClass %q (verifier.sandbox.runtimeClassName), so candidates cannot run in gVisor. The remaining isolation is weaker: namespaces, seccomp and limits on the node's own kernel, inside a privileged verifier pod. Install gVisor, or accept the weaker isolation with --set verifier.sandbox.backend=local" $sandbox.runtimeClassName) -}}
+{{- fail (printf "this cluster has no RuntimeClass %q (verifier.sandbox.runtimeClassName), so candidates cannot run in gVisor. The remaining isolation is weaker: namespaces, seccomp and limits on the node's own kernel. Install gVisor, or accept the weaker isolation: --set verifier.sandbox.backend=userns (pods with users of their own; Kubernetes 1.33 or newer), or --set verifier.sandbox.backend=local (inside a privileged verifier pod)" $sandbox.runtimeClassName) -}}
 {{- end -}}
 gvisor
 {{- end -}}
+{{- end -}}
+
+{{/* "true" if candidates run in runner pods. */}}
+{{- define "nouscoder.usesRunners" -}}
+{{- if has (include "nouscoder.sandboxBackend" .) (list "gvisor" "userns") -}}true{{- end -}}
+{{- end -}}
+
+{{/* "true" if the runner pods have users of their own on the kernel of their node. */}}
+{{- define "nouscoder.usesUserns" -}}
+{{- if eq (include "nouscoder.sandboxBackend" .) "userns" -}}true{{- end -}}
 {{- end -}}
 
 {{/* The namespace of the runners, which holds nothing else: that of the release is not allowed. */}}
@@ -50,7 +60,11 @@ gvisor
 {{- $apis := .Capabilities.APIVersions -}}
 {{- $known := ternary ($apis.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) ($apis.Has "v1/Secret") -}}
 {{- $wanted := .Values.verifier.sandbox.admissionPolicy -}}
-{{- if and (eq (include "nouscoder.sandboxBackend" .) "gvisor") (ne $wanted "never") (or $known (eq $wanted "required")) -}}
+{{- $isUserns := eq (include "nouscoder.usesUserns" .) "true" -}}
+{{- if and $isUserns (or (eq $wanted "never") (not $known)) -}}
+{{- fail "verifier.sandbox.backend userns needs the ValidatingAdmissionPolicy of the chart (Kubernetes 1.30 or newer, and verifier.sandbox.admissionPolicy not never): the namespace of the runners admits privileged pods, and the policy refuses all but runners" -}}
+{{- end -}}
+{{- if and (include "nouscoder.usesRunners" .) (ne $wanted "never") (or $known (eq $wanted "required")) -}}
 {{- if not $known -}}
 {{- fail "verifier.sandbox.admissionPolicy is required, but this cluster has no ValidatingAdmissionPolicy (Kubernetes 1.30 or newer)" -}}
 {{- end -}}
@@ -71,14 +85,29 @@ true
 {{- $allowed | toJson -}}
 {{- end -}}
 
-{{/* The privileges of a runner, which the standard `baseline` admits. They act only inside gVisor: the harness makes a
-     user namespace of two users there, and in it the namespaces of each submission. On the node the sandbox has none
-     of them. */}}
+{{/* The privileges of a runner. With `gvisor` the standard `baseline` admits them, and they act only inside gVisor: the
+     harness makes a user namespace of two users there, and in it the namespaces of each submission. With `userns` they
+     act only on what belongs to the pod's user namespace. The harness needs pivot_root, which RuntimeDefault refuses,
+     and confines each candidate by its own filter. On the node the sandbox has none of these privileges. */}}
 {{- define "nouscoder.runnerPodSecurityContext" -}}
 runAsUser: 0
 runAsGroup: 0
 seccompProfile:
-  type: RuntimeDefault
+  type: {{ include "nouscoder.runnerSeccomp" . }}
+{{- end -}}
+
+{{- define "nouscoder.runnerSeccomp" -}}
+{{- ternary "Unconfined" "RuntimeDefault" (eq (include "nouscoder.usesUserns" .) "true") -}}
+{{- end -}}
+
+{{/* The Pod Security Standard that admits a runner. */}}
+{{- define "nouscoder.runnerStandard" -}}
+{{- ternary "privileged" "baseline" (eq (include "nouscoder.usesUserns" .) "true") -}}
+{{- end -}}
+
+{{/* A sandbox can mount a /proc of its own only where the pod's is complete. */}}
+{{- define "nouscoder.runnerProcMount" -}}
+{{- ternary "Unmasked" "Default" (eq (include "nouscoder.usesUserns" .) "true") -}}
 {{- end -}}
 
 {{- define "nouscoder.runnerSecurityContext" -}}
@@ -87,10 +116,17 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
   add: {{ include "nouscoder.runnerCapabilities" . }}
+{{- if include "nouscoder.usesUserns" . }}
+procMount: {{ include "nouscoder.runnerProcMount" . }}
+{{- end }}
 {{- end -}}
 
 {{- define "nouscoder.runnerCapabilities" -}}
+{{- if include "nouscoder.usesUserns" . -}}
+["SYS_ADMIN", "NET_ADMIN", "SETUID", "SETGID"]
+{{- else -}}
 ["SETUID", "SETGID", "SETFCAP"]
+{{- end -}}
 {{- end -}}
 
 {{- define "nouscoder.runnerCommand" -}}
@@ -129,7 +165,11 @@ metadata:
   annotations:
     {{- include "nouscoder.annotations" (dict "component" "sandbox" "values" $pool) | nindent 4 }}
 spec:
+  {{- if include "nouscoder.usesUserns" . }}
+  hostUsers: false
+  {{- else }}
   runtimeClassName: {{ $sandbox.runtimeClassName | quote }}
+  {{- end }}
   {{- include "nouscoder.podStart" (dict "root" . "component" "sandbox" "values" $pool) | nindent 2 }}
   # The verifier replaces a runner that has ended. A Deployment's is started again by the kubelet.
   restartPolicy: {{ ternary "Never" "Always" $pool.managed }}
@@ -152,6 +192,10 @@ spec:
             secretKeyRef:
               name: {{ include "nouscoder.poolSecret" . }}
               key: key
+        {{- if include "nouscoder.usesUserns" . }}
+        - name: NOUSCODER_RUNNER_KERNEL
+          value: linux
+        {{- end }}
         {{- if $pool.managed }}
         # A runner whose verifier is gone ends by itself after this time.
         - name: NOUSCODER_RUNNER_IDLE_S

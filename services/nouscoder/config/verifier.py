@@ -49,7 +49,9 @@ class ModalSection(Section):
 class SpillOverSection(Section):
     """A second backend, for submissions that wait too long for the first one."""
 
-    backend: Literal["", "local", "runsc", "gvisor", "modal"] = Field("", description="the second backend; empty: none")
+    backend: Literal["", "local", "runsc", "gvisor", "userns", "modal"] = Field(
+        "", description="the second backend; empty: none"
+    )
     slots: int = Field(1, ge=1, description="its submissions at the same time")
     after_s: float = Field(2.0, ge=0, le=30, description="seconds that a submission waits for the first backend")
 
@@ -57,36 +59,42 @@ class SpillOverSection(Section):
 class SandboxSection(Section):
     """The isolation of candidates."""
 
-    backend: Literal["local", "runsc", "gvisor", "modal", "fake"] = Field(
+    backend: Literal["local", "runsc", "gvisor", "userns", "modal", "fake"] = Field(
         "local",
-        description="local: namespaces of this machine; runsc: gVisor here; gvisor: runner pods; modal: containers of"
-        " modal.com; fake: nothing runs",
+        description="local: namespaces of this machine; runsc: gVisor here; gvisor: runner pods of gVisor; userns:"
+        " runner pods with users of their own; modal: containers of modal.com; fake: nothing runs",
     )
     slots: int = Field(0, ge=0, description="submissions at the same time; 0: the number of cores")
     python: str = Field("", description="interpreter of Python candidates; empty: the base interpreter of the service")
     site_packages: InputPaths = Field((), description="extra read-only import folders for candidates")
     runsc: str = Field("", description="backend runsc: gVisor's program; empty: PATH, then that of deploy/build-runsc")
-    max_sessions: int = Field(500, ge=1, description="backends runsc, gvisor, modal: submissions per sandbox")
-    pool_managed: bool = Field(True, description="backend gvisor: the gateway makes the runner pods itself")
-    pool_template: InputFile = Field("", description="backend gvisor, managed: JSON file with the runner pod")
-    pool_service: str = Field("", description="backend gvisor, not managed: name of the runners' headless service")
-    pool_port: int = Field(7070, ge=1, le=65535, description="backend gvisor: port of the runners")
-    pool_key_file: InputFile = Field("", description="backend gvisor: file with the key that gateway and runners share")
+    max_sessions: int = Field(500, ge=1, description="backends runsc, gvisor, userns, modal: submissions per sandbox")
+    pool_managed: bool = Field(True, description="backends gvisor, userns: the gateway makes the runner pods itself")
+    pool_template: InputFile = Field("", description="backends gvisor, userns, managed: JSON file with the runner pod")
+    pool_service: str = Field(
+        "", description="backends gvisor, userns, not managed: name of the runners' headless service"
+    )
+    pool_port: int = Field(7070, ge=1, le=65535, description="backends gvisor, userns: port of the runners")
+    pool_key_file: InputFile = Field(
+        "", description="backends gvisor, userns: file with the key that gateway and runners share"
+    )
     pool_accept_unproven_kernel: bool = Field(
         False, description="backend gvisor: lend runners that do not show that their kernel is gVisor's"
     )
-    pool_spares: int = Field(1, ge=0, description="backends gvisor (managed), modal: ready runners beyond the slots")
+    pool_spares: int = Field(
+        1, ge=0, description="backends gvisor, userns (managed), modal: ready runners beyond the slots"
+    )
     pool_min: int = Field(
         -1,
         ge=-1,
-        description="backend gvisor, managed: slots that keep a runner while nothing waits; the others, and with 0 the"
-        " spares, only have one while they are needed; -1: all of them",
+        description="backends gvisor, userns, managed: slots that keep a runner while nothing waits; the others, and"
+        " with 0 the spares, only have one while they are needed; -1: all of them",
     )
     pool_idle_s: float = Field(
         120.0, gt=0, description="with pool_min: seconds of lower demand after which runners are ended"
     )
     pool_start_s: float = Field(
-        240.0, gt=0, description="backends gvisor, modal: limit in seconds for the first runner"
+        240.0, gt=0, description="backends gvisor, userns, modal: limit in seconds for the first runner"
     )
     compile_cache_bytes: int = Field(
         256 * 1024**2, ge=0, description="backend local: bytes of compiled programs on the disk; 0: compile every time"
@@ -102,8 +110,10 @@ class SandboxSection(Section):
 
     @model_validator(mode="after")
     def _own_runners(self) -> SandboxSection:
-        if self.pool_min >= 0 and not (self.backend == "gvisor" and self.pool_managed):
-            raise ValueError("pool_min needs backend gvisor and pool_managed: only its gateway makes and ends runners")
+        if self.pool_min >= 0 and not (self.backend in ("gvisor", "userns") and self.pool_managed):
+            raise ValueError(
+                "pool_min needs backend gvisor or userns, and pool_managed: only its gateway makes and ends runners"
+            )
         return self
 
     @model_validator(mode="after")

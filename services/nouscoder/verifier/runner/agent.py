@@ -22,18 +22,18 @@ from typing import Any
 
 try:
     from . import handshake
-    from .kernel import kernel_facts
+    from .kernel import kernel_facts, mapped_users
     from .relay import Relay
 except ImportError:  # in the image, where this folder is not a package
     import handshake  # type: ignore[no-redef, import-not-found]
-    from kernel import kernel_facts  # type: ignore[no-redef, import-not-found]
+    from kernel import kernel_facts, mapped_users  # type: ignore[no-redef, import-not-found]
     from relay import Relay  # type: ignore[no-redef, import-not-found]
 
 HOME = "/opt/nouscoder"
 END_LIMIT_S = 5.0
 _KEY, _KEY_FD = "NOUSCODER_RUNNER_KEY", "NOUSCODER_RUNNER_KEY_FD"
 _MAX_HANDSHAKES = 16  # handshakes at once; a further connection ends the oldest one
-_KERNELS = ("gvisor", "linux")  # of the container: the sentry, or that of a virtual machine
+_KERNELS = ("gvisor", "linux")  # of the container: the sentry, or that of a node or of a virtual machine
 _ROLES = (handshake.SLOT, *handshake.PARTNERS)
 _FIRST_UID, _UIDS_AN_AGENT = 1_000_000_000, 2 * len(_ROLES)  # two for each harness
 _POLL_INTERVAL_MS = 500
@@ -193,7 +193,7 @@ class Agent:
         if os.path.isdir(packages):
             ours["site_packages"] = [packages]
         if self._kernel == "linux" and os.geteuid() == 0:
-            first = _FIRST_UID + os.getpid() % 65536 * _UIDS_AN_AGENT + 2 * _ROLES.index(role)
+            first = _first_uid() + 2 * _ROLES.index(role)
             ours |= {"uid_init": first, "uid_candidate": first + 1}
         entry = f"{self._home}/harness/__main__.py"
         return [sys.executable, "-I", "-S", "-X", "utf8", entry, json.dumps({**settings, **ours})]
@@ -211,6 +211,14 @@ class Agent:
         with self._lock:
             self._heard_s = time.monotonic()
             self._in_use.pop(role, None)
+
+
+def _first_uid() -> int:
+    """The first of this agent's users: mapped in its user namespace, and no other agent's."""
+    (_, _, num_users), *_ = mapped_users()
+    if num_users > _FIRST_UID:  # the host's own users, which agents on one machine share
+        return _FIRST_UID + os.getpid() % 65536 * _UIDS_AN_AGENT
+    return num_users - _UIDS_AN_AGENT
 
 
 def _await_end(harness: subprocess.Popen[bytes], connection: socket.socket) -> None:

@@ -97,6 +97,10 @@ def open_sandbox(config: SandboxSection, tool_slots: int = 0) -> Sandbox:
             from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 
             return GvisorSandbox(config, tool_slots=tool_slots)
+        case "userns":
+            from nouscoder.verifier.sandbox.runners.gvisor import UsernsSandbox
+
+            return UsernsSandbox(config, tool_slots=tool_slots)
         case "modal":
             from nouscoder.verifier.sandbox.modal.backend import ModalSandbox
 

@@ -1,4 +1,4 @@
-"""The `gvisor` backend: each slot borrows a runner pod, in which gVisor runs the same harness.
+"""The `gvisor` and `userns` backends: each slot borrows a runner pod, in which the same harness runs.
 
 INVARIANT: a runner serves at most `max_sessions` submissions, one at a time. After an unexpected, late or missing
 answer it serves no submission until it has passed a canary. A runner that fails the canary never serves again. A slot
@@ -6,8 +6,12 @@ has a runner, gets one, or is parked; `usable_slots` tells the grader how many h
 The number of slots with a runner is never below the demand of now within `least` and `most`. It shrinks only when the
 demand has been lower for `idle_s` seconds, and with `least` 0 it then reaches 0, spares included.
 
-Candidates run on gVisor's sentry instead of the node's kernel, in a pod without a service account token, writable root
-or network access. Inside it they get the isolation of every backend (see `local`). The gateway runs no candidate.
+Candidates run in a pod without a service account token, writable root or network access. Inside it they get the
+isolation of every backend (see `local`). The gateway runs no candidate. What is around them differs:
+
+- `gvisor`: they run on gVisor's sentry instead of the node's kernel.
+- `userns`: they run on the node's kernel, in a pod with users of its own (hostUsers: false). Its root is nobody on the
+  node, and each candidate is in a further user namespace. That is several times faster, because a fork is.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from pathlib import Path
 from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.runner import handshake
+from nouscoder.verifier.runner.kernel import why_not_gvisor, why_not_userns
 from nouscoder.verifier.sandbox.base import Exit, Program, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.sandbox.runners.launch import CanaryLaunch, PartnerLaunch, PooledLaunch, RunnerAccess, runner_of
@@ -40,6 +45,10 @@ _RETRY_S = 1.0
 _WARN_EVERY_S = 30.0
 _KEY_CHECK_S = 5.0
 _SIZE_CHECK_S = 1.0
+_NOT_GVISOR = (
+    "the handler of its RuntimeClass must be runsc; verifier.sandbox.pool_accept_unproven_kernel = true (chart:"
+    " verifier.sandbox.acceptUnprovenKernel) lets programs of strangers run on that kernel"
+)
 _CANARY_LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20, output_bytes=1 << 16, processes=8)
 
 
@@ -107,6 +116,7 @@ class GvisorSandbox(LocalSandbox):
     name = "gvisor"
     _keeps_compiled = False
     outer_layer = "gvisor:pod"
+    _outside_runners = ("namespace:user", "separate-users", "cgroup:")  # layers that only the local backend has
 
     def __init__(
         self,
@@ -117,8 +127,9 @@ class GvisorSandbox(LocalSandbox):
         tool_slots: int = 0,
     ) -> None:
         """`source` and `access` are by default those of the runner pods. Raises SandboxUnavailable."""
-        needs_gvisor = not config.pool_accept_unproven_kernel
-        self._access = access or RunnerAccess(PoolKeys.of_file(Path(config.pool_key_file)), needs_gvisor=needs_gvisor)
+        self._access = access or RunnerAccess(
+            PoolKeys.of_file(Path(config.pool_key_file)), backend=self.name, refusal=self._refusal(config)
+        )
         slots, spares = config.slots or 1, config.pool_spares
         least = slots if config.pool_min < 0 else min(slots, config.pool_min)
         self._size = PoolSize(least, slots, spares, config.pool_idle_s, always=tool_slots)
@@ -175,8 +186,7 @@ class GvisorSandbox(LocalSandbox):
     @property
     def isolation(self) -> tuple[str, ...]:
         """See `Sandbox`."""
-        omitted = ("namespace:user", "separate-users", "cgroup:")
-        inner = (layer for layer in super().isolation if not layer.startswith(omitted))
+        inner = (layer for layer in super().isolation if not layer.startswith(self._outside_runners))
         return (self.outer_layer, *inner, "separate-users")
 
     @property
@@ -193,6 +203,11 @@ class GvisorSandbox(LocalSandbox):
     def runner_starts(self) -> tuple[int, float]:
         """Runners that became reachable, and the seconds from their creation until then, all together."""
         return self.pool.num_starts, self.pool.start_s
+
+    @staticmethod
+    def _refusal(config: SandboxSection) -> Callable[[object], str]:
+        """See `RunnerAccess`."""
+        return _accept if config.pool_accept_unproven_kernel else _refuse_other_kernels
 
     def _make_slot(self, index: int) -> Slot:
         if index < self.num_slots:
@@ -329,6 +344,35 @@ class GvisorSandbox(LocalSandbox):
         return True
 
 
+class UsernsSandbox(GvisorSandbox):
+    """The same pool. A runner's kernel is that of its node, and none of its users is one of the node's."""
+
+    name = "userns"
+    outer_layer = "userns:pod"
+    _outside_runners = ("separate-users", "cgroup:")
+
+    @staticmethod
+    def _refusal(config: SandboxSection) -> Callable[[object], str]:
+        """See `RunnerAccess`."""
+        return _refuse_users_of_node
+
+
+def _accept(_: object) -> str:
+    return ""
+
+
+def _refuse_other_kernels(facts: object) -> str:
+    if reason := why_not_gvisor(facts):
+        return f"does not run on gVisor: {reason}; {_NOT_GVISOR}"
+    return ""
+
+
+def _refuse_users_of_node(facts: object) -> str:
+    if reason := why_not_userns(facts):
+        return f"has no users of its own: {reason}; its pod needs hostUsers: false, which its node must support"
+    return ""
+
+
 def open_source(config: SandboxSection, keys: PoolKeys) -> Source:
     """The source of runners that the configuration names. Raises SandboxUnavailable."""
     if not config.pool_managed:
@@ -338,5 +382,7 @@ def open_source(config: SandboxSection, keys: PoolKeys) -> Source:
     try:
         from nouscoder.verifier.sandbox.runners.kubernetes_pods import ManagedPods
     except ImportError as error:
-        raise SandboxUnavailable("the gvisor sandbox needs the Python package kubernetes (extra: cluster)") from error
+        raise SandboxUnavailable(
+            f"the {config.backend} sandbox needs the Python package kubernetes (extra: cluster)"
+        ) from error
     return ManagedPods(Path(config.pool_template), config.pool_port)

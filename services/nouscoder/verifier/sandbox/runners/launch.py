@@ -9,31 +9,26 @@ from dataclasses import dataclass
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness.frames import SlotSettings
 from nouscoder.verifier.runner import handshake
-from nouscoder.verifier.runner.kernel import why_not_gvisor
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.runners.link import KernelUnproven, PoolKeys, SocketLink, connect_by_any
 from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerPool
 from nouscoder.verifier.sandbox.slot import ENVIRONMENT, Launch, Link, LinkEnding, Slot
 from nouscoder.verifier.toolchains import languages
 
-_NOT_GVISOR = (
-    "the handler of its RuntimeClass must be runsc; verifier.sandbox.pool_accept_unproven_kernel = true (chart:"
-    " verifier.sandbox.acceptUnprovenKernel) lets programs of strangers run on that kernel"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class RunnerAccess:
     """How the runners of a pool are reached, and how a person looks at them. `tls` is that of a tunnel (`connect`).
 
-    With `needs_gvisor` a runner must show that its kernel is gVisor's (runner/kernel.py).
+    `refusal` is given what a runner says of its kernel (runner/kernel.py). It returns why no program may run there;
+    empty: programs may.
     """
 
     keys: PoolKeys
     tls: ssl.SSLContext | None = None
     backend: str = "gvisor"
     advice: str = "look at the runner pods (kubectl describe, kubectl logs)"
-    needs_gvisor: bool = False
+    refusal: Callable[[object], str] = lambda _: ""
 
 
 class RunnerLaunch:
@@ -81,9 +76,9 @@ class RunnerLaunch:
             )
         except TimeoutError as error:
             raise SandboxError(f"runner {runner.name} did not answer within {limit_s:.0f} s") from error
-        if self._access.needs_gvisor and (reason := why_not_gvisor(link.about.kernel)):
+        if reason := self._access.refusal(link.about.kernel):
             link.writer.transport.abort()
-            raise KernelUnproven(f"runner {runner.name} does not run on gVisor: {reason}; {_NOT_GVISOR}")
+            raise KernelUnproven(f"runner {runner.name} {reason}")
         return link
 
 

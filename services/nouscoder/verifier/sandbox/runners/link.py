@@ -121,7 +121,7 @@ class OtherKey(RunnerRefused):
 
 
 class KernelUnproven(RunnerRefused):
-    """What the runner says of its kernel is not what only gVisor answers."""
+    """What the runner says of its kernel does not show the isolation of the backend."""
 
 
 @dataclass(frozen=True, slots=True)
