@@ -144,19 +144,18 @@ class UsernsRunners:
             await self.remove(FoundRunner(name, None))
 
 
-def userns_sandbox(config: SandboxSection | None = None) -> UsernsSandbox:
+def userns_sandbox(config: SandboxSection) -> UsernsSandbox:
     """The backend `userns` with such runners, not started. Raises SandboxUnavailable."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None or not os.path.exists(PYTHON):
         raise SandboxUnavailable(f"needs root, setpriv and {PYTHON}")
-    config = config or SandboxSection(backend="userns", slots=1, pool_spares=0, pool_start_s=60)
     access = RunnerAccess(PoolKeys(handshake.read_key(KEY_TEXT)), backend="userns", refusal=why_not_userns)
     return UsernsSandbox(config, UsernsRunners(), access)
 
 
 @asynccontextmanager
-async def userns_pool() -> AsyncIterator[UsernsSandbox]:
-    """The started backend. Raises SandboxUnavailable."""
-    sandbox = userns_sandbox()
+async def userns_pool(start_s: float = 60.0) -> AsyncIterator[UsernsSandbox]:
+    """The started backend with one slot. Raises SandboxUnavailable."""
+    sandbox = userns_sandbox(SandboxSection(backend="userns", slots=1, pool_spares=0, pool_start_s=start_s))
     try:
         await sandbox.start()
         yield sandbox

@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import helm_python as helm
 import pytest
+from tests import userns_runners
 from tests.chart.conftest import pod_specs
 from tests.runsc_runners import CHART_CAPABILITIES
 
@@ -246,6 +248,28 @@ def test_a_runner_has_the_tested_capabilities_which_baseline_admits(chart: Chart
     assert set(CHART_CAPABILITIES) <= BASELINE
     (labels,) = (one["metadata"]["labels"] for one in documents if one["kind"] == "Namespace")
     assert labels["pod-security.kubernetes.io/enforce"] == "baseline"
+
+
+def test_a_runner_with_users_of_its_own_needs_the_policy_that_admits_nothing_else(chart: ChartRig) -> None:
+    """Its rights act on its own user namespace only. The namespace of the runners has to admit privileged pods."""
+    values = {"verifier": {"sandbox": {"backend": "userns"}}}
+    documents = chart.documents(values)
+    (text,) = (one["data"]["runner-pod.json"] for one in documents if "runner-pod.json" in one.get("data", {}))
+    spec = json.loads(text)["spec"]
+    assert (spec["hostUsers"], spec.get("runtimeClassName")) == (False, None)
+    assert spec["securityContext"]["seccompProfile"] == {"type": "Unconfined"}
+    security = spec["containers"][0]["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"], "add": list(userns_runners.CHART_CAPABILITIES)}
+    assert (security["procMount"], security["allowPrivilegeEscalation"]) == ("Unmasked", False)
+    assert {"name": "NOUSCODER_RUNNER_KERNEL", "value": "linux"} in env_of(spec)
+    (labels,) = (one["metadata"]["labels"] for one in documents if one["kind"] == "Namespace")
+    assert labels["pod-security.kubernetes.io/enforce"] == "privileged"
+    (policy,) = (one for one in documents if one["kind"] == "ValidatingAdmissionPolicy")
+    rules = {rule["message"]: rule["expression"] for rule in policy["spec"]["validations"]}
+    assert rules["a runner has users of its own (hostUsers is false)"] == "!object.spec.?hostUsers.orValue(true)"
+    values["verifier"]["sandbox"]["admissionPolicy"] = "never"
+    with pytest.raises(helm.HelmError, match="userns needs the ValidatingAdmissionPolicy"):
+        chart.documents(values)
 
 
 def env_of(spec: dict[str, Any]) -> list[dict[str, Any]]:

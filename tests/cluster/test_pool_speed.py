@@ -15,9 +15,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(900)]
 SCALE = "0.1"
 
 
-def test_the_rate_of_the_pool_is_compared_with_local(runner_pool: SandboxSection) -> None:
+@pytest.mark.parametrize("fixture", ["runner_pool", "userns_runner_pool"])
+def test_the_rate_of_the_pool_is_compared_with_local(request: pytest.FixtureRequest, fixture: str) -> None:
+    runner_pool: SandboxSection = request.getfixturevalue(fixture)
     pool = {
-        "backend": "gvisor",
+        "backend": runner_pool.backend,
         "slots": "2",
         "pool_template": runner_pool.pool_template,
         "pool_key_file": runner_pool.pool_key_file,

@@ -1,4 +1,4 @@
-"""A runner shows by what its kernel answers that it runs on gVisor. This machine's Linux kernel is refused."""
+"""A runner shows by what its kernel answers that it runs on gVisor, or that its users are none of its node's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.runner import kernel
-from nouscoder.verifier.runner.kernel import kernel_facts, why_not_gvisor
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.runner.kernel import kernel_facts, why_not_gvisor, why_not_userns
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox, UsernsSandbox
 from nouscoder.verifier.sandbox.runners.launch import CanaryLaunch, RunnerAccess
 from nouscoder.verifier.sandbox.runners.link import KernelUnproven, PoolKeys, RunnerAbout
 from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerState
@@ -70,6 +70,37 @@ def test_this_machine_is_not_gvisor_also_by_the_text_that_the_doctor_sends() -> 
     assert why_not_gvisor(json.loads(done.stdout))
 
 
+@pytest.mark.parametrize(
+    ("users", "refused"),
+    [
+        ([[0, 2005139456, 65536]], ""),  # a pod with hostUsers: false
+        ([[0, 65536, 65536]], ""),
+        ([[0, 0, 4294967295]], "are those of the node"),
+        ([[0, 1000, 1], [1, 100000, 65536]], "are those of the node"),  # user 0 is somebody of the node
+        ([[0, 65535, 65536]], "are those of the node"),
+        ([], "does not say"),
+        (None, "does not say"),
+        ([[0, "100000", 65536]], "does not say"),
+        ([[0, True, 65536]], "does not say"),
+    ],
+)
+def test_users_of_the_node_are_refused(users: object, refused: str) -> None:
+    assert refused in why_not_userns({"users": users})
+    assert bool(why_not_userns({"users": users})) == bool(refused)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.text(max_size=5) | st.integers(), lambda x: st.lists(x, max_size=3)))
+def test_anything_else_that_a_runner_says_of_its_users_is_refused(said: object) -> None:
+    assert why_not_userns(said)
+    assert why_not_userns({"users": [said, [0, 100_000, 65536]]})
+
+
+def test_this_process_has_the_users_of_its_machine_until_it_has_its_own() -> None:
+    program = f"{Path(kernel.__file__).read_text()}\nprint(why_not_userns(kernel_facts()))"
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert "are those of the node" in done.stdout
+
+
 async def test_no_harness_of_an_unproven_runner_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
 
@@ -85,8 +116,8 @@ async def test_no_harness_of_an_unproven_runner_is_used(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("nouscoder.verifier.sandbox.runners.launch.connect_by_any", connect)
     runner = Runner("pod-1", ("127.0.0.1", 7070), RunnerState.UNPROVEN, 0)
-    launch = CanaryLaunch(runner, RunnerAccess(PoolKeys(b""), needs_gvisor=True), SandboxSection())
-    with pytest.raises(KernelUnproven, match=r"pod-1 does not run on gVisor.*acceptUnprovenKernel"):
+    launch = CanaryLaunch(runner, RunnerAccess(PoolKeys(b""), refusal=lambda facts: f"says {facts}"), SandboxSection())
+    with pytest.raises(KernelUnproven, match=r"pod-1 says .*6\.18\.44"):
         await launch.open()
     assert closed == [True]
     assert await CanaryLaunch(runner, RunnerAccess(PoolKeys(b"")), SandboxSection()).open()
@@ -95,16 +126,20 @@ async def test_no_harness_of_an_unproven_runner_is_used(monkeypatch: pytest.Monk
 def test_the_pool_of_pods_needs_the_proof_unless_it_is_given_up_by_name(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("0123456789abcdef")
 
-    def access(accepted: bool) -> RunnerAccess:
+    def refusal(kind: type[GvisorSandbox], facts: object, accepted: bool = False) -> str:
         config = SandboxSection(
-            backend="gvisor",
+            backend=kind.name,
             slots=1,
             pool_managed=False,
             pool_service="x",
             pool_key_file=str(tmp_path / "key"),
             pool_accept_unproven_kernel=accepted,
         )
-        return GvisorSandbox(config)._access
+        return kind(config)._access.refusal(facts)
 
-    assert access(False).needs_gvisor
-    assert not access(True).needs_gvisor
+    assert refusal(GvisorSandbox, GVISOR) == ""
+    assert "does not run on gVisor" in refusal(GvisorSandbox, RUNC)
+    assert "acceptUnprovenKernel" in refusal(GvisorSandbox, RUNC)
+    assert refusal(GvisorSandbox, RUNC, accepted=True) == ""
+    assert refusal(UsernsSandbox, RUNC | {"users": [[0, 100_000, 65536]]}) == ""
+    assert "hostUsers: false" in refusal(UsernsSandbox, RUNC | {"users": [[0, 0, 4294967295]]}, accepted=True)
