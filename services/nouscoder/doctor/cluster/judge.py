@@ -19,7 +19,10 @@ DEFAULT_IMAGE = "localhost/nouscoder-verifier:0.1.0"
 PATIENCE_S = 60.0
 # Provisioners whose volumes several nodes can mount at once. The API does not report this.
 _SHARED = ("nfs", "efs.csi", "file.csi.azure.com", "filestore.csi.storage.gke.io", "cephfs", "lustre", "longhorn")
-_NO_GVISOR = "--set verifier.sandbox.backend=local, which isolates less and needs a privileged pod"
+_NO_GVISOR = (
+    "isolate less: --set verifier.sandbox.backend=userns (needs Kubernetes 1.33 and containerd 2), or"
+    " verifier.sandbox.backend=local (needs a privileged pod)"
+)
 
 
 def run_doctor_cluster(image: str, *, as_json: bool) -> tuple[str, int]:
