@@ -40,8 +40,9 @@ from nouscoder.verifier.api.run_code import (
 )
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.api.streaming import grade_patiently
+from nouscoder.verifier.grading.extract import extract_code
 from nouscoder.verifier.grading.grader import Grading, QueueFull
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, extract_code
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge
 from nouscoder.verifier.sandbox.base import CompileStarved
 
 # JSON in pieces.
@@ -131,7 +132,7 @@ class SubmitRequest(_Lenient):
         if not isinstance(config.provided_data, ProvidedData):
             raise Absent(NO_DATA_SETS)
         if config.custom_extract_logic:
-            raise Absent("this service has no config.custom_extract_logic: it takes the last fenced block")
+            raise Absent("this service has no config.custom_extract_logic: it takes the last block of its language")
         if not config.language:
             raise InvalidSubmission("config.language", "is missing")
         wall_time_s = config.run_timeout or Limits().wall_time_s
@@ -189,7 +190,8 @@ def submitted_answer(body: bytes, values: ValueCount) -> Answer:
     if values.weight > Bounds().num_tests:
         _check_num_tests(body)
     request = parse_submit(body)
-    return Answer(request.id, request.submission(values), extract_code(request.completion) or "")
+    submission = request.submission(values)
+    return Answer(request.id, submission, extract_code(request.completion, submission.language) or "")
 
 
 async def evaluated(grader: Grading, answer: Answer) -> EvalResult:
