@@ -49,9 +49,9 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.verifier.api.sandbox_fusion import parse_submit
     from nouscoder.verifier.api.schema import parse_submission
     from nouscoder.verifier.api.streaming import batch_lines
+    from nouscoder.verifier.grading.extract import extract_code, text_to_grade
     from nouscoder.verifier.grading.grader import OnOutcome
     from nouscoder.verifier.grading.runs import judge_for
-    from nouscoder.verifier.grading.extract import extract_code, text_to_grade
     from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
     from nouscoder.verifier.harness import frames
     from nouscoder.verifier.judges.asserting import AssertJudge
