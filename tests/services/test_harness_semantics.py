@@ -213,7 +213,7 @@ GUARDS = [
     "exit()",
     "quit()",
     "raise SystemExit('no input')",
-    "import unittest\n    class T(unittest.TestCase):\n        def test(self): self.assertEqual(f(1), 2)\n    unittest.main()",
+    "import unittest\n    class T(unittest.TestCase):\n        def test(self): assert f(1) == 2\n    unittest.main()",
     "import argparse\n    p = argparse.ArgumentParser()\n    p.add_argument('n')\n    p.parse_args()",
     "assert f(1) == 2, 'a wrong example'",
     "while True: pass",
@@ -231,11 +231,14 @@ async def test_the_main_guard_does_not_run_in_call_tests(sandbox: Sandbox, guard
 
 MODULES = [
     "def f(): return [__name__, __import__('main').f is f, __import__('__main__').f is f]",
-    "import pickle\nclass A:\n    def g(self): return 1\ndef f(): return [pickle.loads(pickle.dumps(A())).g(), A.__module__]",
+    "import pickle\nclass A:\n    def g(self): return 1\n"
+    "def f(): return [pickle.loads(pickle.dumps(A())).g(), A.__module__]",
     "import copy\ndef f(): return [copy.deepcopy(f) is f, f.__globals__ is globals()]",
-    "from multiprocessing import get_context\ndef g(x): return x + 1\ndef f():\n    with get_context('fork').Pool(1) as p: return p.map(g, [1])",
-    "from concurrent.futures import ProcessPoolExecutor\ndef g(x): return x + 1\ndef f():\n    with ProcessPoolExecutor(1) as p: return list(p.map(g, [1]))",
-    "from enum import Enum\nclass E(Enum): A = 1\ndef f():\n    import pickle\n    return pickle.loads(pickle.dumps(E.A)) is E.A",
+    "from multiprocessing import Pool\ndef g(x): return x + 1\ndef f():\n    with Pool(1) as p: return p.map(g, [1])",
+    "from concurrent.futures import ProcessPoolExecutor as Pool\ndef g(x): return x + 1\n"
+    "def f():\n    with Pool(1) as p: return list(p.map(g, [1]))",
+    "import pickle\nfrom enum import Enum\nclass E(Enum): A = 1\n"
+    "def f(): return pickle.loads(pickle.dumps(E.A)) is E.A",
     "import inspect, sys\ndef f(): return [inspect.getmodule(f) is sys.modules[__name__], sys.argv, __file__]",
 ]
 

@@ -24,7 +24,7 @@ from starlette.types import Scope
 from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import first_fault
-from nouscoder.formats.json_values import TooManyValues, ValueCount
+from nouscoder.formats.json_values import TooManyValues, ValueCount, with_whole_characters
 from nouscoder.http_server.body import read_body, while_connected
 from nouscoder.verifier.access.memory_budget import add_answer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, fault
@@ -171,7 +171,7 @@ class EvalResult(BaseModel):
 def parse_submit(body: bytes) -> SubmitRequest:
     """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
     try:
-        return SubmitRequest.model_validate_json(body)
+        return SubmitRequest.model_validate_json(with_whole_characters(body))
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error)) from None
 

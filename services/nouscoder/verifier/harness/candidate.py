@@ -1,4 +1,4 @@
-"""A candidate's process after init has confined it. It behaves like `python main.py`; for call tests like `import main`.
+"""A candidate's process after init has confined it. It behaves like `python main.py`, in call tests like `import main`.
 
 INVARIANT: candidate code runs with only descriptors 0, 1 and 2 open, and 3 for call tests. The returned value is
 written to 3. The candidate can write there too, so the value is untrusted.
