@@ -247,9 +247,9 @@ digits = st.decimals(-1000, 1000, places=8) | st.decimals(-1, 1, places=20)
 def test_a_tolerance_is_exact_to_the_last_digit(wanted: Decimal, far: str, more: str) -> None:
     actual = wanted + Decimal(far) + Decimal(more)
     one, other, most = Fraction(wanted), Fraction(actual), Fraction("1e-6")
-    is_close = abs(one - other) <= most * max(1, abs(one), abs(other))
+    is_close = abs(one - other) <= most * max(Fraction(1), abs(one), abs(other))
     assert same_text(f"{wanted:f}e0", f"{actual:f}e0".encode(), CLOSE) is is_close
-    is_close = abs(one - other) <= most * max(1, abs(one))
+    is_close = abs(one - other) <= most * max(Fraction(1), abs(one))
     kattis = Comparator(ComparatorKind.KATTIS, 1e-6)
     assert same_text(f"{wanted:f}", f"{actual:f}".encode(), kattis) is is_close
 

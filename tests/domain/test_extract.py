@@ -76,6 +76,7 @@ def test_text_behind_a_closing_fence_does_not_keep_the_block_open(behind: str) -
         "The function `add` does it: ",
         "> ",
         "Answer:",
+        "I always write code in ```.\n",
     ],
 )
 def test_a_fence_behind_text_opens_a_block(before: str) -> None:
@@ -164,6 +165,7 @@ def test_a_fence_inside_a_line_of_code_is_text(line: str) -> None:
         "\n```output\n3\n```",
         "\n```mermaid\ngraph (a)\n```",
         "\n```\n3\n```",
+        "\n```\n[(1, 2), {3: 4}]\n```",
         "\nOutput:\n```\nYES\n1 2\n```",
         "\n```python\n```",
         "\n```python\n",

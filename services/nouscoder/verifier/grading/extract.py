@@ -20,8 +20,8 @@ The form of blocks is that of CommonMark's fenced code blocks, with the libertie
 - Special tokens at the end of a block that is never closed are removed.
 
 Of the blocks that are not blank, the last of the best class counts: (2) the tag names the language asked for, or there
-is no tag and the block can be a program: it has a "(", without which most languages print nothing; (1) no tag, or a tag
-that names nothing known; (0) the tag names another language, or no program (`text`, `output`, `json`, ...).
+is no tag and the block has what a program of the language needs (`_NEEDED`); (1) no tag, or a tag that names nothing
+known; (0) the tag names another language, or no program (`text`, `output`, `json`, ...).
 
 For the lcb profile the rule is LiveCodeBench's: the lines between the last two lines that contain "```".
 
@@ -55,49 +55,16 @@ _PYTHON_TOKEN = re.compile(
 )  # fmt: skip
 _TAB_COLUMNS = 4
 _FAMILIES = (frozenset({"python", "pypy"}), frozenset({"c", "cpp"}), frozenset({"javascript", "typescript"}))
-_WITHOUT_CALLS = frozenset({"bash", "perl", "ruby", "lua", "php"})  # `print 3` prints
-_NO_PROGRAMS = frozenset(
-    [
-        "text",
-        "txt",
-        "plain",
-        "plaintext",
-        "output",
-        "out",
-        "stdout",
-        "input",
-        "in",
-        "stdin",
-        "console",
-        "terminal",
-        "shell-session",
-        "powershell",
-        "zsh",
-        "json",
-        "yaml",
-        "yml",
-        "xml",
-        "html",
-        "css",
-        "markdown",
-        "md",
-        "mermaid",
-        "diff",
-        "latex",
-        "tex",
-        "math",
-        "csv",
-        "sql",
-        "ini",
-        "toml",
-        "log",
-        "dockerfile",
-        "makefile",
-        "pseudocode",
-        "traceback",
-        "error",
-    ]
+# What a program needs that prints something or defines something to call. Languages that are not here need nothing.
+_NEEDED = {name: re.compile(r"[({]") for name in ("kotlin", "javascript", "typescript", "r")}
+_NEEDED |= {name: re.compile(r"\{") for name in ("c", "cpp", "java", "go", "rust", "csharp")}
+_NEEDED |= {name: re.compile(r"print|write|def |class ") for name in ("python", "pypy")}
+_TAGS_OF_OTHERS = (
+    "text txt plain plaintext output out stdout input in stdin console terminal shell-session powershell zsh json yaml"
+    " yml xml html css markdown md mermaid diff latex tex math csv sql ini toml log dockerfile makefile pseudocode"
+    " traceback error"
 )
+_NO_PROGRAMS = frozenset(_TAGS_OF_OTHERS.split())
 
 
 def text_to_grade(submission: Submission) -> str | None:
@@ -315,7 +282,8 @@ class _Scan:
     def _class_of(self, tag: str, code: str) -> int:
         """2 for a block that can be the program, 1 for one that hardly can, 0 for one in another language."""
         if not tag:
-            return 2 if "(" in code or self._language in _WITHOUT_CALLS else 1
+            needed = _NEEDED.get(self._language)
+            return 2 if needed is None or needed.search(code) else 1
         if language_name(tag) in self._family:
             return 2
         return 0 if _is_known(tag) else 1
@@ -337,7 +305,7 @@ def _opening(line: str) -> tuple[str, str, int] | None:
         return None if fence[0] == "`" and "`" in info else (fence, _tag(info), _columns(spaces))
     before, fence, rest = _last_run(line)
     tag = rest.rstrip()
-    if not before.strip() or not fence or (tag and not _TAG.fullmatch(tag)) or "```" in before:
+    if not before.strip() or not fence or (tag and not tag[0].isalnum()) or " " in tag or "```" in before:
         return None
     if not tag and before[-1] not in _ENDS_OF_TEXT:
         return None
