@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nouscoder.domain.submission import Limits, MathCase, MathTests, Profile, Submission
@@ -298,6 +298,25 @@ def test_a_program_in_a_list_is_found_without_its_indentation(columns: int, prog
     lines = f"```python\n{program}{closing}".split("\n")
     completion = "\n".join(f"{' ' * columns}{line}" for line in lines)
     assert extract_code(f"1. Code:\n\n{completion}") == program
+
+
+PLAIN_LINES = ["```", "````", "~~~", "~~~~", "```python", "````python", "~~~python", "  ```python", "  ```", " ~~~", ""]
+PLAIN_LINES += ["print(1)", "  print(2)", "print(3)", "   print(4)", "text"]
+
+
+@given(st.lists(st.sampled_from(PLAIN_LINES), max_size=9))
+def test_blocks_are_those_of_commonmark(lines: list[str]) -> None:
+    """A fence with a tag inside a block, which begins another block here, is left out."""
+    markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
+    text = "\n".join(lines)
+    blocks = [token for token in markdown_it.MarkdownIt("commonmark").parse(text) if token.type == "fence"]
+    assume(not any("python" in line and line.strip()[0] in "`~" for one in blocks for line in one.content.split("\n")))
+    programs = [one.content for one in blocks if one.content.strip() and (one.info or "print" in one.content)]
+    programs = programs or [one.content for one in blocks if one.content.strip()]
+    wanted = programs[-1].rstrip("\n").split("\n") if programs else None
+    code = extract_code(text)
+    found = None if code is None else code.rstrip("\n").split("\n")
+    assert found is None if wanted is None else [line.strip() for line in found or ()] == [*map(str.strip, wanted)]
 
 
 def test_the_answer_to_a_math_problem_is_the_text_behind_the_reasoning() -> None:
