@@ -37,10 +37,9 @@ from itertools import count
 
 from nouscoder.domain.submission import LANGUAGES, MathTests, Profile, Submission, language_name
 
-_THINK_OPEN = re.compile(r"(?:^|>)[ \t]*<think>", re.MULTILINE)
+_THINK_OPEN = "<think>"
 _THINK_CLOSE = "</think>"
-_FENCE = re.compile(r"`{3}|~{3}")
-_MARK = re.compile(r"`{3}|~{3}|</think>")
+_MARK = re.compile(r"```|~~~|</think>")
 _AT_BEGIN = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
 _END_OF_CODE = re.compile(r"(?:\s|\.|<[^<>`]{1,60}>)*+")
 _CONTAINER = re.compile(r"[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)*")
@@ -50,6 +49,7 @@ _ENDS_OF_TEXT = " \t>:*_|.,!-\ufeff"  # before a fence without a tag that ends a
 _SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</?s>|<eos>|<end_of_turn>))+\s*\Z")
 _TAIL_CHARS = 300
 MAX_MARKS = 10_000
+MAX_STRINGS_CHARS = 200_000  # of a block, in which strings are followed
 _PYTHON_TOKEN = re.compile(
     r"""#[^\n]*|'''|\"\"\"|'(?:[^'\\\n]|\\.)*+'?|"(?:[^"\\\n]|\\.)*+"?""", re.DOTALL
 )  # fmt: skip
@@ -100,9 +100,22 @@ def _after_reasoning(completion: str) -> str | None:
 
 
 def _opening_of_reasoning(completion: str) -> int | None:
-    fence = _FENCE.search(completion)
-    opened = _THINK_OPEN.search(completion, 0, fence.start() if fence else len(completion))
-    return None if opened is None else opened.end()
+    """Where the reasoning that `<think>` opens begins. The tag begins a line, or is behind another tag or token."""
+    at = completion.find(_THINK_OPEN)
+    end = 0 if at < 0 else _first_fence(completion)
+    while 0 <= at < end:
+        before = at
+        while before and completion[before - 1] in " \t":
+            before -= 1
+        if not before or completion[before - 1] in "\n>":
+            return at + len(_THINK_OPEN)
+        at = completion.find(_THINK_OPEN, at + 1)
+    return None
+
+
+def _first_fence(text: str) -> int:
+    found = [at for fence in ("```", "~~~") if (at := text.find(fence)) >= 0]
+    return min(found, default=len(text))
 
 
 def _between_last_fences(text: str) -> str | None:
@@ -147,11 +160,14 @@ class _Strings:
 
     def __init__(self, text: str, begin: int) -> None:
         self._text, self._at, self._quote = text, begin, ""
+        self._end = begin + MAX_STRINGS_CHARS
         self._is_odd = False
         self.suspended = -1
 
     def is_inside(self, place: int) -> bool:
-        """Whether `place`, which is not before earlier ones, is inside a string."""
+        """Whether `place`, which is not before earlier ones, is inside a string. Far from the begin it never is."""
+        if place > self._end:
+            return False
         while self._at < place:
             if self._quote:
                 end = self._closing(place)
