@@ -142,6 +142,7 @@ def test_a_string_that_is_never_closed_does_not_hide_the_fences_behind_it() -> N
         ("<|start|>assistant<|message|><think>\n```python\nprint(0)\n```", None),
         ("I think in <think> tags.\n```python\nprint(0)\n```", "print(0)"),
         ("<thinking>\n```python\nprint(0\n</thinking>\n```python\nprint(1)\n```", "print(1)"),
+        ("```python\nprint(0\n**Answer:** ```python\nprint(1)\n```", "print(1)"),
         ("[THINK]\n```\nprint(0\n[/THINK] So: ```python\nprint(1)\n```", "print(1)"),
     ],
 )
