@@ -156,6 +156,19 @@ async def test_many_are_graded_in_order_and_a_failure_is_a_result(client: Either
     assert outputs == [str(n) for n in range(30) if n != 7]
 
 
+async def test_half_of_a_surrogate_pair_and_a_value_without_json_end_no_other_request(client: Either) -> None:
+    """json.loads makes such text of an answer that was cut inside an escaped emoji."""
+    tests = {"type": "stdin", "cases": [{"input": "0", "output": "0"}]}
+    block = "```python\nprint(0)\n```"
+    requests: list[dict[str, Any]] = [
+        {"completion": text, "tests": tests} for text in (block, f"ok \ud83d\n{block}", f"{block}\udfff", block)
+    ]
+    found = await client.grade_many([*requests, {"code": b"1", "tests": tests}, *requests[:1]])
+    failure = found.pop(4)
+    assert isinstance(failure, BadRequest)
+    assert [not isinstance(one, GradingFailed) and one["verdict"] for one in found] == ["accepted"] * 5
+
+
 async def test_grade_many_has_at_once_in_progress_and_reads_only_a_little_ahead(kind: str) -> None:
     at_once, read = 4, itertools.count()
     barrier, meeting = threading.Barrier(at_once), asyncio.Barrier(at_once)

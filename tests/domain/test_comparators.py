@@ -8,6 +8,8 @@ import math
 import threading
 import tracemalloc
 from collections import Counter
+from decimal import Decimal
+from fractions import Fraction
 from random import Random
 
 import pytest
@@ -69,6 +71,25 @@ KATTIS_ABSOLUTE = Comparator(ComparatorKind.KATTIS, absolute_tolerance=1)
         (CLOSE, "nan", b"nan", True),
         (CLOSE, "10.0", b"1_0.0", False),
         (CLOSE, "1e999", b"1e999", True),
+        (CLOSE, "1.0", b"0.999999", True),
+        (CLOSE, "1.0", b"1.000001", True),
+        (CLOSE, "1.0", b"0.9999989", False),
+        (CLOSE, "1.0", b"1.0000010000011", False),
+        (CLOSE, "1e-10", b"0.0000010001", True),
+        (CLOSE, "0", b"0.000001", True),
+        (CLOSE, "0", b"0.0000010000000000000001", False),
+        (CLOSE, "1e400", b"2e400", False),
+        (CLOSE, "1e400", b"1.0000001e400", True),
+        (CLOSE, "1e400", b"-1e400", False),
+        (CLOSE, "1e400", b"1e401", False),
+        (CLOSE, "1.7e308", b"-1.7e308", False),
+        (CLOSE, "1e-400", b"2e-400", True),
+        (CLOSE, "1e99999999999999999999", b"2e99999999999999999999", False),
+        (CLOSE, "1e-99999999999999999999", b"0", True),
+        (Comparator(absolute_tolerance=0.1), "0.3", b"0.2", True),
+        (Comparator(absolute_tolerance=0.1), "1000000.3", b"1000000.2", True),
+        (Comparator(absolute_tolerance=1e-9), "1000000000.000000001", b"1000000000.0", True),
+        (Comparator(absolute_tolerance=1e-9), "1000000000.000000002", b"1000000000.0", False),
         (CLOSE, "1.0", b"1e999", False),
         (CLOSE, "1.0", b"1." + b"0" * 5000, False),
         (ANY_CASE, "YES no", b"Yes NO", True),
@@ -85,6 +106,10 @@ KATTIS_ABSOLUTE = Comparator(ComparatorKind.KATTIS, absolute_tolerance=1)
         (KATTIS, "-10", b"-11", True),
         (KATTIS, "x 10", b"X 11", False),
         (KATTIS, "10", b"ten", False),
+        (Comparator(ComparatorKind.KATTIS, relative_tolerance=1e-6), "1.0", b"0.999999", True),
+        (Comparator(ComparatorKind.KATTIS, relative_tolerance=1e-6), "0.999999", b"1.0", False),
+        (KATTIS, "1e400", b"1.1e400", True),
+        (KATTIS, "1e400", b"1.2e400", False),
         (KATTIS_ABSOLUTE, "5", b"6", True),
         (KATTIS_ABSOLUTE, "5", b"6.5", False),
         (Comparator(ComparatorKind.KATTIS), "5", b"5.0", False),
@@ -113,6 +138,22 @@ def test_each_comparator_compares_text_by_its_rule(
         (0.3, 0.3001, False),
         (2**53, 2**53 + 1, False),
         (10**400, 1.0, False),
+        (3, 3.0, True),
+        (3.0, 3, True),
+        (0, -0.0, True),
+        (10**9, 10**9 + 0.5, False),
+        (10**10, 10.0**10 + 1, False),
+        (10.0**10, 10**10 + 1, True),
+        (10**15, 1e15 + 0.125, False),
+        (2**53 + 1, 2.0**53, False),
+        (0, 1e-13, False),
+        (2, 2.0000000000000004, False),
+        (2.0, 2.0000000000000004, True),
+        ([10**9, {"a": (10**9,)}], [10**9, {"a": [10**9 + 0.5]}], False),
+        ([1e9, {"a": (1e9,)}], [10**9, {"a": [10**9 + 0.5]}], True),
+        (1e308, 10**400, False),
+        (1, math.inf, False),
+        (1, math.nan, False),
         ("1", 1, False),
         ("a", "a", True),
         ([1, 2], [1, 2], True),
@@ -141,6 +182,10 @@ def test_a_float_tolerance_widens_the_comparison_of_values_but_not_of_integers()
     assert same_value([1.0], [1.0009], 1e-3)
     assert not same_value([1.0], [1.0009])
     assert not same_value([1000], [1001], 1e-2)
+    assert not same_value([1000], [1000.001], 1e-2)
+    assert same_value(1.0, 0.999999, 1e-6)
+    assert not same_value(10**7, 10**7 + 1.0, 1e-6, 1e-7)  # the comparator of imported HumanEval
+    assert same_value(float(10**7), 10**7 + 1, 1e-6, 1e-7)
 
 
 def test_deeply_nested_values_are_compared_without_recursion() -> None:
@@ -188,9 +233,25 @@ def test_every_value_equals_itself_after_json_and_fits_its_bound(value: object) 
             assert same_value(value, parse_result(data, json.dumps(value)))
 
 
-@given(json_values, json_values)
-def test_the_comparison_of_values_is_symmetric(one: object, other: object) -> None:
-    assert same_value(one, other) is same_value(other, one)
+@given(st.integers(), st.integers() | st.floats() | st.booleans(), st.sampled_from([0.0, 1e-6, 0.5]))
+def test_an_expected_integer_equals_only_that_number(wanted: int, near: float, tolerance: float) -> None:
+    for actual in (near, wanted + near, float(wanted), wanted * (1 + 1e-12)):
+        is_same = wanted == actual and not isinstance(actual, bool)
+        assert same_value([wanted], [actual], tolerance, tolerance) is is_same
+
+
+digits = st.decimals(-1000, 1000, places=8) | st.decimals(-1, 1, places=20)
+
+
+@given(digits, st.sampled_from(["0", "1e-6", "-1e-6", "1e-9", "1e-15"]), st.sampled_from(["0", "1e-18", "-1e-18"]))
+def test_a_tolerance_is_exact_to_the_last_digit(wanted: Decimal, far: str, more: str) -> None:
+    actual = wanted + Decimal(far) + Decimal(more)
+    one, other, most = Fraction(wanted), Fraction(actual), Fraction("1e-6")
+    is_close = abs(one - other) <= most * max(Fraction(1), abs(one), abs(other))
+    assert same_text(f"{wanted:f}e0", f"{actual:f}e0".encode(), CLOSE) is is_close
+    is_close = abs(one - other) <= most * max(Fraction(1), abs(one))
+    kattis = Comparator(ComparatorKind.KATTIS, 1e-6)
+    assert same_text(f"{wanted:f}", f"{actual:f}".encode(), kattis) is is_close
 
 
 @given(st.text(), st.binary(), st.sampled_from(list(ComparatorKind)), st.sampled_from([0.0, 1e-6]))

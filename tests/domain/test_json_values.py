@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
 from nouscoder.domain.submission import Case, MathCase, StdinCase, StdinTests
-from nouscoder.formats.json_values import case_json, json_value
+from nouscoder.formats.json_values import case_json, json_value, with_whole_characters
 from nouscoder.formats.tests import digest_of
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -48,6 +48,19 @@ def test_what_one_library_refuses_is_decided_by_pydantic(text: str) -> None:
             json_value(text)
     else:
         assert repr(json_value(text)) == repr(expected)
+
+
+surrogates = st.text("\ud83d\ude00\udfff\ud800ud83\\\n\u00e9")
+
+
+@given(surrogates, st.booleans())
+@example("\\\ud83d\\ude00\ud83d\\", True)
+def test_half_of_a_surrogate_pair_becomes_a_mark_and_all_else_stays(text: str, upper: bool) -> None:
+    encoded = json.dumps(text).encode()
+    if upper:
+        encoded = re.sub(rb"(?<=\\u)[0-9a-f]{4}", lambda found: found.group().upper(), encoded)
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert from_json(with_whole_characters(encoded)).lower() == whole.lower()
 
 
 def test_a_value_that_is_too_deep_is_refused_and_a_deep_one_is_read() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.domain.submission import LANGUAGES, StdinCase, StdinTests, Submission, language_name
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.toolchains.languages import find_installed, find_located, installed, registry
 
@@ -16,6 +16,7 @@ def test_the_registry_holds_the_documented_languages() -> None:
     compiled = {"c", "cpp", "java", "go", "rust", "csharp", "kotlin", "typescript"}
     interpreted = {"python", "pypy", "javascript", "bash", "perl", "ruby", "lua", "php", "r"}
     assert set(registry()) == compiled | interpreted
+    assert set(registry()) == LANGUAGES
     assert registry()["python"].run is None
     assert "-O2" in (registry()["cpp"].compile or ())
 
@@ -71,3 +72,30 @@ def test_an_unknown_language_is_refused_with_the_list_of_installed_ones() -> Non
             validate(Submission(StdinTests((StdinCase("", ""),)), "", language=name), Bounds())
         assert refusal.value.field == "language"
     assert "python" in installed()
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("cpp", "C++;GNU C++17;GNU C++20 (64);C++17 (GCC 7-32);C++ (GCC 9.2.0);C++ 20 (Clang 16.0.6);cpp17;g++;c++20"),
+        ("python", "Python 3;Python3;python3.11;py3;Python (3.8.1);Python (CPython 3.11.4);CPython"),
+        ("pypy", "PyPy 3;PyPy 3-64;pypy3;Python 3 (PyPy);Python (PyPy 3.10)"),
+        ("java", "Java 21;Java8;Java (OpenJDK 13.0.1)"),
+        ("c", "C11;GNU C11;C (GCC 9.2.0)"),
+        ("javascript", "Node.js;Node.js 20;nodejs;JavaScript (Node.js 12)"),
+        ("csharp", "C# 10;c#;Mono"),
+        ("lua", "lua5.4;Lua 5.3"),
+        ("perl", "Perl 5.20"),
+        ("rust", "Rust 2021"),
+    ],
+)
+def test_names_of_judges_and_data_sets_are_understood(name: str, given: str) -> None:
+    assert {language_name(one) for one in given.split(";")} == {name}
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["Python 2", "python2.7", "Python (2.7.17)", "PyPy 2", "Lua 5.1", "Perl6", "Haskell", "", "c++" * 20, "C++ (x)"],
+)
+def test_a_name_that_is_of_no_language_here_is_unchanged(given: str) -> None:
+    assert language_name(given) == given

@@ -172,6 +172,11 @@ def test_submit_grades_an_answer_with_the_tests_of_the_request(grading_url: str)
     assert (right.id, right.accepted, len(right.tests)) == (7, True, 3)
     assert right.extracted_code == "print('twice:', 2 * int(input()))"
     assert all(test.passed and test.exec_info.status == "Success" for test in right.tests)
+    answer = (
+        "```python\nprint('twice:', 2 * int(input()))\n```\nRun:\n```bash\npython a.py\n```\n```cpp\nint main() {}\n```"
+    )
+    in_its_language = submitted(grading_url, answer)
+    assert (in_its_language.accepted, in_its_language.extracted_code) == (True, right.extracted_code)
     row = {"test": json.dumps(ROW["test"])}
     as_text = submitted(grading_url, "```\nprint('TWICE:', 2 * int(input()))\n```", provided_data=row)
     assert as_text.accepted

@@ -49,15 +49,10 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.verifier.api.sandbox_fusion import parse_submit
     from nouscoder.verifier.api.schema import parse_submission
     from nouscoder.verifier.api.streaming import batch_lines
+    from nouscoder.verifier.grading.extract import extract_code, text_to_grade
     from nouscoder.verifier.grading.grader import OnOutcome
     from nouscoder.verifier.grading.runs import judge_for
-    from nouscoder.verifier.grading.validation import (
-        Bounds,
-        InvalidSubmission,
-        extract_code,
-        text_to_grade,
-        validate,
-    )
+    from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
     from nouscoder.verifier.harness import frames
     from nouscoder.verifier.judges.asserting import AssertJudge
     from nouscoder.verifier.judges.comparators import UnreadableResult, parse_result, same_text, same_value
@@ -98,7 +93,7 @@ def _text(data: bytes) -> str:
 
 
 def extract(data: bytes) -> None:
-    """A found program is a part of the completion, and is found again in a completion that holds only it."""
+    """The lines of a found program are parts of the completion, and it is found again where it is the only block."""
     completion = _text(data)
     code = extract_code(completion)
     submission = Submission(StdinTests((StdinCase("", ""),)), completion=completion)
@@ -106,7 +101,8 @@ def extract(data: bytes) -> None:
     if code is None:
         return
     assert code.strip()
-    assert code in completion.replace("\r\n", "\n")
+    rest = iter(completion.replace("\r\n", "\n").split("\n"))
+    assert all(any(line.strip() in whole for whole in rest) for line in code.split("\n"))
     assert "```" in completion or "~~~" in completion
     marks = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
     again = f"</think>\n{marks}python\n{code}\n{marks}\nDone."

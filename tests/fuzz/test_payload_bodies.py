@@ -50,7 +50,6 @@ NOT_JSON: dict[str, bytes] = {
     "overlong UTF-8": b'{"code": "\xc0\x80"}',
     "UTF-16": json.dumps(grade_body()).encode("utf-16"),
     "byte order mark": b"\xef\xbb\xbf" + json.dumps(grade_body()).encode(),
-    "lone surrogate": b'{"code": "\\ud800"}',
     "encoded surrogate": b'{"code": "\xed\xa0\x80"}',
     "deep arrays": b"[" * DEEP + b"]" * DEEP,
     "deep objects": b'{"a":' * (DEEP // 4) + b"1" + b"}" * (DEEP // 4),

@@ -281,6 +281,22 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
     ),
     (
         "humaneval",
+        "HumanEval/38",
+        {
+            "task_id": "HumanEval/38",
+            "prompt": "import math\n\ndef g(s):\n    return s[::-1]\n\ndef f(s):\n    '''Undo g.'''\n",
+            "canonical_solution": "    return s[::-1]\n",
+            "entry_point": "f",
+            "test": "def check(candidate):\n    for s in 'ab':\n        assert candidate(g(s)) == s\n",
+        },
+        AssertTests(
+            ("def check(candidate):\n    for s in 'ab':\n        assert candidate(g(s)) == s\n\ncheck(f)",),
+            "import math\n\ndef g(s):\n    return s[::-1]",
+        ),
+        ("import math\n\ndef g(s):\n    return s[::-1]\n\ndef f(s):\n    '''Undo g.'''\n    return s[::-1]\n",),
+    ),
+    (
+        "humaneval",
         "HumanEval/2",
         {"task_id": "HumanEval/2", "prompt": "def f(a):\n", "entry_point": "f", "test": PLUS},
         CALLS,

@@ -170,6 +170,12 @@ BODY = "    return 2 * x\n"
         ("    retrun x\n", "compile_error"),
         (f"```python\ndef double(x):\n{BODY}```", "accepted"),
         (f"  So:\n```python\ndef double(x):\n{BODY}```", "accepted"),
+        (f"def double(x):\n{BODY}", "accepted"),
+        (f"\nimport math\ndef double(x):\n{BODY}", "accepted"),
+        (f"@str\ndef g(): ...\ndef double(x):\n{BODY}", "accepted"),
+        ("    # as in ```double(3)```\n    return 2 * x  # ```", "accepted"),
+        ("    '''\n    ```\n    double(3)\n    ```\n    '''\n    return 2 * x", "accepted"),
+        ("definitely two times x", "no_code"),
         ("return 2 * x", "no_code"),
         ("It is two times x.", "no_code"),
     ],
@@ -187,7 +193,8 @@ def test_a_completion_may_be_the_body_of_the_function_in_the_prompt(
     file = write(tmp_path / "samples.jsonl", "\n".join(map(json.dumps, lines)))
     grade(Request(file, tmp_path / "out.jsonl", tmp_path / "problems.jsonl"), load_config(None, []))
     found = [one["verdict"] for one in lines_of(tmp_path / "out.jsonl")]
-    assert found == [verdict, verdict if "```" in completion else "no_code"]
+    is_answer = "```python" in completion or verdict == "no_code"
+    assert (found[0], found[1] == verdict) == (verdict, is_answer)
 
 
 def test_a_sample_of_no_known_problem_or_without_text_is_a_bad_line(tmp_path: Path, config: Config) -> None:

@@ -207,6 +207,87 @@ CALLS = [
 ]
 
 
+GUARDS = [
+    "n = int(input())\n    print(f(n))",
+    "import sys\n    sys.exit(f(3))",
+    "exit()",
+    "quit()",
+    "raise SystemExit('no input')",
+    "import unittest\n    class T(unittest.TestCase):\n        def test(self): assert f(1) == 2\n    unittest.main()",
+    "import argparse\n    p = argparse.ArgumentParser()\n    p.add_argument('n')\n    p.parse_args()",
+    "assert f(1) == 2, 'a wrong example'",
+    "while True: pass",
+    "import doctest\n    doctest.testmod(raise_on_error=True)\n    1 / 0",
+    "print(undefined)",
+]
+
+
+@pytest.mark.parametrize("guarded", GUARDS)
+async def test_the_main_guard_does_not_run_in_call_tests(sandbox: Sandbox, guarded: str) -> None:
+    code = f"def f(x): return x\nif __name__ == '__main__':\n    {guarded}\n"
+    result = await run_twice(sandbox, code, b'{"args": [3]}', "f")
+    assert (result.exit, result.exit_code, result.result, result.stdout) == (Exit.EXITED, 0, b"3", b"")
+
+
+MODULES = [
+    "def f(): return [__name__, __import__('main').f is f, __import__('__main__').f is f]",
+    "import pickle\nclass A:\n    def g(self): return 1\n"
+    "def f(): return [pickle.loads(pickle.dumps(A())).g(), A.__module__]",
+    "import copy\ndef f(): return [copy.deepcopy(f) is f, f.__globals__ is globals()]",
+    "from multiprocessing import Pool\ndef g(x): return x + 1\ndef f():\n    with Pool(1) as p: return p.map(g, [1])",
+    "from concurrent.futures import ProcessPoolExecutor as Pool\ndef g(x): return x + 1\n"
+    "def f():\n    with Pool(1) as p: return list(p.map(g, [1]))",
+    "import pickle\nfrom enum import Enum\nclass E(Enum): A = 1\n"
+    "def f(): return pickle.loads(pickle.dumps(E.A)) is E.A",
+    "import inspect, sys\ndef f(): return [inspect.getmodule(f) is sys.modules[__name__], sys.argv, __file__]",
+]
+
+
+DATACLASS = """from __future__ import annotations
+from dataclasses import dataclass, field, asdict
+import typing
+from typing import ClassVar, NamedTuple, TypedDict
+
+@dataclass(order=True, slots=True)
+class Node:
+    kind: ClassVar[str] = "n"
+    left: Node | None = None
+    items: typing.List[int] = field(default_factory=list)
+
+class Pair(NamedTuple):
+    a: Node
+    b: int = 2
+
+class Row(TypedDict):
+    pair: Pair
+
+def f():
+    hints = typing.get_type_hints(Node)
+    return [asdict(Node(Node())), hints["items"] == typing.List[int], typing.get_type_hints(Row)["pair"] is Pair]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (MODULES[0], ["main", True, True]),
+        (MODULES[1], [1, "main"]),
+        (DATACLASS, [{"left": {"left": None, "items": []}, "items": []}, True, True]),
+        (MODULES[2], [True, True]),
+        (MODULES[3], [2]),
+        (MODULES[4], [2]),
+        (MODULES[5], True),
+        (MODULES[6], [True, ["main.py"], "/tmp/main.py"]),
+    ],
+)
+async def test_the_module_of_a_called_program_is_found_by_its_name(
+    sandbox: Sandbox, code: str, expected: object
+) -> None:
+    result = await run_twice(sandbox, code, b"{}", "f")
+    assert result.exit_code == 0, result.stderr.decode()
+    assert json.loads(result.result or b"null") == expected
+
+
 @pytest.mark.parametrize(("code", "entry_point", "arguments", "expected"), CALLS)
 async def test_call_results(
     sandbox: Sandbox, code: str, entry_point: str, arguments: dict[str, object], expected: bytes

@@ -19,11 +19,16 @@ _MOST_KEPT = 4096
 
 
 def encoded(record: Mapping[str, Any]) -> bytes:
-    """The JSON of a record. The service says what is wrong with text that is not Unicode."""
+    """The JSON of a record. The service reads half of a surrogate pair as U+FFFD.
+
+    Raises BadRequest for a value that has no JSON form.
+    """
     try:
         return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
         return json.dumps(record).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"the request has no JSON form: {error}") from None
 
 
 def tests_to_store(record: Mapping[str, Any]) -> bytes | None:

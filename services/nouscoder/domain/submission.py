@@ -7,6 +7,7 @@ The `cases` of tests are a tuple, or a sequence that reads each case from a file
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -42,12 +43,13 @@ class ComparatorKind(StrEnum):
     KATTIS = "kattis"  # tokens, and numbers as Kattis's default validator compares them
 
 
+_MAX_NAME_CHARS = 40
 _LANGUAGES = {
     "c": "",
     "java": "",
-    "python": "python3 py py3 cpython",
-    "pypy": "pypy3",
-    "cpp": "c++ cxx cc g++ c++11 c++14 c++17 c++20 c++23 cpp11 cpp14 cpp17 cpp20 cpp23",
+    "python": "py cpython",
+    "pypy": "",
+    "cpp": "c++ cxx cc g++",
     "javascript": "js node nodejs node.js",
     "typescript": "ts",
     "go": "golang",
@@ -55,21 +57,41 @@ _LANGUAGES = {
     "bash": "sh shell",
     "perl": "pl",
     "ruby": "rb",
-    "lua": "lua5.4 lua5.3",
+    "lua": "",
     "php": "",
     "r": "rscript",
     "kotlin": "kt",
     "csharp": "c# cs mono",
 }
+LANGUAGES = frozenset(_LANGUAGES)
 _LANGUAGE_NAMES = {other: name for name, others in _LANGUAGES.items() for other in (name, *others.split())}
+# A vendor, a name, a version, the bits, and in parentheses a compiler with its version: `GNU C++17 (64)`.
+_GIVEN_NAME = re.compile(
+    r"(?:gnu )?(?P<name>[a-z][a-z.]*(?:\+\+|#)?) ?-?(?P<version>[0-9][0-9.]*)?(?:-(?:32|64))?"
+    r"(?: \((?:(?:gcc|g\+\+|clang|cpython|pypy|openjdk|node\.js|mono|rustc|go) ?)?"
+    r"(?P<other>[0-9][0-9.]*)?(?:-(?:32|64))?\))?"
+)
+_VERSIONS = {"python": ("3",), "pypy": ("3",), "lua": ("5.3", "5.4"), "perl": ("5",)}  # others are other languages
 
 
 def language_name(given: str) -> str:
-    """The name of a language here, from one of the names that data sets use: `Python3`, `c++`, `nodejs`.
+    """The name of a language here, from one of the names that data sets use: `Python3`, `GNU C++17`, `nodejs`.
 
-    An unknown name is returned unchanged.
+    An unknown name is returned unchanged, and so is one with a version that is another language (`Python 2`).
     """
-    return _LANGUAGE_NAMES.get(given.lower(), given)
+    lowered = given.lower()
+    if lowered in _LANGUAGE_NAMES:
+        return _LANGUAGE_NAMES[lowered]
+    found = _GIVEN_NAME.fullmatch(lowered) if len(lowered) <= _MAX_NAME_CHARS else None
+    name = "" if found is None else _LANGUAGE_NAMES.get(found["name"], "")
+    if found is None or not name:
+        return given
+    if name == "python" and "pypy" in lowered:
+        name = "pypy"
+    version = found["version"] or found["other"] or ""
+    known = _VERSIONS.get(name)
+    is_other = bool(known and version) and not f"{version}.".startswith(tuple(f"{one}." for one in known or ()))
+    return given if is_other else name
 
 
 class Profile(StrEnum):

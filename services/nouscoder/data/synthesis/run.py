@@ -51,7 +51,7 @@ from nouscoder.record_log import RecordLog, key_of
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import request_of
-from nouscoder.verifier.grading.validation import extract_code
+from nouscoder.verifier.grading.extract import extract_code
 
 
 @dataclass(frozen=True, slots=True)

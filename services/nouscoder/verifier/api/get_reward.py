@@ -19,7 +19,7 @@ from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.formats.body import ListOf, first_fault
-from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes
+from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes, with_whole_characters
 from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.grader import Grading
@@ -77,7 +77,7 @@ class GetRewardAnswer(BaseModel):
 def parse_get_reward(body: bytes) -> GetRewardRequest:
     """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
     try:
-        return GetRewardRequest.model_validate_json(body)
+        return GetRewardRequest.model_validate_json(with_whole_characters(body))
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error)) from None
 

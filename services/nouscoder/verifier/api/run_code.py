@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.formats.body import MOST_FAULTS, ListOf, first_fault
-from nouscoder.formats.json_values import ValueCount
+from nouscoder.formats.json_values import ValueCount, with_whole_characters
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.api.streaming import QUEUE_PATIENCE_S, while_full
@@ -144,7 +144,7 @@ class RunCodeAnswer(BaseModel):
 def parse_run_code(body: bytes, _values: ValueCount | None = None) -> RunCodeRequest:
     """Parse a request's JSON. No text inside it is decoded. Raises InvalidSubmission naming the invalid field."""
     try:
-        return RunCodeRequest.model_validate_json(body)
+        return RunCodeRequest.model_validate_json(with_whole_characters(body))
     except ValidationError as error:
         if error.error_count() > MOST_FAULTS:
             raise InvalidSubmission(*first_fault(error)) from None

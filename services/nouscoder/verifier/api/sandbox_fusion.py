@@ -24,7 +24,7 @@ from starlette.types import Scope
 from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import first_fault
-from nouscoder.formats.json_values import TooManyValues, ValueCount
+from nouscoder.formats.json_values import TooManyValues, ValueCount, with_whole_characters
 from nouscoder.http_server.body import read_body, while_connected
 from nouscoder.verifier.access.memory_budget import add_answer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, fault
@@ -40,8 +40,9 @@ from nouscoder.verifier.api.run_code import (
 )
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.api.streaming import grade_patiently
+from nouscoder.verifier.grading.extract import extract_code
 from nouscoder.verifier.grading.grader import Grading, QueueFull
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, extract_code
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge
 from nouscoder.verifier.sandbox.base import CompileStarved
 
 # JSON in pieces.
@@ -131,7 +132,7 @@ class SubmitRequest(_Lenient):
         if not isinstance(config.provided_data, ProvidedData):
             raise Absent(NO_DATA_SETS)
         if config.custom_extract_logic:
-            raise Absent("this service has no config.custom_extract_logic: it takes the last fenced block")
+            raise Absent("this service has no config.custom_extract_logic: it takes the last block of its language")
         if not config.language:
             raise InvalidSubmission("config.language", "is missing")
         wall_time_s = config.run_timeout or Limits().wall_time_s
@@ -170,7 +171,7 @@ class EvalResult(BaseModel):
 def parse_submit(body: bytes) -> SubmitRequest:
     """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
     try:
-        return SubmitRequest.model_validate_json(body)
+        return SubmitRequest.model_validate_json(with_whole_characters(body))
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error)) from None
 
@@ -189,7 +190,8 @@ def submitted_answer(body: bytes, values: ValueCount) -> Answer:
     if values.weight > Bounds().num_tests:
         _check_num_tests(body)
     request = parse_submit(body)
-    return Answer(request.id, request.submission(values), extract_code(request.completion) or "")
+    submission = request.submission(values)
+    return Answer(request.id, submission, extract_code(request.completion, submission.language) or "")
 
 
 async def evaluated(grader: Grading, answer: Answer) -> EvalResult:

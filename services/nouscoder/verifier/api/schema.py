@@ -17,7 +17,7 @@ from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import MOST_FAULTS, Body, ComparatorBody, LimitsBody, first_fault
-from nouscoder.formats.json_values import TooManyValues, ValueCount, give_way
+from nouscoder.formats.json_values import TooManyValues, ValueCount, give_way, with_whole_characters
 from nouscoder.formats.public_shapes import rewritten
 from nouscoder.formats.tests import TestsBody, TestsReferenceBody, canonical_json, tests_from_json
 from nouscoder.store.case_files import packed, unpacked
@@ -146,12 +146,16 @@ class Fault(BaseModel):
 def parse_submission(body: bytes | str, values: ValueCount | None = None) -> Submission:
     """Parse a request's JSON, of this project or in a public shape. Raises InvalidSubmission naming the field.
 
+    Half of a surrogate pair becomes U+FFFD.
+
     `values` has the weight of the body, and gets that of texts inside it that are decoded too. Without it the text is
     of this machine's own user, and may hold any number. Tests with many values are then in memory as a compressed file.
     """
     values = values or ValueCount.unbounded()
+    if isinstance(body, str):
+        body = body.encode("utf8", "replace")
     try:
-        submission = _submission_from(body, values)
+        submission = _submission_from(with_whole_characters(body), values)
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error)) from None
     except TooManyValues as error:
@@ -172,7 +176,7 @@ def compact(submission: Submission, values: ValueCount) -> Submission:
     return replace(submission, tests=unpacked(data), tests_digest=digest)
 
 
-def _submission_from(body: bytes | str, values: ValueCount) -> Submission:
+def _submission_from(body: bytes, values: ValueCount) -> Submission:
     """Raises ValidationError, TooManyValues and InvalidSubmission."""
     try:
         return GradeRequest.model_validate_json(body).submission()
@@ -201,7 +205,7 @@ def _check_number(cases: Sequence[object]) -> None:
         raise InvalidSubmission("tests.cases", f"may hold at most {Bounds().num_tests} tests")
 
 
-def _decoded(body: bytes | str) -> Any:
+def _decoded(body: bytes) -> Any:
     """The value of a JSON text; None for a text that is no JSON."""
     try:
         return from_json(body)
@@ -241,7 +245,7 @@ def parse_tests(body: bytes, values: ValueCount | None = None) -> Tests:
     """Parse the body of PUT /v1/tests. Raises InvalidSubmission naming the invalid field. See `parse_submission`."""
     values = values or ValueCount.unbounded()
     try:
-        tests = _tests_from(body, values)
+        tests = _tests_from(with_whole_characters(body), values)
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error, "tests")) from None
     except TooManyValues as error:

@@ -28,13 +28,14 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
 from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error
+from nouscoder.verifier.grading.extract import text_to_grade
 from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import PytestLibrary, has_free_order, has_parallel_tests, judge_for, program_of
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock, extended_limits, max_repetitions_s
-from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, text_to_grade, validate
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import require_long_python
 from nouscoder.verifier.judges.judge import Judge, takes_long
 from nouscoder.verifier.observe.metrics import VerifierMetrics
@@ -49,7 +50,7 @@ from nouscoder.verifier.sandbox.base import (
     SandboxError,
 )
 
-_BLOCKING_CHARS = 256 * 1024  # of a completion; a longer one is searched outside of the event loop
+_BLOCKING_CHARS = 64 * 1024  # of a completion; a longer one is searched outside of the event loop
 _KILLED_BY_PROGRAM = 2  # one may be due to the machine
 _KILLED = f"{_KILLED_BY_PROGRAM} sandboxes in which it ran were killed for lack of memory"
 

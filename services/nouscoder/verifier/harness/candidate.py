@@ -1,4 +1,4 @@
-"""A candidate's process after init has confined it. It behaves like `python main.py`.
+"""A candidate's process after init has confined it. It behaves like `python main.py`, in call tests like `import main`.
 
 INVARIANT: candidate code runs with only descriptors 0, 1 and 2 open, and 3 for call tests. The returned value is
 written to 3. The candidate can write there too, so the value is untrusted.
@@ -30,6 +30,7 @@ from .init_library import GO, REPORT, Assignment
 RESULT_FD = 3
 UNENCODABLE = b"!"  # first byte of a result whose value has no JSON form; no JSON starts with it
 _SCRIPT = "/tmp/main.py"
+_MODULE = "main"
 _FOLDER = os.path.dirname(__file__)
 _warm_modules: list[str] = []
 _CPU_USED = struct.Struct("=d")  # CPU time that compiling took [s]
@@ -117,6 +118,8 @@ def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> CandidateJob:
     else:
         code, args = load_code(assignment.body), assignment.args
     arguments = tuple(map(os.fsdecode, args.split(b"\0")[:-1])) if args else ()
+    if entry_point:
+        be_imported(namespace)
     return CandidateJob(code, namespace, entry_point.decode("utf-8", "surrogatepass") or None, arguments)
 
 
@@ -193,6 +196,16 @@ def make_script_surroundings() -> dict[str, Any]:
     main.__dict__.update(__file__=_SCRIPT, __cached__=None, __annotations__={}, __builtins__=sys.modules["builtins"])
     sys.modules["__main__"] = main
     return main.__dict__
+
+
+def be_imported(namespace: dict[str, Any]) -> None:
+    """Give the program the name that it has where others import it, so that its main guard does not run.
+
+    The module is found by both names: pickle, dataclasses and typing look up the name of a class's module.
+    """
+    namespace["__name__"] = _MODULE
+    sys.modules[_MODULE] = sys.modules["__main__"]
+    _warm_modules.append(_MODULE)
 
 
 def reopen_streams() -> None:

@@ -8,8 +8,10 @@ exists only in the memory of the process. An early exit with code 0, printed tex
 descriptors is therefore not accepted. A program that searches its interpreter for the token, or replaces builtins that
 the case uses, is not detected.
 
+The code is executed as if it were imported (harness/candidate.py), so its main guard does not run.
+
 In a file for pytest one test function is one case, with all its parameters. The code is the module that the file
-imports (`tests.module`), so its main guard does not run. Each case is a process of its own, in which pytest runs only
+imports (`tests.module`). Each case is a process of its own, in which pytest runs only
 that function. To start pytest takes a part of a second, so the limits are larger by START_S and START_BYTES.
 
 INVARIANT: this process parses at most INLINE_CHARS of one submission. The parser holds the interpreter lock, and some

@@ -17,9 +17,13 @@ Text is compared as bytes; white space means ASCII white space:
 
 With `ignore_case`, upper and lower case ASCII letters are equal.
 
+A difference of exactly the tolerance is allowed. It is computed with decimal digits where floats cannot decide:
+0.999999 differs from 1.0 by 1e-6, although the difference of the floats is larger, and 2e400 differs from 1e400.
+
 Values (call results) are compared like Python's == after JSON, where a tuple is a list, with three exceptions:
 - a bool equals only a bool (`1 == True` is a known false positive of public graders);
-- if one of two numbers is a float, they may differ by rounding (1e-9 relative, 1e-12 absolute), so 0.1 + 0.2 is 0.3;
+- where a float is expected, an integer or a float may differ by rounding (1e-9 relative, 1e-12 absolute), so 0.1 + 0.2
+  is 0.3. Where an integer is expected, only that number is equal, as an integer or a float (3.0 is 3);
 - NaN equals NaN, because otherwise no program could pass such a test.
 """
 
@@ -32,6 +36,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from hashlib import blake2b
 from itertools import zip_longest
 
@@ -44,6 +49,8 @@ MAX_NUMBER_BYTES = 400
 MAX_INT_DIGITS = 4300
 MIN_BOUND_BYTES = 4096
 MAX_EXPANDED_BYTES = 1 << 22
+_FLOAT_ERROR = 1e-15  # of a difference of two floats, relative to the larger one
+_SMALLEST = 1e-300
 SMALL_BYTES = 1 << 15  # of results and outputs; a comparison of larger ones takes milliseconds
 
 _NUMBER = re.compile(rb"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")  # an integer has none of the groups
@@ -141,25 +148,47 @@ def _close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float
         return False
     if parts.lastindex is None and actual_parts.lastindex is None:
         return int(wanted) == int(actual)
-    return _close(float(wanted), float(actual), absolute, relative)
+    return _within(wanted.decode(), actual.decode(), absolute, relative)
 
 
 def _kattis_close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
     """Source: the default validator of Kattis (problemtools, default_validator.cc)."""
     if _number(wanted) is None or _number(actual) is None:
         return False
-    judge, difference = float(wanted), abs(float(wanted) - float(actual))
-    return difference <= absolute or difference <= relative * abs(judge)
+    return _within(wanted.decode(), actual.decode(), absolute, relative, of_larger=False)
 
 
 def _number(token: bytes) -> re.Match[bytes] | None:
     return _NUMBER.fullmatch(token) if len(token) <= MAX_NUMBER_BYTES else None
 
 
-def _close(wanted: float, actual: float, absolute: float, relative: float) -> bool:
-    if not (math.isfinite(wanted) and math.isfinite(actual)):
-        return wanted == actual or (math.isnan(wanted) and math.isnan(actual))
-    return abs(wanted - actual) <= max(absolute, relative * max(abs(wanted), abs(actual)))
+def _within(wanted: str, actual: str, absolute: float, relative: float, *, of_larger: bool = True) -> bool:
+    """Whether two numbers differ by at most a tolerance. `relative` is of the larger number, or of the wanted one.
+
+    Floats decide, unless the difference is so near to the tolerance that their error matters.
+    """
+    one, other = float(wanted), float(actual)
+    size = max(abs(one), abs(other))
+    most = max(absolute, relative * (size if of_larger else abs(one)))
+    error = _FLOAT_ERROR * (size + most) + _SMALLEST
+    difference = abs(one - other)
+    if abs(difference - most) > error and math.isfinite(most):  # false for NaN
+        return difference <= most
+    return _exactly_within(wanted, actual, (absolute, relative), of_larger)
+
+
+def _exactly_within(wanted: str, actual: str, tolerances: tuple[float, float], of_larger: bool) -> bool:
+    numbers = _DECIMALS
+    one, other = numbers.create_decimal(wanted), numbers.create_decimal(actual)
+    absolute, relative = (Decimal(repr(tolerance)) for tolerance in tolerances)
+    size = numbers.max(numbers.abs(one), numbers.abs(other)) if of_larger else numbers.abs(one)
+    most = numbers.max(absolute, numbers.multiply(relative, size))
+    difference = numbers.abs(numbers.subtract(one, other))
+    return difference.is_finite() and numbers.compare(difference, most) <= 0
+
+
+# More digits than the two numbers have; infinity for an exponent that does not exist. It raises nothing.
+_DECIMALS = Context(prec=4 * MAX_NUMBER_BYTES, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 
 
 def result_bound(expected_json: str) -> int:
@@ -208,7 +237,7 @@ def _parse_int(text: str) -> int | HugeInt:
 
 
 def same_value(expected: object, actual: object, absolute: float = 0.0, relative: float = 0.0) -> bool:
-    """Whether two JSON values are equal by the rules of this module, with floats within the wider tolerance.
+    """Whether a value equals the expected one by the rules of this module. Expected floats have the wider tolerance.
 
     The rounding tolerance is the minimum.
     """
@@ -236,17 +265,22 @@ def same_value(expected: object, actual: object, absolute: float = 0.0, relative
 def _same_scalar(wanted: object, actual: object, absolute: float, relative: float) -> bool:
     if isinstance(wanted, bool) or isinstance(actual, bool):
         return wanted is actual
-    if isinstance(wanted, float) or isinstance(actual, float):
+    if isinstance(wanted, float):
         return _same_float(wanted, actual, absolute, relative)
+    if isinstance(wanted, int):
+        return isinstance(actual, int | float) and wanted == actual
     return type(wanted) is type(actual) and wanted == actual
 
 
-def _same_float(wanted: object, actual: object, absolute: float, relative: float) -> bool:
-    if not (isinstance(wanted, int | float) and isinstance(actual, int | float)):
+def _same_float(wanted: float, actual: object, absolute: float, relative: float) -> bool:
+    if not isinstance(actual, int | float):
         return False
     if wanted == actual:
         return True
     try:
-        return _close(float(wanted), float(actual), absolute, relative)
+        other = float(actual)
     except OverflowError:  # the integer exceeds the largest float
         return False
+    if not (math.isfinite(wanted) and math.isfinite(other)):
+        return math.isnan(wanted) and math.isnan(other)
+    return _within(repr(wanted), repr(other), absolute, relative)

@@ -326,9 +326,21 @@ static bool was_confined(struct session *s, pid_t pid) {
     return !waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) && info.si_uid == CANDIDATE_ID;
 }
 
+/* Whether a text holds one of the words, which end with NULL. */
+static bool holds(const char *text, size_t n, const char *const *words) {
+    for (; *words; words++)
+        if (memmem(text, n, *words, strlen(*words))) return true;
+    return false;
+}
+
+/* Whether stderr says that there was no memory: in its last line, or in a line that only a runtime prints. */
 static bool reports_no_memory(int fd, uint64_t size) {
-    static const char *words[] = {"MemoryError", "std::bad_alloc", "Cannot allocate memory", "out of memory",
-                                  "OutOfMemoryError"};
+    static const char *const in_last_line[] = {"MemoryError", "std::bad_alloc", "Cannot allocate memory",
+                                               "out of memory", "OutOfMemoryError", "Memory allocation still failed",
+                                               NULL};
+    static const char *const anywhere[] = {"Exception in thread \"main\" java.lang.OutOfMemoryError",
+                                           "JavaScript heap out of memory", "fatal error: runtime: out of memory",
+                                           "Out of memory!\n", NULL};
     static char tail[64 * 1024 + 1];
     uint64_t from = size > 64 * 1024 ? size - 64 * 1024 : 0;
     ssize_t n = pread(fd, tail, 64 * 1024, (off_t)from);
@@ -337,9 +349,7 @@ static bool reports_no_memory(int fd, uint64_t size) {
     while (n > 0 && strchr(" \t\n\r\v\f", tail[n - 1])) n--;
     char *line = n ? memrchr(tail, '\n', (size_t)n) : NULL;
     line = line ? line + 1 : tail;
-    bool found = false;
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        found = found || memmem(line, (size_t)(tail + n - line), words[i], strlen(words[i]));
+    bool found = holds(line, (size_t)(tail + n - line), in_last_line) || holds(tail, num_read, anywhere);
     explicit_bzero(tail, num_read);
     return found;
 }

@@ -1,0 +1,392 @@
+"""The program in a model's answer: the last fenced block that can be one in the language asked for. Pure.
+
+The form of blocks is that of CommonMark's fenced code blocks, with the liberties that models take:
+
+    completion = ["<think>" reasoning "</think>"] answer      no program when the reasoning is never closed
+    answer     = { text | "</think>" | block }
+    block      = opening { line } (closing | the line before an opening with a tag or before "</think>" | end of text)
+    opening    = indentation fence [info]                     info: no backtick after a fence of backticks
+               | text fence [tag]                             the fence has backticks and ends the line
+    closing    = indentation fence [rest]                     less than 4 columns more indented than the opening
+               | code fence                                   at the end of a line of code that is no comment
+    fence      = "```" | "~~~" | longer; a closing one has the opening one's character and at least its length
+    rest       = special tokens, tags, punctuation or text; nothing after a fence of tildes
+
+- `<think>` counts at the begin of a line, before the first fence. Without it a `</think>` ends reasoning only when a
+  block follows that can be a program; else it is text. Inside a block only a line that begins with it counts.
+- The indentation of the opening fence, or what follows a list's marker, is removed from the lines of the block: at
+  most as much as its first line has.
+- In a block of Python, fences inside a string of three quotes are text, when they are pairs and the string is closed.
+- Special tokens at the end of a block that is never closed are removed.
+
+Of the blocks that are not blank, the last of the best class counts: (2) the tag names the language asked for, or there
+is no tag and the block has what a program of the language needs (`_NEEDED`); (1) no tag, or a tag that names nothing
+known; (0) the tag names another language, or no program (`text`, `output`, `json`, ...).
+
+For the lcb profile the rule is LiveCodeBench's: the lines between the last two lines that contain "```".
+
+INVARIANT: time and memory are linear in the length of the text. Scanning goes back once at most, and ends after
+MAX_MARKS lines with a fence or `</think>`: the block that is open there extends to the end of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import count
+
+from nouscoder.domain.submission import LANGUAGES, MathTests, Profile, Submission, language_name
+
+_THINK_OPEN = "<think>"
+_THINK_CLOSE = "</think>"
+_MARK = re.compile(r"```|~~~|</think>")
+_AT_BEGIN = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
+_END_OF_CODE = re.compile(r"(?:\s|\.|<[^<>`]{1,60}>)*+")
+_CONTAINER = re.compile(r"[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)*")
+_TAG = re.compile(r"\s*\{?\s*\.?([\w+#.-]*)[^\s`]*")
+_COMMENTS = ("#", "//", "/*", "* ", "*/", "--")
+_ENDS_OF_TEXT = " \t>:*_|.,!-\ufeff"  # before a fence without a tag that ends a line of text
+_SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</?s>|<eos>|<end_of_turn>))+\s*\Z")
+_TAIL_CHARS = 300
+MAX_MARKS = 10_000
+MAX_STRINGS_CHARS = 200_000  # of a block, in which strings are followed
+_PYTHON_TOKEN = re.compile(
+    r"""#[^\n]*|'''|\"\"\"|'(?:[^'\\\n]|\\.)*+'?|"(?:[^"\\\n]|\\.)*+"?""", re.DOTALL
+)  # fmt: skip
+_TAB_COLUMNS = 4
+_FAMILIES = (frozenset({"python", "pypy"}), frozenset({"c", "cpp"}), frozenset({"javascript", "typescript"}))
+# What a program needs that prints something or defines something to call. Languages that are not here need nothing.
+_NEEDED = {name: re.compile(r"[({]") for name in ("kotlin", "javascript", "typescript", "r")}
+_NEEDED |= {name: re.compile(r"\{") for name in ("c", "cpp", "java", "go", "rust", "csharp")}
+_NEEDED |= {name: re.compile(r"print|write|def |class ") for name in ("python", "pypy")}
+_TAGS_OF_OTHERS = (
+    "text txt plain plaintext output out stdout input in stdin console terminal shell-session powershell zsh json yaml"
+    " yml xml html css markdown md mermaid diff latex tex math csv sql ini toml log dockerfile makefile pseudocode"
+    " traceback error"
+)
+_NO_PROGRAMS = frozenset(_TAGS_OF_OTHERS.split())
+
+
+def text_to_grade(submission: Submission) -> str | None:
+    """The program of a submission, or the answer for math tests. None when there is nothing to grade."""
+    if submission.code is not None:
+        return submission.code
+    completion = submission.completion or ""
+    if not isinstance(submission.tests, MathTests):
+        return extract_code(completion, submission.language, submission.profile)
+    if _opening_of_reasoning(completion) is None:
+        answer = completion.split(_THINK_CLOSE, 1)[-1]
+    else:
+        answer = _after_reasoning(completion) or ""
+    return answer if answer.strip() else None
+
+
+def extract_code(completion: str, language: str = "python", profile: Profile = Profile.PROCESS) -> str | None:
+    """The program in `completion`. None when it holds no program; the verdict is then no_code."""
+    answer = _after_reasoning(completion.replace("\r\n", "\n"))
+    if answer is None:
+        return None
+    code = _between_last_fences(answer) if profile is Profile.LCB else _Scan(answer, language).program()
+    return code if code is not None and code.strip() else None
+
+
+def _after_reasoning(completion: str) -> str | None:
+    """The text after reasoning that `<think>` opens; None when it is not closed. The whole text without it."""
+    opened = _opening_of_reasoning(completion)
+    if opened is None:
+        return completion
+    closed = completion.find(_THINK_CLOSE, opened)
+    return None if closed < 0 else completion[closed + len(_THINK_CLOSE) :]
+
+
+def _opening_of_reasoning(completion: str) -> int | None:
+    """Where the reasoning that `<think>` opens begins. The tag begins a line, or is behind another tag or token."""
+    at = completion.find(_THINK_OPEN)
+    end = 0 if at < 0 else _first_fence(completion)
+    while 0 <= at < end:
+        before = at
+        while before and completion[before - 1] in " \t":
+            before -= 1
+        if not before or completion[before - 1] in "\n>":
+            return at + len(_THINK_OPEN)
+        at = completion.find(_THINK_OPEN, at + 1)
+    return None
+
+
+def _first_fence(text: str) -> int:
+    found = [at for fence in ("```", "~~~") if (at := text.find(fence)) >= 0]
+    return min(found, default=len(text))
+
+
+def _between_last_fences(text: str) -> str | None:
+    """LiveCodeBench's rule (lcb_runner/utils/extraction_utils.py)."""
+    closing = text.rfind("\n", 0, max(0, text.rfind("```")))
+    opening = text.rfind("```", 0, max(0, closing))
+    begin = text.find("\n", opening)
+    return None if opening < 0 else text[begin + 1 : closing]
+
+
+@dataclass(slots=True)
+class _Open:
+    """The block that is open. `begin` is the offset of its first line, `columns` the indentation of its fence.
+
+    `deep_fence`: the end before the first bare fence that is indented too far to close it. It counts when nothing else
+    closes the block.
+    """
+
+    fence: str
+    tag: str
+    columns: int
+    begin: int
+    deep_fence: int = -1
+
+
+@dataclass(slots=True)
+class _Found:
+    """The best block so far. `rank` orders blocks: the last of the best class in the last part that has one."""
+
+    rank: tuple[bool, int, int]
+    begin: int
+    end: int
+    columns: int
+
+
+class _Strings:
+    """Follows the strings of three quotes in a block of Python.
+
+    `suspended` is the offset of the first line with a fence in a string. It stays until the fences are pairs and the
+    string is closed.
+    """
+
+    def __init__(self, text: str, begin: int) -> None:
+        self._text, self._at, self._quote = text, begin, ""
+        self._end = begin + MAX_STRINGS_CHARS
+        self._is_odd = False
+        self.suspended = -1
+
+    def is_inside(self, place: int) -> bool:
+        """Whether `place`, which is not before earlier ones, is inside a string. Far from the begin it never is."""
+        if place > self._end:
+            return False
+        while self._at < place:
+            if self._quote:
+                end = self._closing(place)
+                self._at, self._quote = (place, self._quote) if end < 0 else (end, "")
+                continue
+            token = _PYTHON_TOKEN.search(self._text, self._at, place)
+            self._at = place if token is None else token.end()
+            if token is not None and token.group() in ("'''", '"""'):
+                self._quote = token.group()
+        return bool(self._quote)
+
+    def _closing(self, place: int) -> int:
+        at = self._at
+        while (end := self._text.find(self._quote, at, place)) >= 0:
+            slashes = end - len(self._text[at:end].rstrip("\\")) - at
+            if slashes % 2 == 0:
+                return end + 3
+            at = end + 1
+        return -1
+
+    def note(self, line: int, *, is_bare: bool) -> bool:
+        """Note a fence inside a string. False when it can be none there: the second of a pair has no tag."""
+        self.suspended = line if self.suspended < 0 else self.suspended
+        if self._is_odd and not is_bare:
+            return False
+        self._is_odd = not self._is_odd
+        return True
+
+    def is_broken(self, place: int) -> bool:
+        """Whether fences that were inside strings up to `place` were none: no pairs, or the string is still open."""
+        return self.suspended >= 0 and (self.is_inside(place) or self._is_odd)
+
+
+class _Scan:
+    """Goes through the lines that have a fence or `</think>`, and keeps the best block."""
+
+    def __init__(self, text: str, language: str) -> None:
+        self._text, self._language = text, language
+        self._family = next((names for names in _FAMILIES if language in names), frozenset({language}))
+        self._found: _Found | None = None
+        self._part = 0  # how often reasoning has ended
+        self._open: _Open | None = None
+        self._strings: _Strings | None = None
+        self._has_gone_back = False
+
+    def program(self) -> str | None:
+        """The program; None when there is no block that is not blank."""
+        text, at = self._text, 0
+        for num_marks in count():
+            mark = _MARK.search(text, at) if num_marks < MAX_MARKS else None
+            if mark is not None:
+                begin = max(at, text.rfind("\n", at, mark.start()) + 1)
+                end = text.find("\n", mark.end())
+                end = len(text) if end < 0 else end
+                at = self._outside(begin, end) if self._open is None else self._inside(self._open, begin, end)
+            elif self._strings is not None and self._strings.is_broken(len(text)):
+                at = self._go_back(self._strings)
+            else:
+                break
+        if self._open is not None:
+            tail = max(self._open.begin, len(text) - _TAIL_CHARS)
+            special = _SPECIAL_TOKENS.search(text, tail)
+            self._close(self._open, len(text) if special is None else special.start(), is_closed=False)
+        found = self._found
+        return None if found is None else _without_indentation(text[found.begin : found.end], found.columns)
+
+    def _outside(self, begin: int, end: int) -> int:
+        """Take a line outside of blocks. Returns where to go on."""
+        line = self._text[begin:end]
+        if (closed := line.rfind(_THINK_CLOSE)) >= 0:
+            self._part += 1
+            begin += closed + len(_THINK_CLOSE)
+            line = self._text[begin:end]
+        if (opening := _opening(line)) is not None:
+            self._begin(*opening, end)
+        return end
+
+    def _inside(self, block: _Open, begin: int, end: int) -> int:
+        """Take a line inside a block. Returns where to go on."""
+        line, strings = self._text[begin:end], self._strings
+        if line.lstrip(" \t").startswith(_THINK_CLOSE):
+            if _is_in(strings, begin):
+                return end
+            self._close(block, begin - 1, is_closed=False)
+            return self._outside(begin, end)
+        code_end = _closed_at(block, line)
+        reopening = None if code_end is not None else _reopening(block, line)
+        if code_end is None and reopening is None:
+            if block.deep_fence < 0 and line.strip() == block.fence and not _is_in(strings, begin):
+                block.deep_fence = begin - 1
+            return end
+        if strings is not None and strings.is_inside(begin + (code_end or 0)):
+            is_pair = strings.note(begin, is_bare=reopening is None)
+            return end if is_pair else self._go_back(strings)
+        if strings is not None and strings.is_broken(begin):
+            return self._go_back(strings)
+        self._close(block, begin + code_end if code_end else begin - 1, is_closed=reopening is None)
+        if reopening is not None:
+            self._begin(*reopening, end)
+        elif _THINK_CLOSE in line:
+            self._part += 1
+        return end
+
+    def _begin(self, fence: str, tag: str, columns: int, end: int) -> None:
+        """Open a block whose opening line ends at `end`."""
+        self._open = _Open(fence, tag, columns, min(end + 1, len(self._text)))
+        is_python = language_name(tag or self._language) in _FAMILIES[0]
+        follows = is_python and not self._has_gone_back
+        self._strings = _Strings(self._text, self._open.begin) if follows else None
+
+    def _go_back(self, strings: _Strings) -> int:
+        """What was taken for a string was none. From its first fence on, strings are not followed any more."""
+        self._has_gone_back, self._strings = True, None
+        return strings.suspended
+
+    def _close(self, block: _Open, end: int, *, is_closed: bool) -> None:
+        self._open = self._strings = None
+        if not is_closed and block.deep_fence >= 0:
+            end = block.deep_fence
+        code = self._text[block.begin : max(block.begin, end)]
+        if not code.strip():
+            return
+        kind = self._class_of(block.tag, code)
+        rank = (kind > 0, self._part, kind)
+        if self._found is None or rank >= self._found.rank:
+            self._found = _Found(rank, block.begin, max(block.begin, end), block.columns)
+
+    def _class_of(self, tag: str, code: str) -> int:
+        """2 for a block that can be the program, 1 for one that hardly can, 0 for one in another language."""
+        if not tag:
+            needed = _NEEDED.get(self._language)
+            return 2 if needed is None or needed.search(code) else 1
+        if language_name(tag) in self._family:
+            return 2
+        return 0 if _is_known(tag) else 1
+
+
+def _is_in(strings: _Strings | None, place: int) -> bool:
+    return strings is not None and strings.is_inside(place)
+
+
+def _is_known(tag: str) -> bool:
+    return tag in _NO_PROGRAMS or language_name(tag) in LANGUAGES
+
+
+def _opening(line: str) -> tuple[str, str, int] | None:
+    """(fence, tag, columns of indentation) of a line that can open a block."""
+    found = _AT_BEGIN.fullmatch(line)
+    if found is not None:
+        spaces, fence, info = found.groups()
+        return None if fence[0] == "`" and "`" in info else (fence, _tag(info), _columns(spaces))
+    before, fence, rest = _last_run(line)
+    tag = rest.rstrip()
+    if not before.strip() or not fence or (tag and not tag[0].isalnum()) or " " in tag or "```" in before:
+        return None
+    if not tag and before[-1] not in _ENDS_OF_TEXT:
+        return None
+    container = _CONTAINER.match(line)
+    return fence, _tag(tag), _columns(container.group()) if container is not None else 0
+
+
+def _reopening(block: _Open, line: str) -> tuple[str, str, int] | None:
+    """The opening in a line with a tag inside a block that was never closed."""
+    opening = _opening(line)
+    if opening is None or not opening[0].startswith(block.fence) or not opening[1]:
+        return None
+    found = _AT_BEGIN.fullmatch(line)
+    if found is not None:
+        return opening if _columns(found[1]) < block.columns + 4 else None
+    return opening if _is_known(opening[1]) and not line.lstrip().startswith(_COMMENTS) else None
+
+
+def _closed_at(block: _Open, line: str) -> int | None:
+    """Where the code of a line that closes the block ends: 0 for a line without code. None when it does not close."""
+    found = _AT_BEGIN.fullmatch(line)
+    if found is None:
+        before, fence, rest = _last_run(line)
+        is_code = before.strip() and "```" not in before and not line.lstrip().startswith(_COMMENTS)
+        fits = fence.startswith(block.fence) and _END_OF_CODE.fullmatch(rest)
+        return len(before) if is_code and fits else None
+    spaces, fence, rest = found.groups()
+    if not fence.startswith(block.fence) or _columns(spaces) >= block.columns + 4:
+        return None
+    if not rest.strip():
+        return 0
+    has_tag = rest[0].isalnum() or rest[0] == "{" or _is_known(rest.strip().lower())
+    return None if fence[0] == "~" or "`" in rest or has_tag else 0
+
+
+def _last_run(line: str) -> tuple[str, str, str]:
+    """The line as what is before its last fence of backticks, that fence, and what is behind it. No fence: empty."""
+    behind = line.rfind("```") + 3
+    if behind < 3:
+        return line, "", ""
+    begin = len(line[:behind].rstrip("`"))
+    return line[:begin], line[begin:behind], line[behind:]
+
+
+def _tag(info: str) -> str:
+    found = _TAG.match(info)
+    return "" if found is None else found[1].lower()
+
+
+def _columns(spaces: str) -> int:
+    return len(spaces.expandtabs(_TAB_COLUMNS))
+
+
+def _without_indentation(code: str, columns: int) -> str:
+    """The lines without the indentation of their fence, at most as much of it as the first line has."""
+    first = next((line for line in code.split("\n") if line.strip()), "") if columns else ""
+    columns = min(columns, _columns(first[: len(first) - len(first.lstrip(" \t"))]))
+    if not columns:
+        return code
+    return "\n".join(_less_indented(line, columns) for line in code.split("\n"))
+
+
+def _less_indented(line: str, columns: int) -> str:
+    spaces = line[: len(line) - len(line.lstrip(" \t"))]
+    if "\t" in spaces[:columns]:
+        expanded = spaces[:columns].expandtabs(_TAB_COLUMNS)
+        return expanded[columns:] + line[min(columns, len(spaces)) :]
+    return line[min(columns, len(spaces)) :]
