@@ -11,6 +11,7 @@ of the same layout can take the place of the name. No program of a data set runs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import date
 from pathlib import Path
@@ -56,7 +57,8 @@ def num_rows(path: Path) -> int | None:
     """The number of rows, where the file says it."""
     if path.suffix != ".parquet":
         return None
-    return int(_parquet_file(path).metadata.num_rows)
+    with _parquet_file(path) as file:
+        return int(file.metadata.num_rows)
 
 
 def _json_rows(path: Path, skip: int) -> Iterator[SourceRow]:
@@ -71,28 +73,32 @@ def _json_rows(path: Path, skip: int) -> Iterator[SourceRow]:
 
 
 def _parquet_rows(path: Path, skip: int) -> Iterator[SourceRow]:
-    file = _parquet_file(path)
-    number = 0
-    for group in range(file.metadata.num_row_groups):
-        in_group = file.metadata.row_group(group).num_rows
-        if number + in_group <= skip:
-            number += in_group
-            continue
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
-            for value in batch.to_pylist():
-                number += 1
-                if number > skip:
-                    yield SourceRow(number, value)
+    with _parquet_file(path) as file:
+        number = 0
+        for group in range(file.metadata.num_row_groups):
+            in_group = file.metadata.row_group(group).num_rows
+            if number + in_group <= skip:
+                number += in_group
+                continue
+            for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
+                for value in batch.to_pylist():
+                    number += 1
+                    if number > skip:
+                        yield SourceRow(number, value)
 
 
-def _parquet_file(path: Path) -> Any:
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Any]:
+    """Raises ProblemFileError also for what is found out later: pages that are damaged, or too large for the memory."""
     import pyarrow.parquet as parquet
     from pyarrow.lib import ArrowException
 
     try:
-        return parquet.ParquetFile(path)
-    except (ArrowException, OSError) as error:
-        raise ProblemFileError(f"{path} cannot be read: {error}") from error
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except (ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        reason = (str(error).splitlines() or ["there is not enough memory"])[0]
+        raise ProblemFileError(f"{path} cannot be read: {reason}") from error
 
 
 PREFIX = "hub:"
