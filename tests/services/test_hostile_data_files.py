@@ -202,7 +202,7 @@ def damaged(data: bytearray) -> bytearray:
     return data
 
 
-ARCHIVES: dict[str, tuple[Callable[[bytearray], bytes], str]] = {
+ARCHIVES: dict[str, tuple[Callable[[bytearray], bytes | bytearray], str]] = {
     "encrypted": (lambda data: with_headers(data, 6, 8, lambda byte: byte | 1), "problem.yaml is encrypted"),
     "method": (lambda data: with_headers(data, 8, 10, lambda _: 97), "another method than deflate"),
     "lzma": (lambda data: with_headers(data, 8, 10, lambda _: 14), "another method than deflate"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import os
 import pickle
@@ -23,6 +24,8 @@ from nouscoder.generation.engines.vllm_control import Architecture
 from nouscoder.generation.engines.vllm_start import _arguments
 from nouscoder.generation.environments.base import EnvironmentUnusable
 from nouscoder.generation.environments.prompts import Prompts
+from nouscoder.generation.openai.completions import PromptEncoder
+from nouscoder.generation.openai.schema import ApiFault, ChatRequest, CompletionRequest, parsed
 from nouscoder.learner.model.weights import WeightsError, empty_model, load_model
 from nouscoder.policy_folder import chat_template
 from nouscoder.policy_folder.chat_template import ChatTemplate, TemplateFailed, TemplateLimit
@@ -247,3 +250,28 @@ def test_an_environment_refuses_a_template_that_never_ends(tmp_path: Path) -> No
     with pytest.raises(EnvironmentUnusable, match=f"the chat template of {tmp_path} took more than"):
         Prompts(tokenizer, EnvironmentSection(prompt_as="messages"))
     assert Prompts(tokenizer, EnvironmentSection(prompt_as="text"))
+
+
+@pytest.mark.usefixtures("one_second")
+async def test_prompts_of_others_are_encoded_while_a_template_is_at_work(tmp_path: Path) -> None:
+    """The lock of the tokenizer is not held meanwhile."""
+    save_policy(build_policy(seed=0), tmp_path)
+    slow_for_one = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}{{ messages[0].content }}"
+    (tmp_path / "chat_template.jinja").write_text(slow_for_one)
+    encoder = PromptEncoder(load_tokenizer(tmp_path), 100)
+
+    async def chat(text: str) -> tuple[int, ...]:
+        body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+        return await encoder.of_chat(parsed(ChatRequest, json.dumps(body).encode()))
+
+    completion = parsed(CompletionRequest, json.dumps({"model": "m", "prompt": "Add."}).encode())
+    wanted = await chat("Add.")
+    slow = asyncio.create_task(chat("slow"))
+    encoded = 0
+    while not slow.done():
+        assert await chat("Add.") == wanted
+        assert await encoder.of_completion(completion)
+        encoded += 1
+    with pytest.raises(ApiFault, match=r"messages: the chat template of .* took more than 1 s of CPU time"):
+        await slow
+    assert encoded > 10
