@@ -18,6 +18,7 @@ import zstandard
 
 from nouscoder.data import bounded_files, json_records
 from nouscoder.data.bounded_files import FileRefused, packages_at, yaml_mapping
+from nouscoder.data.importers import rows
 from nouscoder.data.importers.fields import Rejected, decoded, parsed_python
 from nouscoder.data.importers.run import CannotImport, import_files
 from nouscoder.data.json_records import UnreadableFile, read_records
@@ -96,9 +97,9 @@ def test_a_record_without_an_end_is_not_held_in_memory(
 
 
 def test_a_file_that_breaks_after_good_rows_leaves_nothing(tmp_path: Path) -> None:
-    rows = b"".join(json.dumps({"problem": f"{n}?", "answer": str(n)}).encode() + b"\n" for n in range(2000))
+    lines = b"".join(json.dumps({"problem": f"{n}?", "answer": str(n)}).encode() + b"\n" for n in range(2000))
     file = tmp_path / "rows.jsonl.gz"
-    file.write_bytes(gzip.compress(rows)[:-20])
+    file.write_bytes(gzip.compress(lines)[:-20])
     assert "not a complete compressed file" in refusal(tmp_path, file, "math")
 
 
@@ -106,10 +107,10 @@ def test_a_record_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pyt
     """Lists take 25 times as much memory as their text."""
     monkeypatch.setattr(json_records, "_LIGHT_BYTES", 1000)
     monkeypatch.setattr(json_records, "_MAX_WEIGHT", 1000)
-    rows, array, text = tmp_path / "rows.jsonl", tmp_path / "rows.json", f"[{'[],' * 2000}[]]"
-    rows.write_text(json.dumps({"problem": "?", "answer": "1"}) + '\n{"answer": ' + text + "}\n")
+    lines, array, text = tmp_path / "rows.jsonl", tmp_path / "rows.json", f"[{'[],' * 2000}[]]"
+    lines.write_text(json.dumps({"problem": "?", "answer": "1"}) + '\n{"answer": ' + text + "}\n")
     array.write_text("[" + f"[{'[],' * MIB}[]]" + "]")
-    assert [record.fault for record in read_records(rows)] == ["", "a record holds too many values"]
+    assert [record.fault for record in read_records(lines)] == ["", "a record holds too many values"]
     with pytest.raises(UnreadableFile, match="too many values"):
         list(read_records(array))
     with pytest.raises(Rejected, match="too many values"):
@@ -127,6 +128,22 @@ def test_a_damaged_parquet_file_is_one_sentence(tmp_path: Path) -> None:
     data[4:400] = b"\xff" * 396
     file.write_bytes(data)
     assert f"{file} cannot be read" in refusal(tmp_path, file, "math")
+
+
+def test_rows_of_parquet_that_share_a_long_text_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 2 KiB whose rows have 8 MiB each."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    shared = arrow.DictionaryArray.from_arrays(arrow.array([0] * 64, arrow.int32()), arrow.array(["x" * 8 * MIB]))
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(arrow.table({"problem": shared}), file, compression="zstd")
+    monkeypatch.setattr(rows, "MAX_LINE_BYTES", 16 * MIB)
+    monkeypatch.setattr(rows, "_SMALL_GROUP_BYTES", MIB)
+    with measured(24 * MIB):
+        assert sum(1 for _ in rows.file_rows(file, 0)) == 64
+    monkeypatch.setattr(rows, "MAX_LINE_BYTES", 4 * MIB)
+    assert "rows after row 0 are larger than 4 MiB" in refusal(tmp_path, file, "math")
 
 
 # Packages.

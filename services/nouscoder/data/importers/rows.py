@@ -1,6 +1,6 @@
 """The rows of a data file, one at a time: parquet, JSON lines or a JSON array, plain or compressed.
 
-INVARIANT: at most one batch of rows of a parquet file, or one record of another file, is in memory.
+INVARIANT: at most one batch of rows of a parquet file, or one record of another file, is in memory. Both are bounded.
 
 The rows of a data set of a hub are read with the library `datasets` while they are downloaded. `hub:ORGANISATION/NAME`
 names a data set. What follows a question mark chooses a part of it:
@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from nouscoder.data.bounded_files import MAX_LINE_BYTES
 from nouscoder.data.importers.fields import Row
 from nouscoder.data.json_records import read_records
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean
 
 _BATCH_ROWS = 16
+_SMALL_GROUP_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,16 @@ def _parquet_rows(path: Path, skip: int) -> Iterator[SourceRow]:
     with _parquet_file(path) as file:
         number = 0
         for group in range(file.metadata.num_row_groups):
-            in_group = file.metadata.row_group(group).num_rows
-            if number + in_group <= skip:
-                number += in_group
+            about = file.metadata.row_group(group)
+            if number + about.num_rows <= skip:
+                number += about.num_rows
                 continue
-            for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
+            # Rows may share one long text, which each of them gets.
+            num_rows = _BATCH_ROWS if about.total_byte_size <= _SMALL_GROUP_BYTES else 1
+            for batch in file.iter_batches(num_rows, row_groups=[group]):
+                if batch.nbytes > MAX_LINE_BYTES:
+                    most = f"{MAX_LINE_BYTES // 1024**2} MiB"
+                    raise ProblemFileError(f"{path} cannot be read: rows after row {number} are larger than {most}")
                 for value in batch.to_pylist():
                     number += 1
                     if number > skip:
