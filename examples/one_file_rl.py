@@ -46,6 +46,7 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.policy_folder.pretrained import load_pretrained
 from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.generation_client import GenerationClient, Pin
@@ -288,7 +289,7 @@ def main() -> None:
     with (root / "prepare.log").open("wb") as log:
         subprocess.run([*NOUSCODER, "prepare-run", str(config_file)], stdout=log, stderr=log, check=True)
     warm_start_s = time.monotonic() - started
-    policy = Qwen3ForCausalLM.from_pretrained(config.run.folder / "policy", dtype=torch.float32)
+    policy = load_pretrained(Qwen3ForCausalLM, config.run.folder / "policy", dtype=torch.float32)
     with services(config_file, root):
         before, after = asyncio.run(run(config, policy))
     minutes, warm_start = (time.monotonic() - started) / 60, warm_start_s / 60

@@ -1,11 +1,16 @@
 """Chat completions and embeddings of any server with OpenAI's API, such as vLLM or SGLang.
 
+INVARIANT: whatever a server sends, at most MAX_ANSWER_BYTES of an answer are in memory, and an answer takes at most
+`timeout_s`. Nothing is decompressed: a few bytes would become gigabytes.
+
 Retries are bounded. A request is sent again when the server cannot be reached, is overloaded (408, 409, 429) or fails
 (5xx). Any other refusal is final, because it would be refused again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +20,13 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from nouscoder.errors import NousCoderError
+from nouscoder.formats.json_values import TooManyValues, ValueCount
 from nouscoder.retry import Retry
 
 KEY_ENVIRONMENT = "OPENAI_API_KEY"
+MAX_ANSWER_BYTES = 64 * 1024**2
+_MAX_WEIGHT = 2_000_000  # of an answer's values: about 100 MB
+_SHOWN_BYTES = 4096  # of a refusal
 _PASSING_STATUSES = frozenset({408, 409, 429})
 
 Answer = TypeVar("Answer")
@@ -53,10 +62,11 @@ class OpenAIServer:
     def __init__(self, url: str, timeout_s: float = 3600.0, num_connections: int = 64) -> None:
         self._url = url.rstrip("/")
         key = os.environ.get(KEY_ENVIRONMENT, "")
+        self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_s, connect=10.0),
             limits=httpx.Limits(max_connections=num_connections),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
         )
 
     async def complete(self, model: str, messages: Sequence[Mapping[str, str]], **settings: Any) -> ChatCompletion:
@@ -81,21 +91,46 @@ class OpenAIServer:
             raise CompletionFailed(f"{self._url} gave no answer to {path}: {error}") from None
 
     async def _ask(self, path: str, request: dict[str, Any], read: Callable[[dict[str, Any]], Answer]) -> Answer:
+        status, body = await self._sent(path, request)
+        if status in _PASSING_STATUSES or status >= 500:
+            raise _Unavailable(f"HTTP {status}: {_shown(body)}")
+        if status != 200:
+            raise CompletionFailed(f"{self._url} refused {path}: HTTP {status}: {_shown(body)}")
         try:
-            answer = await self._http.post(f"{self._url}/{path}", json=request)
+            ValueCount(most=_MAX_WEIGHT).add(body)
+            return read(json.loads(body))  # it takes half of a surrogate pair, which models write
+        except TooManyValues:
+            raise CompletionFailed(f"{self._url}: its answer to {path} holds too many values") from None
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise CompletionFailed(f"{self._url} gave no usable answer to {path}: {_shown(body)}") from None
+
+    async def _sent(self, path: str, request: dict[str, Any]) -> tuple[int, bytes]:
+        """The status and the body of the answer; of a refusal only its beginning."""
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._http.stream("POST", f"{self._url}/{path}", json=request) as answer,
+            ):
+                packed = answer.headers.get("content-encoding", "identity")
+                if packed != "identity":
+                    raise CompletionFailed(
+                        f"{self._url} compresses its answers ({packed:.40}), which was not asked for"
+                    )
+                body = bytearray()
+                async for piece in answer.aiter_raw():
+                    body += piece
+                    if answer.status_code != 200 and len(body) > _SHOWN_BYTES:
+                        break
+                    if len(body) > MAX_ANSWER_BYTES:
+                        most = f"{MAX_ANSWER_BYTES // 1024**2} MiB"
+                        raise CompletionFailed(f"{self._url}: its answer to {path} is larger than {most}")
+                return answer.status_code, bytes(body)
+        except TimeoutError:
+            raise _Unavailable(f"there was no whole answer within {self._timeout_s:g} s") from None
         except httpx.TransportError as error:
             raise _Unavailable(f"{type(error).__name__}: {error}") from None
         except httpx.InvalidURL as error:
             raise CompletionFailed(f"{self._url!r} is not a URL: {error}") from None
-        status = answer.status_code
-        if status in _PASSING_STATUSES or status >= 500:
-            raise _Unavailable(f"HTTP {status}: {answer.text[:200]}")
-        if status != 200:
-            raise CompletionFailed(f"{self._url} refused {path}: HTTP {status}: {answer.text[:300]}")
-        try:
-            return read(answer.json())
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            raise CompletionFailed(f"{self._url} gave no usable answer to {path}: {answer.text[:200]}") from None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -108,6 +143,11 @@ class OpenAIServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _shown(body: bytes) -> str:
+    """The beginning of an answer for a message."""
+    return body[:_SHOWN_BYTES].decode(errors="replace")[:300]
 
 
 def _completion(record: dict[str, Any]) -> ChatCompletion:

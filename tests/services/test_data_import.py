@@ -32,6 +32,8 @@ from nouscoder.domain.submission import (
     CallCase,
     CallTests,
     CheckerTests,
+    Comparator,
+    ComparatorKind,
     InteractiveTests,
     MathCase,
     MathTests,
@@ -433,6 +435,19 @@ def test_zeros_of_code_contests_are_no_facts(
     assert (item.problem.difficulty, item.metadata) == (difficulty, metadata)
 
 
+def test_rows_of_another_language_are_rejected_and_counted(tmp_path: Path) -> None:
+    """They were Python problems for which every right answer was a compile_error."""
+    rows = [
+        {"problem_id": f"p{number}", "prompt": "Add.", "verification_info": repr({**SYNTHETIC, "language": language})}
+        for number, language in enumerate(["python", "Python3", "", "cpp", "rust", "javascript", "C++"])
+    ]
+    summary = import_files("synthetic1", [jsonl(tmp_path / "data.jsonl", *rows)], tmp_path / "out.parquet")
+    assert (summary.problems, summary.rejected) == (3, {"other_language": 4})
+    assert "other_language" in summary.text()
+    details = [line["detail"] for line in rejections_of(Path(summary.rejections))]
+    assert details[0] == "the problem asks for cpp, not for Python"
+
+
 def test_the_kind_of_a_generated_task_is_its_family(tmp_path: Path) -> None:
     """Reasoning Gym's metadata is a record, or its JSON. Any other text names no kind."""
     about = {"source_dataset": "gcd"}
@@ -744,6 +759,71 @@ def test_the_validator_of_a_package_judges_in_a_sandbox(tmp_path: Path, language
     item = imported(tmp_path, package(tmp_path / "split", "validation: custom", **extra))
     assert isinstance(item.problem.tests, CheckerTests)
     assert verdicts(tmp_path, "split", "print(1, int(input()) - 1)", "print(2, 2)") == ["accepted", "wrong_answer"]
+
+
+TOLERANCE = Comparator(ComparatorKind.KATTIS, float_tolerance=1e-4, ignore_case=True)
+GROUP = "output_validator_flags: float_tolerance 1e-4\n"
+
+
+@pytest.mark.parametrize(
+    ("yaml", "files", "comparator"),
+    [
+        ("name: x", {}, Comparator(ignore_case=True)),
+        ("validator_flags: float_tolerance 1e-4", {}, TOLERANCE),
+        ("name: x", {"data/testdata.yaml": GROUP}, TOLERANCE),
+        ("name: x", {"data/testdata.yaml": "grading: default", "data/secret/testdata.yaml": GROUP}, "'' and 'float"),
+        ("name: x", {f"data/{name}/testdata.yaml": GROUP for name in ("sample", "secret")}, TOLERANCE),
+        ("name: x", {"data/testdata.yaml": GROUP, "data/secret/group/testdata.yaml": GROUP[:-2] + "9"}, "1e-9"),
+        ("name: x", {"data/test_group.yaml": "output_validator_args: [float_tolerance, 1e-4]"}, TOLERANCE),
+        (
+            "validator_flags: case_sensitive",
+            {
+                f"data/{case}.yaml": "output_validator_args: [float_tolerance, 1e-4]"
+                for case in ("sample/1", "secret/group/2")
+            },
+            Comparator(ComparatorKind.KATTIS, float_tolerance=1e-4),
+        ),
+        (
+            "validator_flags: float_absolute_tolerance 0.5 float_relative_tolerance 0.25 case_sensitive",
+            {},
+            Comparator(ComparatorKind.KATTIS, absolute_tolerance=0.5, relative_tolerance=0.25),
+        ),
+        ("validator_flags: space_change_sensitive case_sensitive", {}, Comparator(ComparatorKind.EXACT)),
+        ("validator_flags: space_change_sensitive float_tolerance 1", {}, "space_change_sensitive together with"),
+        ("validator_flags: ignore_everything", {}, "the default validator has no flag 'ignore_everything'"),
+        ("name: x", {"data/secret/group/2.args": "-v"}, "2.args is an argument or a file for the program"),
+        ("type: [pass-fail, multi-pass]", {}, "a multi-pass problem"),
+        ("type: submit-answer", {}, "a submit-answer problem"),
+    ],
+)
+def test_the_flags_of_the_default_validator_are_kept(
+    tmp_path: Path, yaml: str, files: dict[str, str], comparator: Comparator | str
+) -> None:
+    """Of all forms of the format. What has no counterpart is rejected with its name."""
+    folder = package(tmp_path / "sum", yaml, **files)
+    if isinstance(comparator, Comparator):
+        assert imported(tmp_path, folder).problem.comparator == comparator
+        return
+    with pytest.raises(CannotImport, match="no row could be imported") as found:
+        imported(tmp_path, folder)
+    assert comparator in str(found.value)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("language", ["py", "cpp"])
+def test_a_validator_gets_the_flags_of_its_package(tmp_path: Path, language: str) -> None:
+    """In a package of the format 2023-07, whose validator needs no key."""
+    source = {
+        "py": "import sys\nassert sys.argv[4:] == ['slack', '1']\n"
+        "sys.exit(42 if abs(int(input()) - int(open(sys.argv[2]).read())) == int(sys.argv[5]) else 43)\n",
+        "cpp": "#include <cstdlib>\n#include <fstream>\n#include <iostream>\nint main(int argc, char **argv) {\n"
+        "    int given = 0, wanted = 0;\n    std::cin >> given;\n    std::ifstream(argv[2]) >> wanted;\n"
+        "    return argc == 6 && std::abs(given - wanted) == std::atoi(argv[5]) ? 42 : 43;\n}\n",
+    }[language]
+    yaml = "problem_format_version: 2023-07-draft\nname: off\ntype: pass-fail\n"
+    extra = {f"output_validator/validate.{language}": source, "data/testdata.yaml": "output_validator_args: [slack, 1]"}
+    assert isinstance(imported(tmp_path, package(tmp_path / "off", yaml, **extra)).problem.tests, CheckerTests)
+    assert verdicts(tmp_path, "off", "print(int(input()) - 1)", "print(input())") == ["accepted", "wrong_answer"]
 
 
 @pytest.mark.timeout(300)

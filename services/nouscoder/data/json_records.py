@@ -1,74 +1,30 @@
 """Reads the records of a JSON file one at a time: JSON lines, or one array, plain or compressed (.gz, .zst).
 
-INVARIANT: at most one record and one piece of the file are in memory.
+INVARIANT: at most one record and one piece of the file are in memory. A record is bounded (bounded_files.py).
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import re
-import sys
-import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, TypeVar
 
 from pydantic import ValidationError
 
+from nouscoder.data.bounded_files import MAX_LINE_BYTES, FileRefused, bounded_lines, opened
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import Body, first_fault
-from nouscoder.formats.json_values import json_value
-
-# Files that may be compressed are read by their first bytes, and written by their name.
-
-STDIN = Path("-")
-_BUFFER_BYTES = 1024**2
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """The bytes of a file, or of standard input for `-`, decompressed. Raises OSError, also for a broken file."""
-    import zstandard
-
-    try:
-        with ExitStack() as stack:
-            file = sys.stdin.buffer if path == STDIN else stack.enter_context(path.open("rb", _BUFFER_BYTES))
-            head = cast("io.BufferedReader", file).peek(4)[:4]
-            if head[:2] == b"\x1f\x8b":
-                file = cast("IO[bytes]", stack.enter_context(gzip.open(file)))
-            elif head == b"\x28\xb5\x2f\xfd":
-                file = stack.enter_context(zstandard.open(file, "rb"))
-            else:
-                yield cast("io.BufferedReader", file)
-                return
-            yield io.BufferedReader(cast("io.RawIOBase", file), _BUFFER_BYTES)
-    except (EOFError, zlib.error, zstandard.ZstdError) as error:
-        raise OSError(f"it is not a complete compressed file: {error}") from error
-
-
-@contextmanager
-def created(path: Path, name: str) -> Iterator[IO[bytes]]:
-    """A new file, compressed as the ending of `name` says. Raises OSError."""
-    if name.endswith(".gz"):
-        with gzip.open(path, "wb") as packed:
-            yield cast("IO[bytes]", packed)
-    elif name.endswith(".zst"):
-        import zstandard
-
-        with zstandard.open(path, "wb") as packed_frames:
-            yield packed_frames
-    else:
-        with path.open("wb") as plain:
-            yield plain
-
+from nouscoder.formats.json_values import json_value, json_weight
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
 _PIECE = 1024**2
+_LIGHT_BYTES = 8 * 1024**2  # the values of a text so long take at most 200 MiB
+_MAX_WEIGHT = 40_000_000  # of one record: about 2 GB
 _NEXT_ITEM = re.compile(r"[ \t\r\n,]*")
 
 
@@ -101,7 +57,7 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
                 yield from _array(path, io.TextIOWrapper(file, "utf8"))
             else:
                 yield from _lines(file)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, FileRefused) as error:
         raise UnreadableFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -118,6 +74,17 @@ def checked_records(path: Path, form: type[AnyBody]) -> Iterator[AnyBody]:
             raise BadRecord(f"{path}, record {record.number}: {what}") from None
 
 
+def bounded_json(text: bytes | str) -> Any:
+    """The value of a JSON text. Raises ValueError, and FileRefused for one with too many values for the memory."""
+    _check_weight(text)
+    return json_value(text)
+
+
+def _check_weight(text: bytes | str) -> None:
+    if len(text) > _LIGHT_BYTES and json_weight(text, _MAX_WEIGHT) > _MAX_WEIGHT:
+        raise FileRefused("a record holds too many values")
+
+
 def _is_line_of_arrays(head: bytes) -> bool:
     """Whether the first line is a whole array and another line follows: JSON lines, not one array."""
     first, newline, rest = head.partition(b"\n")
@@ -131,11 +98,13 @@ def _is_line_of_arrays(head: bytes) -> bool:
 
 
 def _lines(file: IO[bytes]) -> Iterator[JsonRecord]:
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(bounded_lines(file), 1):
         if not line.strip():
             continue
         try:
-            yield JsonRecord(number, json_value(line))
+            yield JsonRecord(number, bounded_json(line))
+        except FileRefused as error:
+            yield JsonRecord(number, None, str(error))
         except ValueError as error:
             yield JsonRecord(number, None, f"not JSON: {error}")
 
@@ -153,11 +122,14 @@ def _array(path: Path, file: IO[str]) -> Iterator[JsonRecord]:
             if end == len(text):  # a number may go on in the next piece
                 raise ValueError("the text ends here")
         except (ValueError, RecursionError) as error:
+            if len(text) - at > MAX_LINE_BYTES:
+                raise FileRefused(f"entry {number + 1} is longer than {MAX_LINE_BYTES // 1024**2} MiB") from None
             more = file.read(piece)
             if not more:
                 raise UnreadableFile(f"{path}, entry {number + 1}: not JSON: {error}") from None
             text, at = text[at:] + more, 0
-            piece *= 2  # so that a long item is not scanned for each piece
+            _check_weight(text)
+            piece = min(2 * piece, MAX_LINE_BYTES)  # so that a long item is not scanned for each piece
             continue
         number, piece, at = number + 1, _PIECE, end
         yield JsonRecord(number, value)

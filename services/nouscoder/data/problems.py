@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from nouscoder.data.json_records import created, opened
+from nouscoder.data.bounded_files import FileRefused, bounded_lines, created, opened
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Prelude, Profile, Tests
 from nouscoder.errors import Unusable, did_you_mean
@@ -114,7 +114,7 @@ def read_bodies(path: Path) -> Iterator[ProblemBody]:
     seen: set[str] = set()
     try:
         with opened(path) as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(bounded_lines(file), 1):
                 if not line.strip():
                     continue
                 body = _body(line, f"{path}, line {number}")
@@ -122,8 +122,8 @@ def read_bodies(path: Path) -> Iterator[ProblemBody]:
                     raise ProblemFileError(f"{path}, line {number}: problem_id {body.problem_id!r} occurs twice")
                 seen.add(body.problem_id)
                 yield body
-    except OSError as error:
-        raise ProblemFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, FileRefused) as error:
+        raise ProblemFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not seen:
         raise ProblemFileError(f"{path} holds no problem")
 

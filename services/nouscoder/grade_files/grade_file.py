@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from nouscoder.client import GradingFailed
 from nouscoder.config import Config
-from nouscoder.data.json_records import STDIN
+from nouscoder.data.bounded_files import STDIN
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.estimates import USUAL_K, mean_pass_at_k
 from nouscoder.domain.verdict import VerdictKind

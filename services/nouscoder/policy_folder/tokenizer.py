@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from nouscoder.domain.conversation import Message, Role
+from nouscoder.policy_folder.chat_template import ChatTemplate, TemplateLimit
 from nouscoder.policy_folder.inspection import StopTokensError, stop_token_ids
+from nouscoder.policy_folder.pretrained import load_pretrained
 
 
 class TokenizerError(ValueError):
     """A folder has no usable tokenizer, or a text cannot be encoded. The message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A conversation in the chat template: as one text, and as the texts `around` its contents.
+
+    Each second text of `around` is the number of a content.
+    """
+
+    whole: str
+    around: Sequence[str]
+    contents: Sequence[str]
 
 
 class PolicyTokenizer:
@@ -25,9 +41,10 @@ class PolicyTokenizer:
     `pad_id` pads batches. Token ids are below `vocabulary_size`. The chat template is the folder's, if any.
     """
 
-    def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
-        """`tokenizer` is one of transformers."""
+    def __init__(self, tokenizer: Any, stop_ids: frozenset[int], folder: Path) -> None:
+        """`tokenizer` is one of transformers, from `folder`."""
         self._tokenizer = tokenizer
+        self._folder = folder
         self.stop_ids = stop_ids
         self.end_id: int = min(stop_ids) if tokenizer.eos_token_id is None else tokenizer.eos_token_id
         self.pad_id: int = min(stop_ids) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -53,8 +70,31 @@ class PolicyTokenizer:
         The template has the special tokens, so none is added. `thinking` is the template's enable_thinking; None leaves
         it to the template. Raises TokenizerError.
         """
-        whole = self._encode(self._render(messages, thinking), add_special_tokens=False, split_special_tokens=False)
-        apart = self._encode_contents_apart(messages, thinking)
+        return self.encode_rendered(self.render(messages, thinking))
+
+    def check_template(self) -> None:
+        """Raises TokenizerError for a chat template that reaches a limit with the shortest conversation."""
+        try:
+            self._template.render([[Message(Role.USER, "-")]], None)
+        except TemplateLimit as error:
+            raise TokenizerError(str(error)) from error
+        except ValueError:  # it may refuse a conversation that begins so
+            pass
+
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> RenderedChat:
+        """The texts from which `encode_rendered` makes the tokens. Several threads may call it. Raises TokenizerError.
+
+        It waits for the chat template, which may take seconds.
+        """
+        mark = secrets.token_hex(16)
+        marked = [Message(message.role, f"{mark}{index}{mark}") for index, message in enumerate(messages)]
+        whole, around = self._rendered([messages, marked], thinking)
+        return RenderedChat(whole, around.split(mark), [message.content for message in messages])
+
+    def encode_rendered(self, chat: RenderedChat) -> list[int]:
+        """Token ids [tokens] of a rendered conversation. Raises TokenizerError."""
+        whole = self._encode(chat.whole, add_special_tokens=False, split_special_tokens=False)
+        apart = self._encode_contents_apart(chat)
         # The whole text is encoded at once, as in the model's training. If the result has other special tokens than
         # the template alone, a content contains the name of one, and the contents are encoded separately.
         return whole if self._specials(whole) == self._specials(apart) else apart
@@ -67,7 +107,7 @@ class PolicyTokenizer:
         """
         answer, content = secrets.token_hex(16), secrets.token_hex(16)
         conversation = [Message(Role.USER, "-"), Message(Role.ASSISTANT, answer), Message(reply.role, content)]
-        rendered = self._render(conversation, thinking)
+        (rendered,) = self._rendered([conversation], thinking)
         if rendered.count(answer) != 1 or rendered.partition(answer)[2].count(content) != 1:
             raise TokenizerError("the chat template does not write an answer and the message after it once each")
         end_of_turn, _, start_of_turn = rendered.partition(answer)[2].partition(content)
@@ -90,28 +130,26 @@ class PolicyTokenizer:
         """The text of the ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def _encode_contents_apart(self, messages: Sequence[Message], thinking: bool | None) -> list[int]:
+    def _encode_contents_apart(self, chat: RenderedChat) -> list[int]:
         """Encode the template with special tokens around placeholders, and each content without special tokens."""
-        mark = secrets.token_hex(16)
-        marked = [Message(message.role, f"{mark}{index}{mark}") for index, message in enumerate(messages)]
         ids: list[int] = []
-        for index, part in enumerate(self._render(marked, thinking).split(mark)):
+        for index, part in enumerate(chat.around):
             if index % 2:
-                ids += self.encode_inside(messages[int(part)].content)
+                ids += self.encode_inside(chat.contents[int(part)])
             elif part:
                 ids += self._encode(part, add_special_tokens=False, split_special_tokens=False)
         return ids
 
-    def _render(self, messages: Sequence[Message], thinking: bool | None) -> str:
-        switch = {} if thinking is None else {"enable_thinking": thinking}
-        conversation = [{"role": message.role.value, "content": message.content} for message in messages]
+    def _rendered(self, conversations: Sequence[Sequence[Message]], thinking: bool | None) -> list[str]:
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True, **switch
-            )
-            return str(rendered)
-        except Exception as error:  # a template is a program, and may raise anything
-            raise TokenizerError(f"the chat template refuses the messages: {error}") from error
+            return self._template.render(conversations, thinking)
+        except ValueError as error:  # also of a tokenizer with several templates, none of which is the default
+            raise TokenizerError(str(error)) from error
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        inner = self._tokenizer
+        return ChatTemplate(inner.get_chat_template(), inner.special_tokens_map, self._folder)
 
     def _encode(self, text: str, **how: bool) -> list[int]:
         try:
@@ -132,7 +170,7 @@ def load_tokenizer(folder: Path) -> PolicyTokenizer:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        loaded = load_pretrained(AutoTokenizer, folder)
         stop_ids = stop_token_ids(folder)
     except StopTokensError as error:
         raise TokenizerError(str(error)) from error
@@ -143,4 +181,4 @@ def load_tokenizer(folder: Path) -> PolicyTokenizer:
         stop_ids |= {loaded.eos_token_id}
     if not stop_ids:
         raise TokenizerError(f"neither the tokenizer nor the configuration in {folder} has an end-of-sequence token")
-    return PolicyTokenizer(loaded, stop_ids)
+    return PolicyTokenizer(loaded, stop_ids, folder)

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.packing import PACKED_ATTENTION, RowLayout, plan
+from nouscoder.policy_folder.pretrained import load_pretrained
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 
@@ -74,7 +75,7 @@ def new_reward_model(policy: Path) -> PreTrainedModel:
 def load_reward_model(folder: Path) -> PreTrainedModel:
     """The reward model of a folder, in float32. Raises RewardModelUnusable."""
     try:
-        names = AutoConfig.from_pretrained(folder, local_files_only=True).architectures or []
+        names = load_pretrained(AutoConfig, folder).architectures or []
     except (OSError, ValueError, KeyError) as error:
         raise RewardModelUnusable(f"{folder} does not hold a usable model: {error}") from error
     if not any(name.endswith("ForSequenceClassification") for name in names):
@@ -86,8 +87,12 @@ def _loaded(folder: Path) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # a new head is no fault
     try:
-        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            folder, num_labels=1, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, local_files_only=True
+        model: PreTrainedModel = load_pretrained(
+            AutoModelForSequenceClassification,
+            folder,
+            num_labels=1,
+            dtype=torch.float32,
+            attn_implementation=PACKED_ATTENTION,
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RewardModelUnusable(f"{folder} does not hold a usable model: {error}") from error

@@ -14,6 +14,7 @@ is unwrapped when all results of the problem are wrapped.
 PrimeIntellect's SYNTHETIC-1 and verifiable-coding-problems: `verification_info` by task_type.
 
 verifiable_code: {"language", "test_cases": [{"type": "stdin_stdout" | "function_call", "fn_name", "input", "output"}]}.
+Three quarters of verifiable-coding-problems ask for C++, Rust or JavaScript; these rows are rejected.
 verifiable_math: {"ground_truth"}. Both are a dict, or a string of JSON or of a Python literal. The other task types
 (llm_judgeable_groundtruth_similarity, ...) have nothing that can be run or compared.
 
@@ -45,7 +46,7 @@ from nouscoder.data.importers.fields import (
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import Reference, ReferencedProblem, fit_in_a_task
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import CallTests, MathCase, MathTests, Prelude, StdinTests
+from nouscoder.domain.submission import CallTests, MathCase, MathTests, Prelude, StdinTests, language_name
 
 _LANGUAGES = {2: "cpp", 3: "python", 4: "java"}  # 1 is Python 2
 _PARTS = ("public_tests", "private_tests", "generated_tests")
@@ -178,6 +179,7 @@ def read_synthetic1(row: Row, number: int) -> ReferencedProblem:
             raise Rejected(Reason.NO_ANSWER, "verification_info has no ground_truth")
         tests: StdinTests | CallTests | MathTests = MathTests((MathCase(gold),))
     elif kind == "verifiable_code":
+        _require_python(info)
         tests = case_tests(info.get("test_cases"))
     else:
         raise Rejected(Reason.NOT_VERIFIABLE, f"task_type {kind}")
@@ -191,6 +193,13 @@ def read_synthetic1(row: Row, number: int) -> ReferencedProblem:
     )
     is_code = not isinstance(tests, MathTests)
     return ReferencedProblem(problem, references(row.get("gold_standard_solution")) if is_code else ())
+
+
+def _require_python(info: dict[str, Any]) -> None:
+    """A problem has no language of its own, so its answers would be graded as Python. Raises Rejected."""
+    language = optional_text(info, "language") or "python"
+    if language_name(language) not in ("python", "pypy"):
+        raise Rejected(Reason.OTHER_LANGUAGE, f"the problem asks for {language:.40}, not for Python")
 
 
 def case_tests(cases: Any) -> StdinTests | CallTests:

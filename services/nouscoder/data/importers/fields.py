@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from nouscoder.data.bounded_files import FileRefused
+from nouscoder.data.json_records import bounded_json
 from nouscoder.data.problems import Reference
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
-from nouscoder.formats.json_values import json_value
 
 
 class Reason(StrEnum):
@@ -27,6 +29,7 @@ class Reason(StrEnum):
     NEEDS_FILES = "needs_files"
     NOT_VERIFIABLE = "not_verifiable"
     UNSUPPORTED = "unsupported"
+    OTHER_LANGUAGE = "other_language"
     DUPLICATE_ID = "duplicate_id"
 
 
@@ -41,6 +44,12 @@ class Rejected(Exception):
 Row = Mapping[str, Any]
 MAX_REFERENCES = 8  # reference solutions kept of each problem
 _SCALARS = (str, int, float)
+_MAX_DIGITS = 4300  # the limit of Python and of pydantic
+_TOO_LONG = 10**_MAX_DIGITS
+_SHORT_LITERAL = 1024**2
+_MAX_PROGRAM = 8 * 1024**2
+_TEXT_LITERAL = re.compile(r"""'(?:[^'\\\n]|\\[\s\S])*'?|"(?:[^"\\\n]|\\[\s\S])*"?""")
+_STRANGE_TEXT = re.compile(r"[\w\0]\0|#")  # a prefix such as f, three quotes, or a comment
 
 
 def text(row: Row, *names: str) -> str:
@@ -64,15 +73,50 @@ def decoded(value: Any) -> Any:
     """A value that a data set keeps as JSON or as a Python literal in a string; any other value as it is."""
     if not isinstance(value, str):
         return value
-    for read in (json_value, json.loads):  # the second one also takes half of a surrogate pair, which is rare
+    for read in (bounded_json, json.loads):  # the second one also takes half of a surrogate pair, which is rare
         try:
             return read(value)
-        except (ValueError, RecursionError):
-            continue
+        except FileRefused as error:
+            raise Rejected(Reason.TOO_LARGE, str(error)) from None
+        except (ValueError, RecursionError) as error:
+            _refuse_long_integer(error)
+    _refuse_many_nodes(value)
     try:
         return ast.literal_eval(value)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        _refuse_long_integer(error)
         raise Rejected(Reason.UNREADABLE_TESTS, f"neither JSON nor a Python literal: {value[:60]!r}") from None
+
+
+def _refuse_long_integer(error: Exception) -> None:
+    """Python converts no longer integers, because that takes quadratic time, and neither does the store of tests."""
+    if "integer string conversion" in str(error):
+        raise Rejected(Reason.TOO_LARGE, f"an integer has more than {_MAX_DIGITS} digits") from None
+
+
+def _refuse_many_nodes(literal: str) -> None:
+    """Raises Rejected for a Python literal that is long beside its texts: reading takes 470 bytes for each character.
+
+    A long one must be made of plain texts, whose ends are known without reading it as Python.
+    """
+    if len(literal) <= _SHORT_LITERAL:
+        return
+    rest = _TEXT_LITERAL.sub("\0", literal)
+    if len(rest) > _SHORT_LITERAL or _STRANGE_TEXT.search(rest):
+        raise Rejected(Reason.TOO_LARGE, f"a Python literal of {len(literal)} characters, which is not JSON")
+
+
+def parsed_python(code: object) -> ast.Module:
+    """The syntax tree of a test program. Raises Rejected."""
+    if not isinstance(code, str):
+        raise Rejected(Reason.UNREADABLE_TESTS, "the tests are not text")
+    if len(code) > _MAX_PROGRAM:
+        raise Rejected(Reason.TOO_LARGE, f"the tests are a program of {len(code)} characters")
+    try:
+        return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        _refuse_long_integer(error)
+        raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
 
 
 def joined_lines(value: Any) -> str:
@@ -119,6 +163,8 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, int) and abs(value) >= _TOO_LONG:
+        raise Rejected(Reason.TOO_LARGE, f"an integer has more than {_MAX_DIGITS} digits")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise Rejected(Reason.UNREADABLE_TESTS, f"not a JSON value: {value!r:.60}")

@@ -40,6 +40,7 @@ from nouscoder.data.importers.fields import (
     decoded,
     optional_text,
     pairs,
+    parsed_python,
     plain,
     text,
 )
@@ -67,13 +68,8 @@ def read_acecode(row: Row, number: int) -> ReferencedProblem:
 
 def checked(case: object) -> str:
     """A case that is python. Raises Rejected."""
-    try:
-        ast.parse(case if isinstance(case, str) else "")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Rejected(Reason.UNREADABLE_TESTS, f"a test case is not python: {error}") from None
-    if not isinstance(case, str):
-        raise Rejected(Reason.UNREADABLE_TESTS, "a test case is not text")
-    return case
+    parsed_python(case)
+    return str(case)
 
 
 def read_leetcode(row: Row, number: int) -> ReferencedProblem:
@@ -96,10 +92,7 @@ def read_leetcode(row: Row, number: int) -> ReferencedProblem:
 
 def call_cases(check: str) -> Iterator[CallCase]:
     """The cases of a `check(candidate)` function. Raises Rejected for a statement of another form."""
-    try:
-        module = ast.parse(check)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
+    module = parsed_python(check)
     if len(module.body) != 1 or not isinstance(module.body[0], ast.FunctionDef):
         raise Rejected(Reason.UNREADABLE_TESTS, "the tests are not one function")
     for statement in module.body[0].body:
@@ -247,7 +240,7 @@ def read_mbpp(row: Row, number: int) -> ReferencedProblem:
 
 
 def _humaneval_tests(code: str, entry_point: str) -> tuple[CallTests | AssertTests, Comparator]:
-    module = _parsed(code)
+    module = parsed_python(code)
     if plus := plus_tests(module, entry_point):
         return plus.tests, plus.comparator
     check = next((node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
@@ -281,16 +274,9 @@ def _mbpp_tests(code: str, listed: list[object], setup: str) -> tuple[CallTests 
     """`code` is the program of MBPP+, empty for MBPP."""
     if not code:
         return AssertTests(tuple(checked(case) for case in listed), setup), Comparator()
-    if plus := plus_tests(_parsed(code), None):
+    if plus := plus_tests(parsed_python(code), None):
         return plus.tests, plus.comparator
     return AssertTests((code,), setup), Comparator()
-
-
-def _parsed(code: str) -> ast.Module:
-    try:
-        return ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
 
 
 _RUN = """
@@ -323,10 +309,7 @@ def read_bigcodebench(row: Row, number: int) -> ReferencedProblem:
 
 def _methods(code: str) -> list[tuple[str, str]]:
     """(class, method) of each test method."""
-    try:
-        module = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
+    module = parsed_python(code)
     return [
         (node.name, method.name)
         for node in module.body

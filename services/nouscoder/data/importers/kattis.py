@@ -1,26 +1,24 @@
 """Kattis and DOMjudge problem packages: folders with problem.yaml, a folder of such folders, or .zip files.
 
-Read are the statement (Markdown or TeX), data/sample and data/secret, the limits, a custom output validator or
-interactor in Python or C++, and accepted submissions. The default validator compares tokens with
-the given tolerances; unlike Kattis, case matters. Source: https://www.kattis.com/problem-package-format/spec/legacy
+Read are the statement (Markdown or TeX), data/sample and data/secret, the limits, the flags of the validator, a custom
+output validator or interactor in Python or C++, and accepted submissions. The formats are the legacy one, 2023-07 and
+2025-09. Source: https://www.kattis.com/problem-package-format/spec/
 
-Output validators become checkers and interactors with testlib's exit codes. A validator is called as `validator input
-answer feedback_folder < output`, or talks over stdin and stdout. It exits with 42 (right) or 43 (wrong). A checker is
-called as `checker input output answer` and exits with 0 or 1. Code before the validator's own translates arguments and
-exit codes; every other exit becomes 3, the judge's own failure.
+A problem has one comparison for all its tests. So a package whose groups of tests have different flags is rejected, and
+so is each flag that has no counterpart here.
 """
 
 from __future__ import annotations
 
 import configparser
+import math
+import posixpath
 import re
-import tempfile
-import zipfile
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from nouscoder.data.bounded_files import FileRefused, PackageFiles, packages_at, yaml_mapping
 from nouscoder.data.importers.fields import MAX_REFERENCES, Reason, Rejected, Row
 from nouscoder.data.importers.rows import Format, SourceRow
 from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
@@ -28,245 +26,296 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (
     CheckerTests,
     Comparator,
+    ComparatorKind,
     InteractiveTests,
     JudgeProgram,
+    JudgeProtocol,
     Limits,
     StdinCase,
     StdinTests,
 )
 
-_PYTHON = """import os, sys, tempfile
-_input, _output, _answer = sys.argv[1:4]
-sys.argv = ["validator", _input, _answer, tempfile.mkdtemp() + "/", *{flags!r}]
-if {is_checker}:
-    os.dup2(os.open(_output, os.O_RDONLY), 0)
-try:
-    exec(compile({source!r}, "validator", "exec"), {{"__name__": "__main__"}})
-    _status = 3
-except SystemExit as _end:
-    _status = _end.code
-sys.stdout.flush()
-sys.exit({{42: 0, 43: 1}}.get(_status, 3))
-"""
+# Output validators, with the flags of the package as their last arguments.
 
-# The constructor runs before main and before every other constructor. The child goes on to the validator's main.
+_PYTHON = """import sys
+sys.argv += {flags!r}
+exec(compile({source!r}, "validator", "exec"))
+"""
+# The constructor runs before main and before every other constructor. It starts the program again with the flags.
 _CPP = """#include <cstdlib>
-#include <fcntl.h>
-#include <sys/wait.h>
 #include <unistd.h>
-__attribute__((constructor(101))) static void nouscoder_translate(int argc, char **argv) {{
-    static char feedback[] = "/tmp/feedbackXXXXXX\\0";
-    if (argc != 4 || !mkdtemp(feedback)) _exit(3);
-    feedback[sizeof feedback - 2] = '/';
-    pid_t child = fork();
-    if (child < 0) _exit(3);
-    if (child > 0) {{
-        int status = 0;
-        if (waitpid(child, &status, 0) != child || !WIFEXITED(status)) _exit(3);
-        _exit(WEXITSTATUS(status) == 42 ? 0 : WEXITSTATUS(status) == 43 ? 1 : 3);
-    }}
-    if ({is_checker} && dup2(open(argv[2], O_RDONLY), 0) < 0) _exit(3);
-    argv[2] = argv[3];
-    argv[3] = feedback;
+__attribute__((constructor(101))) static void nouscoder_flags(int argc, char **argv) {{
+    const char *known[] = {{{known}nullptr}}, *all[8 + sizeof known / sizeof *known];
+    if (argc > 7 || getenv("NOUSCODER_FLAGS")) return;
+    for (int i = 0; i < argc; i++) all[i] = argv[i];
+    for (int i = 0; i == 0 || known[i - 1]; i++) all[argc + i] = known[i];
+    setenv("NOUSCODER_FLAGS", "1", 1);
+    execv("/proc/self/exe", const_cast<char **>(all));
+    _exit(1);
 }}
 """
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+_FLAG = re.compile(r"[\w.+=:,/-]+")
 
 
-def validator_of(folder: Path, flags: list[str], *, is_interactive: bool) -> JudgeProgram:
+def validator_of(files: PackageFiles, flags: Sequence[str]) -> JudgeProgram:
     """The package's validator. Raises Rejected for one in another language, or of several programs."""
-    files = [
-        file
-        for name in ("output_validators", "output_validator")
-        for file in sorted((folder / name).rglob("*"))
-        if file.suffix in (".py", ".cpp", ".cc")
-    ]
-    if len(files) != 1:
-        raise Rejected(Reason.UNSUPPORTED, f"{len(files)} validator programs in Python or C++, not one")
-    source = files[0].read_text(encoding="utf8")
-    if files[0].suffix == ".py":
-        code = _PYTHON.format(flags=flags, source=source, is_checker=not is_interactive)
-        return JudgeProgram(code, "python")
-    if flags:
-        raise Rejected(Reason.UNSUPPORTED, "flags for a validator in C++")
-    is_checker = "false" if is_interactive else "true"
-    return JudgeProgram(_CPP.format(is_checker=is_checker) + _with_headers(files[0], source, set()), "cpp")
+    found = [name for folder in _VALIDATORS for name in files.under(folder, ".py", ".cpp", ".cc")]
+    if len(found) != 1:
+        raise Rejected(Reason.UNSUPPORTED, f"{len(found)} validator programs in Python or C++, not one")
+    source = files.text(found[0])
+    if found[0].endswith(".py"):
+        code = _PYTHON.format(flags=list(flags), source=source) if flags else source
+        return JudgeProgram(code, "python", JudgeProtocol.KATTIS)
+    if strange := next((flag for flag in flags if not _FLAG.fullmatch(flag)), None):
+        raise Rejected(Reason.UNSUPPORTED, f"the flag {strange!r:.100} for a validator in C++")
+    known = "".join(f'"{flag}", ' for flag in flags)
+    begin = _CPP.format(known=known) if flags else ""
+    return JudgeProgram(begin + _with_headers(files, found[0], source, set()), "cpp", JudgeProtocol.KATTIS)
 
 
-def _with_headers(file: Path, source: str, seen: set[Path]) -> str:
+def _with_headers(files: PackageFiles, name: str, source: str, seen: set[str]) -> str:
     """The source with the package's own headers in place of their includes."""
 
     def header(found: re.Match[str]) -> str:
-        path = (file.parent / found[1]).resolve()
-        if path in seen or not path.is_relative_to(file.parent.resolve()) or not path.is_file():
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[1]))
+        if path in seen or path not in files:
             return "" if path in seen else found[0]
         seen.add(path)
-        return _with_headers(path, path.read_text(encoding="utf8"), seen)
+        return _with_headers(files, path, files.text(path), seen)
 
     return _INCLUDE.sub(header, source)
 
 
+# Flags.
+
+_VALIDATORS = ("output_validators", "output_validator")
+_GROUP_FILES = ("testdata.yaml", "test_group.yaml")
+_GROUP_KEYS = ("output_validator_flags", "output_validator_args")
+_TOLERANCES = {
+    "float_tolerance": "float_tolerance",
+    "float_absolute_tolerance": "absolute_tolerance",
+    "float_relative_tolerance": "relative_tolerance",
+}
+
+
+def _flags_of(files: PackageFiles, config: dict[str, Any], cases: Sequence[str]) -> tuple[str, ...]:
+    """The flags for all test cases, which must be the same. Raises Rejected."""
+    own = {
+        name: _words(values[key], f"{key} in {name}")
+        for name in files.under("data", ".yaml")
+        for values in (_yaml(files, name),)
+        for key in _GROUP_KEYS
+        if key in values
+    }
+    found = {own[place] if (place := _place_of_flags(case, own)) else () for case in cases}
+    if len(found) != 1:
+        shown = " and ".join(sorted(repr(" ".join(flags)) for flags in found)[:2])
+        raise Rejected(Reason.UNSUPPORTED, f"groups of tests have different flags of the validator: {shown:.200}")
+    return _words(config.get("validator_flags"), "validator_flags") + found.pop()
+
+
+def _place_of_flags(case: str, known: Collection[str]) -> str:
+    """The file with the flags of a case: beside it, else in the nearest folder around it; empty when there is none."""
+    if f"{case}.yaml" in known:
+        return f"{case}.yaml"
+    folder = case
+    while folder := posixpath.dirname(folder):
+        for name in _GROUP_FILES:
+            if f"{folder}/{name}" in known:
+                return f"{folder}/{name}"
+    return ""
+
+
+def _words(value: Any, name: str) -> tuple[str, ...]:
+    """Flags as one text, or as a list."""
+    if isinstance(value, list) and all(type(word) in (str, int, float) for word in value):  # YAML reads `off` as false
+        return tuple(str(word) for word in value)
+    if value is None or isinstance(value, str):
+        return tuple((value or "").split())
+    raise Rejected(Reason.UNSUPPORTED, f"{name:.100} is neither text nor a list")
+
+
+def _comparator(flags: Sequence[str]) -> Comparator:
+    """How the default validator compares with these flags. Raises Rejected for one that is unknown."""
+    words, tolerances, switches = list(flags), {}, set()
+    while words:
+        flag = words.pop(0)
+        if flag in ("case_sensitive", "space_change_sensitive"):
+            switches.add(flag)
+        elif flag in _TOLERANCES:
+            tolerances[_TOLERANCES[flag]] = _number(words.pop(0) if words else None, f"the flag {flag}", 0.0)
+        else:
+            raise Rejected(Reason.UNSUPPORTED, f"the default validator has no flag {flag!r:.100}")
+    kind = ComparatorKind.KATTIS if tolerances else ComparatorKind.TOKENS
+    if "space_change_sensitive" in switches:
+        if tolerances:
+            raise Rejected(Reason.UNSUPPORTED, "space_change_sensitive together with a tolerance")
+        kind = ComparatorKind.EXACT
+    return Comparator(kind, ignore_case="case_sensitive" not in switches, **tolerances)
+
+
 _LANGUAGES = {".py": "python", ".cpp": "cpp", ".cc": "cpp", ".c": "c", ".java": "java", ".go": "go", ".rs": "rust"}
 _STATEMENTS = ("problem_statement/problem.en", "problem_statement/problem", "statement/problem.en", "statement/problem")
-_MAX_UNPACKED_BYTES = 4 * 1024**3
+_MOST_SECONDS, _MOST_MIB = 3600.0, 1024.0**2
 
 
 def packages(path: Path, skip: int) -> Iterator[SourceRow]:
     """The packages at a path. Raises ProblemFileError when there is none."""
-    if path.suffix == ".zip":
-        with tempfile.TemporaryDirectory(prefix="nouscoder-package-") as folder:
-            _unpack(path, Path(folder))
-            yield from _folders(Path(folder), path, skip)
-    else:
-        yield from _folders(path, path, skip)
-
-
-def _folders(folder: Path, path: Path, skip: int) -> Iterator[SourceRow]:
-    found = [
-        file.parent for file in (folder / "problem.yaml", *sorted(folder.glob("*/problem.yaml"))) if file.is_file()
-    ]
-    if not found:
-        raise ProblemFileError(f"{path} holds no problem.yaml")
-    for number, each in enumerate(found, 1):
-        if number > skip:
-            yield SourceRow(number, {"folder": each, "name": path.stem if each == folder else each.name})
-
-
-def _unpack(path: Path, folder: Path) -> None:
+    number = 0
     try:
-        with zipfile.ZipFile(path) as packed:
-            if sum(info.file_size for info in packed.infolist()) > _MAX_UNPACKED_BYTES:
-                raise ProblemFileError(f"{path} is larger than {_MAX_UNPACKED_BYTES} bytes when unpacked")
-            packed.extractall(folder)
-    except (OSError, zipfile.BadZipFile) as error:
+        for number, (name, files) in enumerate(packages_at(path, "problem.yaml"), 1):
+            if number > skip:
+                yield SourceRow(number, {"name": name, "files": files})
+    except FileRefused as error:
         raise ProblemFileError(f"{path} cannot be read: {error}") from error
+    if not number:
+        raise ProblemFileError(f"{path} holds no problem.yaml")
 
 
 def read(row: Row, number: int) -> ReferencedProblem:
     """The problem of a package, named by its folder."""
-    folder: Path = row["folder"]
-    config = _yaml(folder / "problem.yaml")
-    tests, comparator = _tests(folder, config)
+    try:
+        return _read(row["name"], row["files"])
+    except FileRefused as error:
+        raise Rejected(Reason.MALFORMED, str(error)) from None
+
+
+def _read(name: str, files: PackageFiles) -> ReferencedProblem:
+    config = _yaml(files, "problem.yaml")
+    tests, comparator = _tests(files, config)
     problem = Problem(
-        problem_id=row["name"],
-        prompt=_statement(folder) + _samples(folder),
+        problem_id=name,
+        prompt=_statement(files) + _samples(files),
         tests=tests,
-        limits=_limits(folder, config),
+        limits=_limits(files, config),
         comparator=comparator,
         source="kattis",
-        family=str(config.get("source") or ""),
+        family=_short(config.get("source")),
     )
-    return ReferencedProblem(problem, _accepted(folder))
+    return ReferencedProblem(problem, _accepted(files))
 
 
-def _tests(folder: Path, config: dict[str, Any]) -> tuple[StdinTests | CheckerTests | InteractiveTests, Comparator]:
-    cases = tuple(_cases(folder, "sample", "secret"))
-    if not cases:
+def _tests(
+    files: PackageFiles, config: dict[str, Any]
+) -> tuple[StdinTests | CheckerTests | InteractiveTests, Comparator]:
+    names = _case_names(files, "sample", "secret")
+    if not names:
         raise Rejected(Reason.NO_TESTS, "data/sample and data/secret hold no test")
-    words = str(config.get("validation") or config.get("type") or "default").split()
-    flags = str(config.get("validator_flags") or "").split()
-    if "multipass" in words or "multi-pass" in words:
-        raise Rejected(Reason.UNSUPPORTED, "a multi-pass problem")
-    is_interactive = "interactive" in words
-    if "custom" not in words and not is_interactive:
-        _require_no_special_program(folder)
-        return StdinTests(cases), _comparator(flags)
-    judge = validator_of(folder, flags, is_interactive=is_interactive)
-    return (InteractiveTests(cases, judge) if is_interactive else CheckerTests(cases, judge)), Comparator()
+    cases = tuple(_case(files, name) for name in names)
+    flags = _flags_of(files, config, names)
+    words = {word for key in ("validation", "type") for word in _words(config.get(key), key)}
+    for unsupported in ("multipass", "multi-pass", "submit-answer"):
+        if unsupported in words:
+            raise Rejected(Reason.UNSUPPORTED, f"a {unsupported} problem")
+    # Since 2023-07 a package says it by the folder alone.
+    is_custom = "custom" in words or ("validation" not in config and bool(files.under("output_validator", "")))
+    if "interactive" in words:
+        return InteractiveTests(cases, validator_of(files, flags)), Comparator()
+    if is_custom:
+        return CheckerTests(cases, validator_of(files, flags)), Comparator()
+    _require_no_special_program(files)
+    return StdinTests(cases), _comparator(flags)
 
 
-def _cases(folder: Path, *names: str) -> Iterator[StdinCase]:
-    for name in names:
-        for given in sorted((folder / "data" / name).rglob("*.in")):
-            answer = given.with_suffix(".ans")
-            if not answer.is_file():
-                raise Rejected(Reason.UNREADABLE_TESTS, f"{given.name} has no .ans file")
-            yield StdinCase(_text(given), _text(answer))
+def _case_names(files: PackageFiles, *groups: str) -> list[str]:
+    """The cases by their paths without an ending. Raises Rejected for one that needs more than its input."""
+    for name in files.under("data", ""):
+        if name.endswith(".args") or ".files/" in name:
+            raise Rejected(Reason.UNSUPPORTED, f"{name} is an argument or a file for the program")
+    return [name[: -len(".in")] for group in groups for name in files.under(f"data/{group}", ".in")]
 
 
-def _comparator(flags: list[str]) -> Comparator:
-    """The default validator's flags: float_tolerance E, float_absolute_tolerance E, float_relative_tolerance E."""
-    values = {flag: float(value) for flag, value in pairwise(flags) if flag.startswith("float_")}
-    return Comparator(
-        float_tolerance=values.get("float_tolerance", 0.0),
-        absolute_tolerance=values.get("float_absolute_tolerance", 0.0),
-        relative_tolerance=values.get("float_relative_tolerance", 0.0),
-    )
+def _case(files: PackageFiles, name: str) -> StdinCase:
+    if f"{name}.ans" not in files:
+        raise Rejected(Reason.UNREADABLE_TESTS, f"{name}.in has no .ans file")
+    return StdinCase(files.text(f"{name}.in"), files.text(f"{name}.ans"))
 
 
-def _require_no_special_program(folder: Path) -> None:
+def _require_no_special_program(files: PackageFiles) -> None:
     """DOMjudge may judge by a program of its own installation. Raises Rejected naming it."""
-    ini = _domjudge(folder)
+    ini = _domjudge(files)
     for key in ("special_compare", "special_run"):
         if name := ini.get(key):
             raise Rejected(Reason.UNSUPPORTED, f"{key} is {name:.100}, a program that is not in the package")
 
 
-def _domjudge(folder: Path) -> dict[str, str]:
+def _domjudge(files: PackageFiles) -> dict[str, str]:
     """The values of domjudge-problem.ini, without quotes; none without the file."""
-    file = folder / "domjudge-problem.ini"
-    if not file.is_file():
+    if "domjudge-problem.ini" not in files:
         return {}
     ini = configparser.ConfigParser(interpolation=None)
     try:
-        ini.read_string("[problem]\n" + _text(file))
+        ini.read_string("[problem]\n" + files.text("domjudge-problem.ini"))
     except configparser.Error as error:
         raise Rejected(Reason.MALFORMED, f"domjudge-problem.ini: {str(error).splitlines()[0]}") from None
     return {key: value.strip("'\"") for key, value in ini["problem"].items()}
 
 
-def _limits(folder: Path, config: dict[str, Any]) -> Limits:
+def _limits(files: PackageFiles, config: dict[str, Any]) -> Limits:
     """The package's limits. A time limit counts CPU time; the wall time may be twice as long."""
     limits = config.get("limits") or {}
+    if not isinstance(limits, dict):
+        raise Rejected(Reason.MALFORMED, "limits in problem.yaml is not a mapping")
     seconds: Any = limits.get("time_limit")
-    if (folder / ".timelimit").is_file():
-        seconds = _text(folder / ".timelimit")
-    seconds = _domjudge(folder).get("timelimit", seconds)
+    if ".timelimit" in files:
+        seconds = files.text(".timelimit")
+    seconds = _domjudge(files).get("timelimit", seconds)
     usual = Limits()
-    cpu_time_s = float(seconds) if seconds else usual.cpu_time_s
-    memory_bytes = int(limits["memory"]) * 1024**2 if limits.get("memory") else usual.memory_bytes
+    cpu_time_s = _number(seconds, "the time limit", 0.001, _MOST_SECONDS) if seconds else usual.cpu_time_s
+    memory = limits.get("memory")
+    memory_bytes = int(_number(memory, "limits.memory", 1, _MOST_MIB)) * 1024**2 if memory else usual.memory_bytes
     wall_time_s = 2 * cpu_time_s + 1 if seconds else usual.wall_time_s
     return Limits(wall_time_s, cpu_time_s, memory_bytes, usual.output_bytes, usual.processes)
 
 
-def _statement(folder: Path) -> str:
+def _number(value: Any, name: str, least: float, most: float = math.inf) -> float:
+    """A finite number within bounds. Raises Rejected."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not (math.isfinite(found) and least <= found <= most):
+        bound = f" to {most:.10g}" if math.isfinite(most) else ""
+        raise Rejected(Reason.MALFORMED, f"{name} must be a number from {least:g}{bound}, not {_short(value)!r}")
+    return found
+
+
+def _statement(files: PackageFiles) -> str:
     for name in _STATEMENTS:
         for suffix in (".md", ".tex"):
-            file = folder / f"{name}{suffix}"
-            if file.is_file():
-                return _text(file)
+            if f"{name}{suffix}" in files:
+                return files.text(f"{name}{suffix}")
     raise Rejected(Reason.MISSING_FIELD, "there is no statement in Markdown or TeX")
 
 
-def _samples(folder: Path) -> str:
+def _samples(files: PackageFiles) -> str:
     """The samples as text: a package's statement does not hold them."""
+    cases = [_case(files, name) for name in _case_names(files, "sample")]
     return "".join(
         f"\n\nSample input {number}\n```\n{case.input}\n```\nSample output {number}\n```\n{case.output}\n```"
-        for number, case in enumerate(_cases(folder, "sample"), 1)
+        for number, case in enumerate(cases, 1)
     )
 
 
-def _accepted(folder: Path) -> tuple[Reference, ...]:
-    files = sorted((folder / "submissions" / "accepted").glob("*"), key=lambda file: (file.suffix != ".py", file.name))
-    known = [file for file in files if file.suffix in _LANGUAGES and file.is_file()]
-    return tuple(Reference(_text(file), _LANGUAGES[file.suffix]) for file in known[:MAX_REFERENCES])
+def _accepted(files: PackageFiles) -> tuple[Reference, ...]:
+    folder = "submissions/accepted"
+    known = [name for name in files.under(folder, *_LANGUAGES) if posixpath.dirname(name) == folder]
+    known.sort(key=lambda name: (not name.endswith(".py"), name))
+    return tuple(Reference(files.text(name), _LANGUAGES[Path(name).suffix]) for name in known[:MAX_REFERENCES])
 
 
-def _yaml(file: Path) -> dict[str, Any]:
-    import yaml
-
+def _yaml(files: PackageFiles, name: str) -> dict[str, Any]:
+    text = files.text(name)
     try:
-        value = yaml.safe_load(_text(file))
-    except yaml.YAMLError as error:
-        raise Rejected(Reason.MALFORMED, f"problem.yaml: {str(error).splitlines()[0]}") from None
-    return value if isinstance(value, dict) else {}
+        return yaml_mapping(text)
+    except FileRefused as error:
+        raise Rejected(Reason.MALFORMED, f"{name}: {error}") from None
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf8")
-    except UnicodeDecodeError:
-        raise Rejected(Reason.UNREADABLE_TESTS, f"{file.name} is not UTF-8") from None
+def _short(value: Any) -> str:
+    """A value of problem.yaml as text; empty for a list or a mapping."""
+    return str(value)[:200].strip() if isinstance(value, str | int | float) else ""
 
 
 FORMATS = {

@@ -12,13 +12,12 @@ call them are among the others.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import pickletools
 import warnings
-import zlib
 from typing import Any
 
+from nouscoder.data.bounded_files import FileTooLarge, unpacked
 from nouscoder.data.importers.fields import Reason, Rejected, Row, call_tests, decoded, optional_text, stdin_tests, text
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import ReferencedProblem, fit_in_a_task
@@ -127,16 +126,12 @@ def _cases(value: Any) -> list[Any]:
 
 def _unpacked(packed: str) -> str:
     try:
-        unpacker = zlib.decompressobj()
-        data = unpacker.decompress(base64.b64decode(packed, validate=True), MAX_UNPACKED_BYTES)
-        if unpacker.unconsumed_tail:
-            raise Rejected(Reason.TOO_LARGE, f"the private tests are larger than {MAX_UNPACKED_BYTES} bytes")
-        if not unpacker.eof:
-            raise Rejected(Reason.UNREADABLE_TESTS, "the private tests are cut off")
-        return text_of_pickle(data)
+        return text_of_pickle(unpacked(base64.b64decode(packed, validate=True), MAX_UNPACKED_BYTES))
     except UnsafePickle as error:
         raise Rejected(Reason.UNSAFE_PICKLE, str(error)) from None
-    except (binascii.Error, zlib.error, ValueError) as error:
+    except FileTooLarge as error:
+        raise Rejected(Reason.TOO_LARGE, f"the private tests cannot be unpacked: {error}") from None
+    except ValueError as error:
         raise Rejected(Reason.UNREADABLE_TESTS, f"the private tests cannot be unpacked: {error}") from None
 
 

@@ -1,6 +1,6 @@
 """The rows of a data file, one at a time: parquet, JSON lines or a JSON array, plain or compressed.
 
-INVARIANT: at most one batch of rows of a parquet file, or one record of another file, is in memory.
+INVARIANT: at most one batch of rows of a parquet file, or one record of another file, is in memory. Both are bounded.
 
 The rows of a data set of a hub are read with the library `datasets` while they are downloaded. `hub:ORGANISATION/NAME`
 names a data set. What follows a question mark chooses a part of it:
@@ -11,18 +11,21 @@ of the same layout can take the place of the name. No program of a data set runs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import date
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from nouscoder.data.bounded_files import MAX_LINE_BYTES
 from nouscoder.data.importers.fields import Row
 from nouscoder.data.json_records import read_records
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean
 
 _BATCH_ROWS = 16
+_SMALL_GROUP_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ def num_rows(path: Path) -> int | None:
     """The number of rows, where the file says it."""
     if path.suffix != ".parquet":
         return None
-    return int(_parquet_file(path).metadata.num_rows)
+    with _parquet_file(path) as file:
+        return int(file.metadata.num_rows)
 
 
 def _json_rows(path: Path, skip: int) -> Iterator[SourceRow]:
@@ -71,28 +75,37 @@ def _json_rows(path: Path, skip: int) -> Iterator[SourceRow]:
 
 
 def _parquet_rows(path: Path, skip: int) -> Iterator[SourceRow]:
-    file = _parquet_file(path)
-    number = 0
-    for group in range(file.metadata.num_row_groups):
-        in_group = file.metadata.row_group(group).num_rows
-        if number + in_group <= skip:
-            number += in_group
-            continue
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
-            for value in batch.to_pylist():
-                number += 1
-                if number > skip:
-                    yield SourceRow(number, value)
+    with _parquet_file(path) as file:
+        number = 0
+        for group in range(file.metadata.num_row_groups):
+            about = file.metadata.row_group(group)
+            if number + about.num_rows <= skip:
+                number += about.num_rows
+                continue
+            # Rows may share one long text, which each of them gets.
+            num_rows = _BATCH_ROWS if about.total_byte_size <= _SMALL_GROUP_BYTES else 1
+            for batch in file.iter_batches(num_rows, row_groups=[group]):
+                if batch.nbytes > MAX_LINE_BYTES:
+                    most = f"{MAX_LINE_BYTES // 1024**2} MiB"
+                    raise ProblemFileError(f"{path} cannot be read: rows after row {number} are larger than {most}")
+                for value in batch.to_pylist():
+                    number += 1
+                    if number > skip:
+                        yield SourceRow(number, value)
 
 
-def _parquet_file(path: Path) -> Any:
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Any]:
+    """Raises ProblemFileError also for what is found out later: pages that are damaged, or too large for the memory."""
     import pyarrow.parquet as parquet
     from pyarrow.lib import ArrowException
 
     try:
-        return parquet.ParquetFile(path)
-    except (ArrowException, OSError) as error:
-        raise ProblemFileError(f"{path} cannot be read: {error}") from error
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except (ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        reason = (str(error).splitlines() or ["there is not enough memory"])[0]
+        raise ProblemFileError(f"{path} cannot be read: {reason}") from error
 
 
 PREFIX = "hub:"

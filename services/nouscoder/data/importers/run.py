@@ -89,9 +89,16 @@ def import_files(name: str, files: Sequence[Source], out: Path, tests: str = "")
             raise CannotImport(f"{name} is read from files, not from a hub")
     if out.exists():
         raise CannotImport(f"{out} exists already: give another --out, or delete it")
+    had_tests = store_beside(out).exists()
     importing = _Import(known, files, out, tests, {"format": name, "files": [_identity(file) for file in files]})
-    importing.run()
-    return importing.finish()
+    try:
+        importing.run()
+        return importing.finish()
+    except Unusable:
+        # What a later import can go on with stays.
+        if not had_tests and not importing.has_parts:
+            shutil.rmtree(store_beside(out), ignore_errors=True)
+        raise
 
 
 def source_named(text: str) -> Source:
@@ -123,6 +130,11 @@ class _Import:
             problem_id for number in range(self._state.parts) for problem_id in column(self._part(number), "problem_id")
         }
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether a part is on the disk, with which another import can go on."""
+        return self._folder.exists()
+
     def run(self) -> None:
         """Import all rows that are left."""
         totals = [num_rows(file) if isinstance(file, Path) and file.is_file() else None for file in self._files]
@@ -146,7 +158,8 @@ class _Import:
             if not state.rejected:
                 rejections.unlink()
                 raise CannotImport(f"there is no row in {', '.join(str(file) for file in self._files)}")
-            raise CannotImport(f"no row could be imported; {rejections} has the reason of each")
+            first = next(rejections_of(rejections))["detail"]
+            raise CannotImport(f"no row could be imported; {rejections} has the reason of each, such as: {first}")
         join([self._part(number) for number in range(state.parts)], self._out, self._tests)
         shutil.rmtree(self._folder)
         open_index_of(self._out, tests=self._tests).close()
@@ -168,6 +181,8 @@ class _Import:
             stored = self._store.put(item.problem.tests)
         except Rejected as error:
             self._reject(file, row, error.reason, str(error))
+        except MemoryError:
+            self._reject(file, row, Reason.TOO_LARGE, "there is not enough memory for it")
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError) as error:
             self._reject(file, row, Reason.MALFORMED, f"{type(error).__name__}: {error}")
         else:

@@ -24,6 +24,7 @@ from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest, checked_max_tokens, join_line
 from nouscoder.generation.engines.slots import ExpertRecorder, KeyValueCache, PromptPass, Row, Slots, decode_mask
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
+from nouscoder.policy_folder.pretrained import build_model, load_pretrained
 from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
 # Architectures with full attention whose logits are the output layer applied to the last hidden state.
@@ -283,13 +284,12 @@ def _build(folder: Path, device: torch.device) -> Any:
     """The architecture of `folder`/config.json, in float32. Raises EngineUnusable with the reason."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config = load_pretrained(AutoConfig, folder)
     except (OSError, ValueError) as error:
         raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
     # A Llama has no layer types: its attention is always full.
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if config.model_type not in SUPPORTED or layers != {"full_attention"}:
         raise EngineUnusable(f"{folder}: the torch engine runs {', '.join(SUPPORTED)} with full attention only")
-    build: Any = AutoModelForCausalLM.from_config
-    model = build(config, attn_implementation="sdpa", dtype=torch.float32)
+    model = build_model(AutoModelForCausalLM, config, attn_implementation="sdpa", dtype=torch.float32)
     return model.eval().requires_grad_(False).to(device)

@@ -22,6 +22,7 @@ from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.generation.engines.base import EngineError, EngineStopped, EngineUnusable
 from nouscoder.generation.weights.receiver import ReceiverState, order_of
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, split_experts
+from nouscoder.policy_folder.pretrained import build_model, load_pretrained
 from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
 # A pause ends after the step in progress; the other calls are instant.
@@ -108,11 +109,10 @@ class Architecture:
     def __init__(self, folder: Path) -> None:
         """Read `folder`/config.json. Raises EngineUnusable. No weights are made."""
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        build: Any = AutoModelForCausalLM.from_config
         try:
-            config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+            config = load_pretrained(AutoConfig, folder)
             with torch.device("meta"):
-                model = build(config)
+                model = build_model(AutoModelForCausalLM, config, attn_implementation="eager")
         except (OSError, ValueError) as error:
             raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
         parameters = split_experts(dict(model.named_parameters(remove_duplicate=False)))

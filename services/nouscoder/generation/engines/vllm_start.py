@@ -66,6 +66,7 @@ def _arguments(settings: GenerationSection, folder: Path, max_tokens_total: int)
     arguments = {
         "model": str(folder),
         "skip_tokenizer_init": True,
+        "trust_remote_code": False,
         "load_format": "dummy",
         "weight_transfer_config": {"backend": FILES_BACKEND},
         "worker_extension_cls": _WORKER_EXTENSION,

@@ -106,12 +106,17 @@ class Prompts:
     """Encodes prompts and replies, as text or as messages in the policy's chat template."""
 
     def __init__(self, tokenizer: PolicyTokenizer, settings: EnvironmentSection) -> None:
-        """Raises EnvironmentUnusable when messages are configured for a policy without a chat template."""
+        """Raises EnvironmentUnusable for messages without a chat template, or with one that never ends."""
         if settings.prompt_as == "messages" and not tokenizer.has_chat_template:
             raise EnvironmentUnusable(
                 'generation.environment.prompt_as is "messages", but the policy folder has no chat template'
             )
         self.as_messages = settings.prompt_as != "text" and tokenizer.has_chat_template
+        if self.as_messages:
+            try:
+                tokenizer.check_template()
+            except TokenizerError as error:
+                raise EnvironmentUnusable(str(error)) from error
         self._tokenizer = tokenizer
         self._settings = settings
         self._thinking = THINKING[settings.thinking]

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from nouscoder.domain.conversation import Role
 from nouscoder.domain.rollout import Sampling
@@ -31,22 +31,25 @@ from nouscoder.generation.openai.schema import (
     parsed,
 )
 from nouscoder.generation.weights.policies import Policies
+from nouscoder.policy_folder.chat_template import PROCESSES
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
 _REPLACEMENT = "\ufffd"
+Made = TypeVar("Made")
 
 
 class PromptEncoder:
     """Encodes in a thread, one request at a time, so that a long text does not delay the rest of the service.
 
-    A tokenizer is not safe in two threads, so `tokenizer` must not be used elsewhere. Prompt and completion together
-    have at most `capacity` tokens.
+    A tokenizer is not safe in two threads, so `tokenizer` must not be used elsewhere. Its chat template is: a slow one
+    delays no other request. Prompt and completion together have at most `capacity` tokens.
     """
 
     def __init__(self, tokenizer: PolicyTokenizer, capacity: int) -> None:
         self._tokenizer = tokenizer
         self.capacity = capacity
         self._alone = asyncio.Lock()
+        self._rendering = asyncio.Semaphore(PROCESSES)  # further requests would wait in threads
 
     async def of_chat(self, request: ChatRequest) -> tuple[int, ...]:
         """Token ids [prompt tokens] of a conversation. Raises ApiFault.
@@ -56,7 +59,10 @@ class PromptEncoder:
         messages = [message.message() for message in request.messages]
         if self._tokenizer.has_chat_template:
             thinking = request.chat_template_kwargs.enable_thinking
-            ids = await self._encoded(lambda: self._tokenizer.encode_messages(messages, thinking), "messages")
+            chat = await self._in_thread(
+                self._rendering, lambda: self._tokenizer.render(messages, thinking), "messages"
+            )
+            ids = await self._encoded(lambda: self._tokenizer.encode_rendered(chat), "messages")
         elif [message.role for message in messages] == [Role.USER]:
             ids = await self._encoded(lambda: self._tokenizer.encode(messages[0].content), "messages")
         else:
@@ -77,9 +83,12 @@ class PromptEncoder:
         return ids
 
     async def _encoded(self, encode: Callable[[], list[int]], param: str) -> list[int]:
-        async with self._alone:
+        return await self._in_thread(self._alone, encode, param)
+
+    async def _in_thread(self, place: asyncio.Lock | asyncio.Semaphore, call: Callable[[], Made], param: str) -> Made:
+        async with place:
             try:
-                return await asyncio.to_thread(encode)
+                return await asyncio.to_thread(call)
             except TokenizerError as error:
                 raise invalid(f"{param}: {error}", param) from None
 

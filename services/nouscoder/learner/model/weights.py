@@ -30,6 +30,7 @@ from nouscoder.errors import Unusable
 from nouscoder.learner.model.packing import PACKED_ATTENTION
 from nouscoder.learner.parallel.ranks import whole
 from nouscoder.policy_folder.policy_tensors import Adapter, merged
+from nouscoder.policy_folder.pretrained import build_model, load_pretrained
 from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
 
 # Low-rank adapters.
@@ -109,8 +110,8 @@ def load_model(folder: Path) -> PreTrainedModel:
     _refuse_missing(folder)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr holds JSON lines
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, local_files_only=True
+        model: PreTrainedModel = load_pretrained(
+            AutoModelForCausalLM, folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
@@ -121,13 +122,13 @@ def empty_model(folder: Path) -> PreTrainedModel:
     """The architecture of the policy in `folder`, without its weights. Raises WeightsError."""
     _refuse_missing(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = load_pretrained(AutoConfig, folder)
+        with torch.random.fork_rng(devices=[]):
+            model: PreTrainedModel = build_model(
+                AutoModelForCausalLM, config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
+            )
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
-    with torch.random.fork_rng(devices=[]):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
-        )
     return model
 
 
