@@ -27,7 +27,9 @@ from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.conversation import CallEnd, InterpreterAnswer
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import Submission
+from nouscoder.domain.tokens import Completion
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.interpreter import WithInterpreter, call_in, reply_to_call
@@ -35,12 +37,13 @@ from nouscoder.generation.environments.tools import Tools
 from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import Quotas
-from nouscoder.verifier.api.servicer import Servicer
+from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.observe.metrics import VerifierMetrics
@@ -257,6 +260,18 @@ async def test_a_rollout_whose_sessions_always_end_is_given_back(tokenizer: Poli
 # A real verifier
 
 
+class EndingSampler(ScriptedSampler):
+    """The session of the rollout is told to end while the policy samples its second turn, as for another client."""
+
+    tools: ToolSessions
+
+    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        """See `Sampler`."""
+        for place in self.tools._places._open:
+            place.tell()
+        return super().sample(request)
+
+
 async def test_a_real_interpreter_keeps_its_state_within_a_rollout_only(tokenizer: PolicyTokenizer) -> None:
     section = ToolSessionsSection(sessions=1, call_s=120.0)
     sandbox = open_sandbox(SandboxSection(slots=1), tool_slots=1)
@@ -264,7 +279,7 @@ async def test_a_real_interpreter_keeps_its_state_within_a_rollout_only(tokenize
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[StatusCodes(STATUS_CODES, [FULL_NAME])])
     metrics = VerifierMetrics(CollectorRegistry())
     run_lock = ExclusiveRunLock()
     grader = Grader(sandbox, metrics, VerifierSection(tools=section), run_lock)
@@ -279,6 +294,9 @@ async def test_a_real_interpreter_keeps_its_state_within_a_rollout_only(tokenize
             rollout = await made.rollout(TASK, ScriptedSampler(*texts))
             replies = [tokenizer.decode(ids) for is_sampled, ids in parts_of(rollout)[1:] if not is_sampled]
             assert replies == ["\n<output>\n\n</output>\n", "\n<output>\n145\n</output>\n"]
+            ending = EndingSampler(*texts)
+            ending.tools = tools
+            assert encode_rollout(await made.rollout(TASK, ending)) == encode_rollout(rollout)
             rollout = await made.rollout(TASK, ScriptedSampler("<python>n</python>", "?"))
             assert "NameError" in tokenizer.decode(parts_of(rollout)[2][1])
     finally:
