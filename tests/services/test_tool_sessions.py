@@ -30,6 +30,7 @@ from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable, open
 from nouscoder.rpc.server import StatusCodes
 from nouscoder.rpc.verifier_client import InterpreterCalls, VerifierClient
 from nouscoder.v1 import verifier_pb2_grpc
+from nouscoder.v1.verifier_pb2 import InterpretRequest
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
@@ -432,13 +433,43 @@ async def test_the_session_of_a_client_over_its_share_ends_and_its_next_call_say
             assert (await second.run("x")).output == "X", "the session with the latest call stays"
 
 
+async def test_a_client_that_takes_no_answer_keeps_no_place(fake: FakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the service waited for it to take them: its place was taken for as long as its connection lived."""
+    monkeypatch.setattr(interpreter_module, "_DELIVERY_S", 0.05)
+    made = rig(fake, sharing=Sharing(safe_s=0.0, long_open_s=0.0), sessions=1, calls=10_000)
+    async with AsyncExitStack() as stack:
+        of_alice, of_bob = new_api_key("alice"), new_api_key("bob")
+        keys = ApiKeys(environment=f"{of_alice[1]} {of_bob[1]}")
+        address = await serve(made.tools, made.grader, stack, keys)
+        channel = await stack.enter_async_context(open_channel(address))
+        metadata = (("authorization", f"Bearer {of_alice[0]}"),)
+        call: Any = verifier_pb2_grpc.VerifierServiceStub(channel).Interpret(metadata=metadata)
+
+        async def write() -> None:
+            while True:
+                await call.write(InterpretRequest(code="x" * 200_000))
+
+        writing = asyncio.create_task(write())
+        await settled(lambda: fake.num_sessions > 0)
+        (place,) = made.tools._places._open
+        last, same = None, 0
+        while same < 100:  # gRPC's windows are full
+            await asyncio.sleep(0.005)
+            last, same = place.idle_since_s, same + 1 if place.idle_since_s == last else 0
+        bob = await stack.enter_async_context(VerifierClient(address, token=lambda: of_bob[0]))
+        async with asyncio.timeout(60), bob.interpreter() as calls:
+            assert (await calls.run("y")).output == "Y"
+        call.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+
 async def test_a_session_without_calls_ends_and_says_why(fake: FakeSandbox) -> None:
     made = rig(fake, idle_s=0.05)
     async with AsyncExitStack() as stack:
         address = await serve(made.tools, made.grader, stack)
         channel = await stack.enter_async_context(open_channel(address))
         silent = verifier_pb2_grpc.VerifierServiceStub(channel).Interpret()
-        with pytest.raises(grpc.aio.AioRpcError, match=r"no call came for 0.05 s"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"its client was idle for 0.05 s"):
             await silent.read()
         assert await silent.code() is grpc.StatusCode.ABORTED
     assert is_free(made)

@@ -10,6 +10,7 @@ have a part of the budget, and leave the rest to other requests.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -157,7 +158,9 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
                     answer = await session.run(request.code)
                 message = ANSWER.to(answer)
                 await sent.add(message)
-                yield message
+                await session.deliver(functools.partial(context.write, message))
+        for never in ():
+            yield never  # by `deliver`: nothing can be told to a generator that waits for gRPC
 
     async def Capabilities(  # noqa: N802
         self, request: verifier_pb2.CapabilitiesRequest, context: _Context

@@ -57,8 +57,10 @@ class Place:
 
     @contextmanager
     def idle(self, tell: Callable[[], None]) -> Iterator[None]:
-        """While the session waits for its next call. `tell` is called when it must end."""
+        """While the session waits for its client. `tell` is called when it must end, at once if it was told before."""
         self._tell = tell
+        if self.is_told:
+            tell()
         try:
             yield
         finally:

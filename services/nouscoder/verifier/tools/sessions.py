@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -48,7 +48,9 @@ _ENDS = {
     Exit.MEMORY_LIMIT: CallEnd.MEMORY_LIMIT,
     Exit.OUTPUT_LIMIT: CallEnd.OUTPUT_LIMIT,
 }
-Request = TypeVar("Request")
+_DELIVERY_S = 5.0  # for the last answer of a session that must end
+_FOR_ANOTHER = "the session has ended: another client with fewer sessions was waiting for its place"
+Request, Answer = TypeVar("Request"), TypeVar("Answer")
 MAX_CODE_BYTES = 256 * 1024
 _MAX_WAITING = 4096
 
@@ -175,20 +177,26 @@ class ToolSession:
 
     async def calls(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Request, None]:
         """The requests of the session. Raises SessionOver when none comes in time, or another client gets the place."""
-        while (request := await self._next(requests)) is not None:
+        while (request := await self._from_client(lambda: anext(requests, None), 0.0)) is not None:
             yield request
 
-    async def _next(self, requests: AsyncIterator[Request]) -> Request | None:
+    async def deliver(self, send: Callable[[], Awaitable[None]]) -> None:
+        """Send an answer. Raises SessionOver when the client takes it too late: it would keep the place for ever."""
+        await self._from_client(send, _DELIVERY_S)
+
+    async def _from_client(self, act: Callable[[], Awaitable[Answer]], patience_s: float) -> Answer:
+        """What `act` waits for: the client. Raises SessionOver `patience_s` seconds after the session must end."""
+        if self._place.is_told and not patience_s:
+            raise SessionOver(_FOR_ANOTHER)
         try:
             async with asyncio.timeout(self._section.idle_s) as limit:
                 now_s = asyncio.get_running_loop().time
-                with self._place.idle(lambda: limit.reschedule(now_s())):
-                    if not self._place.is_told:
-                        return await anext(requests, None)
+                with self._place.idle(lambda: limit.reschedule(now_s() + patience_s)):
+                    return await act()
         except TimeoutError:
-            if not self._place.is_told:
-                raise SessionOver(f"the session has ended: no call came for {self._section.idle_s:g} s") from None
-        raise SessionOver("the session has ended: another client with fewer sessions was waiting for its place")
+            if self._place.is_told:
+                raise SessionOver(_FOR_ANOTHER) from None
+            raise SessionOver(f"the session has ended: its client was idle for {self._section.idle_s:g} s") from None
 
     async def run(self, code: str) -> InterpreterAnswer:
         """Run `code` when it is this caller's turn. Raises InvalidSubmission, QueueFull and InterpreterFailed."""
