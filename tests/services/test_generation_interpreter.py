@@ -36,7 +36,7 @@ from nouscoder.generation.environments.interpreter import WithInterpreter, call_
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
-from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable
+from nouscoder.rpc.channel import PeerBehind, PeerError, PeerRefused, PeerUnreachable
 from nouscoder.rpc.server import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
@@ -201,6 +201,7 @@ class ForgetfulVerifier:
     lives: list[int]  # of the sessions, in calls; the last one lives on
     says: list[str] = field(default_factory=list)  # the answers of all, or empty for the number
     num_sessions: int = 0
+    error: type[PeerError] = PeerBehind
 
     async def grade(self, submission: Submission) -> Verdict:
         raise NotImplementedError
@@ -221,7 +222,7 @@ class ForgetfulSession:
 
     async def run(self, code: str) -> InterpreterAnswer:
         if not self.left:
-            raise PeerBehind("the session has ended: another client was waiting")
+            raise self.verifier.error("the session has ended: another client was waiting")
         self.left -= 1
         self.codes.append(code)
         text = self.verifier.says.pop(0) if self.verifier.says else " ".join(self.codes)
@@ -229,11 +230,12 @@ class ForgetfulSession:
 
 
 @pytest.mark.parametrize("lives", [[], [1], [2], [2, 3]])
+@pytest.mark.parametrize("error", [PeerBehind, PeerUnreachable])
 async def test_a_rollout_whose_session_was_given_to_another_client_is_the_same_as_without(
-    tokenizer: PolicyTokenizer, lives: list[int]
+    tokenizer: PolicyTokenizer, lives: list[int], error: type[PeerError]
 ) -> None:
     texts = [f"<python>{code}</python>" for code in "abcd"]
-    verifier = ForgetfulVerifier(list(lives))
+    verifier = ForgetfulVerifier(list(lives), error=error)
     made = WithInterpreter(tokenizer, InterpreterSection(), Tools(verifier, 60.0), 4000)
     rollout = await made.rollout(TASK, ScriptedSampler(*texts, "144"))
     replies = [tokenizer.decode(ids) for is_sampled, ids in parts_of(rollout)[1:] if not is_sampled]

@@ -15,7 +15,7 @@ from nouscoder.domain.conversation import InterpreterAnswer
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
-from nouscoder.rpc.channel import PeerBehind, PeerError, PeerRefused
+from nouscoder.rpc.channel import PeerBehind, PeerError, PeerRefused, PeerUnreachable
 
 Answer = TypeVar("Answer")
 
@@ -84,9 +84,9 @@ class Tools:
 class RolloutInterpreter:
     """The interpreter of one rollout; see `Tools.interpreter`.
 
-    The verifier ends a session between two calls when another client needs its place. Then the code of all calls runs
-    again in a new session. If an answer is another one this time, the state is not what the policy has seen, and the
-    rollout is given back.
+    The verifier ends a session between two calls when another client needs its place. Then, and when a session is lost,
+    the code of all calls runs again in a new one. If an answer is another one this time, the state is not what the
+    policy has seen, and the rollout is given back.
     """
 
     def __init__(self, tools: Tools, open_session: Callable[[], Awaitable[SessionCalls]]) -> None:
@@ -109,7 +109,7 @@ class RolloutInterpreter:
             if self._session is None:
                 self._session = await self._restored()
             return await self._session.run(code)
-        except PeerBehind:  # the session is over
+        except (PeerBehind, PeerUnreachable):
             self._session = await self._restored()
             return await self._session.run(code)
 
