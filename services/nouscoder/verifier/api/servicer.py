@@ -159,8 +159,9 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
                 message = ANSWER.to(answer)
                 await sent.add(message)
                 await session.deliver(functools.partial(context.write, message))
-        for never in ():
-            yield never  # by `deliver`: nothing can be told to a generator that waits for gRPC
+        by_generator: tuple[verifier_pb2.InterpretResponse, ...] = ()  # gRPC waits for its client outside of it
+        for message in by_generator:
+            yield message
 
     async def Capabilities(  # noqa: N802
         self, request: verifier_pb2.CapabilitiesRequest, context: _Context

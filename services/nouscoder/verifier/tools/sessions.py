@@ -50,7 +50,8 @@ _ENDS = {
 }
 _DELIVERY_S = 5.0  # for the last answer of a session that must end
 _FOR_ANOTHER = "the session has ended: another client with fewer sessions was waiting for its place"
-Request, Answer = TypeVar("Request"), TypeVar("Answer")
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
 MAX_CODE_BYTES = 256 * 1024
 _MAX_WAITING = 4096
 
