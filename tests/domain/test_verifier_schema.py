@@ -157,6 +157,15 @@ CALL = CallTests("add", (CallCase((1, 2), {}, 3), CallCase(([4],), {}, None)))
         ({"inputs": [["1", "2"], ["a"]], "outputs": [["3"], ["b"]], "fn_name": None}, RUN),
         ({"input": ["1\n2", "a"], "output": ["3", "b"], "fn_name": "none"}, RUN),
         ('{"inputs": ["1\\n2", "a"], "outputs": ["3", "b"]}', RUN),
+        (
+            [{"input": "1\n2", "output": "3", "testtype": "stdin"}, {"input": "a", "output": "b", "testtype": "stdin"}],
+            RUN,
+        ),
+        (
+            [{"input": "1\n2", "output": "3", "type": "stdin_stdout", "fn_name": None}, {"input": "a", "output": "b"}],
+            RUN,
+        ),
+        ('[{"input": "1\\n2", "output": "3"}, {"input": "a", "output": "b"}]', RUN),
         ({"inputs": [[1, 2], [[4]]], "outputs": [3, None], "fn_name": "add"}, CALL),
         ({"inputs": [[1, 2], [[4]]], "outputs": [[3], [None]], "fn_name": "Solution.add"}, CALL),
         ({"inputs": ["1\n2", "[4]\n"], "outputs": ["3", "null"], "fn_name": "add"}, CALL),
@@ -194,19 +203,26 @@ def test_null_means_the_default_and_stored_tests_may_come_with_nulls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tests", "field"),
+    ("tests", "field", "says"),
     [
-        ({"inputs": ["1"], "outputs": []}, "tests.type"),
-        ({"inputs": ["1"], "outputs": [3]}, "tests.cases[0].output"),
-        ({"inputs": [3], "outputs": ["3"], "fn_name": "f"}, "tests.cases[0].args"),
-        ({"inputs": [], "outputs": []}, "tests.cases"),
-        ("not JSON", "tests"),
+        ({"inputs": ["1", "2"], "outputs": ["1"]}, "tests.inputs", "there are 2 inputs and 1 outputs"),
+        ({"inputs": ["1"], "outputs": []}, "tests.inputs", "each input needs its output"),
+        ({"inputs": ["1"], "outputs": [3]}, "tests.cases[0].output", ""),
+        ({"inputs": [3], "outputs": ["3"], "fn_name": "f"}, "tests.cases[0].args", ""),
+        ({"inputs": [], "outputs": []}, "tests.cases", ""),
+        ("not JSON", "tests", ""),
+        ([], "tests", '"input": ...'),
+        ([{"input": "1"}], "tests", "or give an object with type and cases"),
+        (["1"], "tests", '"output": ...'),
+        ([{"input": "1", "output": "1", "testtype": "functional"}], "tests", "for a function give"),
+        ([{"input": "1", "output": "1", "type": ["x"]}], "tests", "fn_name"),
     ],
 )
-def test_an_invalid_public_shape_is_refused_with_its_field(tests: object, field: str) -> None:
+def test_an_invalid_public_shape_is_refused_with_its_field(tests: object, field: str, says: str) -> None:
     with pytest.raises(InvalidSubmission) as refusal:
         parse_submission(json.dumps(request(tests=tests)))
     assert refusal.value.field == field
+    assert says in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +249,7 @@ def test_half_of_a_surrogate_pair_in_a_request_becomes_a_mark() -> None:
 
 def test_tests_to_store_may_have_a_public_shape_too() -> None:
     assert parse_tests(json.dumps({"inputs": ["1\n2", "a"], "outputs": ["3", "b"], "fn_name": None}).encode()) == RUN
+    assert parse_tests(b'[{"input": "1\\n2", "output": "3"}, {"input": "a", "output": "b"}]') == RUN
     for body in (b"null", b"3", b"{}", b"[" * 100_000, b"\xff"):
         with pytest.raises(InvalidSubmission):
             parse_tests(body)

@@ -34,12 +34,12 @@ def payload(files: dict[str, bytes], said: bytes = b"", *, num: int | None = Non
     return b"".join(parts)
 
 
-def language(compile_script: str, run: tuple[str, ...] = ("cat", "made")) -> Language:
+def language(compile_script: str, run: tuple[str, ...] = ("cat", "/program/made/made")) -> Language:
     """A language whose compiler is a shell script. It writes the time, so each compiling has another result."""
     return replace(installed()["bash"], compile=("sh", "-c", compile_script), run=run)
 
 
-CLOCK = language("date +%s.%N > made")
+CLOCK = language("date +%s.%N > ../made/made")
 
 
 @pytest.fixture
@@ -69,16 +69,14 @@ async def test_a_program_is_compiled_once_in_all_slots(sandbox: LocalSandbox) ->
         "source": replace(program, code="b"),
         "file": replace(program, files={"more": b"1"}),
         "file's content": replace(program, files={"more": b"2"}),
-        "compiler": replace(program, language=language("date +%s.%N  > made")),
+        "compiler": replace(program, language=language("date +%s.%N  > ../made/made")),
     }
     results = {name: await printed(sandbox, each) for name, each in others.items()}
     assert len({first, *results.values()}) == 5, results
 
 
 async def test_no_candidate_changes_what_others_get(sandbox: LocalSandbox) -> None:
-    attack = (
-        "chmod 777 made main.sh . /program; echo evil > made; rm -f made; echo evil > /program/made; cat /program/made"
-    )
+    attack = "cd /program/made; chmod 777 made /tmp/main.sh . ..; echo evil > made; rm -f made; cat made"
     program = Program(replace(CLOCK, run=("bash", "main.sh")), attack, LIMITS)
     first = await printed(sandbox, program)
     assert first[:1].isdigit()
@@ -90,11 +88,11 @@ async def test_no_candidate_changes_what_others_get(sandbox: LocalSandbox) -> No
 @pytest.mark.parametrize(
     "script",
     [
-        "date +%s.%N > made; mkdir folder; echo > folder/file",
-        "date +%s.%N > made; ln -s /etc/passwd link",
-        "date +%s.%N > made; mkfifo pipe",
-        "date +%s.%N > made; truncate -s 20M large",
-        "date +%s.%N > made; for i in $(seq 80); do echo > file$i; done",
+        "date +%s.%N > ../made/made; mkdir ../made/folder; echo > ../made/folder/file",
+        "date +%s.%N > ../made/made; ln -s /etc/passwd ../made/link",
+        "date +%s.%N > ../made/made; mkfifo ../made/pipe",
+        "date +%s.%N > ../made/made; truncate -s 20M ../made/large",
+        "date +%s.%N > ../made/made; for i in $(seq 80); do echo > ../made/file$i; done",
     ],
     ids=["a folder", "a link", "a pipe", "too large", "too many files"],
 )

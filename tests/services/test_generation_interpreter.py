@@ -27,21 +27,25 @@ from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.conversation import CallEnd, InterpreterAnswer
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import Submission
+from nouscoder.domain.tokens import Completion
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.interpreter import WithInterpreter, call_in, reply_to_call
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
-from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
+from nouscoder.rpc.channel import PeerBehind, PeerError, PeerRefused, PeerUnreachable
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import Quotas
-from nouscoder.verifier.api.servicer import Servicer
+from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxUnavailable, open_sandbox
 from nouscoder.verifier.tools.sessions import ToolSessions
@@ -190,7 +194,84 @@ async def test_a_rollout_that_waits_for_its_call_needs_no_place_in_the_engine(to
     assert (tools.num_waiting, verifier.num_open) == (0, 0)
 
 
+@dataclass
+class ForgetfulVerifier:
+    """Sessions that count: each call is answered with the number of calls of its session. Each ends after `lives`."""
+
+    lives: list[int]  # of the sessions, in calls; the last one lives on
+    says: list[str] = field(default_factory=list)  # the answers of all, or empty for the number
+    num_sessions: int = 0
+    error: type[PeerError] = PeerBehind
+
+    async def grade(self, submission: Submission) -> Verdict:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def interpreter(self) -> AsyncIterator[ForgetfulSession]:
+        self.num_sessions += 1
+        yield ForgetfulSession(self, self.lives.pop(0) if self.lives else 1000)
+
+
+@dataclass
+class ForgetfulSession:
+    """One of them."""
+
+    verifier: ForgetfulVerifier
+    left: int
+    codes: list[str] = field(default_factory=list)
+
+    async def run(self, code: str) -> InterpreterAnswer:
+        if not self.left:
+            raise self.verifier.error("the session has ended: another client was waiting")
+        self.left -= 1
+        self.codes.append(code)
+        text = self.verifier.says.pop(0) if self.verifier.says else " ".join(self.codes)
+        return InterpreterAnswer(CallEnd.DONE, text)
+
+
+@pytest.mark.parametrize("lives", [[], [1], [2], [2, 3]])
+@pytest.mark.parametrize("error", [PeerBehind, PeerUnreachable])
+async def test_a_rollout_whose_session_was_given_to_another_client_is_the_same_as_without(
+    tokenizer: PolicyTokenizer, lives: list[int], error: type[PeerError]
+) -> None:
+    texts = [f"<python>{code}</python>" for code in "abcd"]
+    verifier = ForgetfulVerifier(list(lives), error=error)
+    made = WithInterpreter(tokenizer, InterpreterSection(), Tools(verifier, 60.0), 4000)
+    rollout = await made.rollout(TASK, ScriptedSampler(*texts, "144"))
+    replies = [tokenizer.decode(ids) for is_sampled, ids in parts_of(rollout)[1:] if not is_sampled]
+    assert [reply.split("\n")[2] for reply in replies] == ["a", "a b", "a b c", "a b c d"]
+    assert (rollout.text, verifier.num_sessions) == ("144", 1 + len(lives))
+
+
+async def test_a_rollout_whose_state_cannot_be_made_again_is_given_back(tokenizer: PolicyTokenizer) -> None:
+    """Its code gives another answer the second time: the policy would go on with a state that it has not seen."""
+    verifier = ForgetfulVerifier([1], says=["0.123", "0.456"])
+    made = WithInterpreter(tokenizer, InterpreterSection(), Tools(verifier, 60.0), 4000)
+    with pytest.raises(ToolUnavailable, match="its code gives other answers now"):
+        await made.rollout(TASK, ScriptedSampler(CALL, CALL, "144"))
+
+
+async def test_a_rollout_whose_sessions_always_end_is_given_back(tokenizer: PolicyTokenizer) -> None:
+    verifier = ForgetfulVerifier([1, 1, 1, 1])
+    made = WithInterpreter(tokenizer, InterpreterSection(), Tools(verifier, 60.0), 4000)
+    with pytest.raises(ToolUnavailable, match="another client was waiting"):
+        await made.rollout(TASK, ScriptedSampler(CALL, CALL, "144"))
+    assert verifier.num_sessions == 2
+
+
 # A real verifier
+
+
+class EndingSampler(ScriptedSampler):
+    """The session of the rollout is told to end while the policy samples its second turn, as for another client."""
+
+    tools: ToolSessions
+
+    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        """See `Sampler`."""
+        for place in self.tools._places._open:
+            place.tell()
+        return super().sample(request)
 
 
 async def test_a_real_interpreter_keeps_its_state_within_a_rollout_only(tokenizer: PolicyTokenizer) -> None:
@@ -200,10 +281,11 @@ async def test_a_real_interpreter_keeps_its_state_within_a_rollout_only(tokenize
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[StatusCodes(STATUS_CODES, [FULL_NAME])])
     metrics = VerifierMetrics(CollectorRegistry())
-    grader = Grader(sandbox, metrics, VerifierSection(tools=section))
-    tools = ToolSessions(sandbox, grader, Quotas(), metrics, section)
+    run_lock = ExclusiveRunLock()
+    grader = Grader(sandbox, metrics, VerifierSection(tools=section), run_lock)
+    tools = ToolSessions(sandbox, 1, run_lock, Quotas(), metrics, section)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, (), MemoryBudget(1 << 30), tools), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -214,6 +296,9 @@ async def test_a_real_interpreter_keeps_its_state_within_a_rollout_only(tokenize
             rollout = await made.rollout(TASK, ScriptedSampler(*texts))
             replies = [tokenizer.decode(ids) for is_sampled, ids in parts_of(rollout)[1:] if not is_sampled]
             assert replies == ["\n<output>\n\n</output>\n", "\n<output>\n145\n</output>\n"]
+            ending = EndingSampler(*texts)
+            ending.tools = tools
+            assert encode_rollout(await made.rollout(TASK, ending)) == encode_rollout(rollout)
             rollout = await made.rollout(TASK, ScriptedSampler("<python>n</python>", "?"))
             assert "NameError" in tokenizer.decode(parts_of(rollout)[2][1])
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,43 @@ async def compile_failure(sandbox: Sandbox, code: str) -> CompileFailed:
             continue
         raise AssertionError("the code compiled")
     raise AssertionError("the compiler never had a CPU")
+
+
+# What compilers make, and its folders: as files of the program, and of a run.
+NAMES = ("main", "main-class", "Main.class", "main.js", "main.jar", "main.exe")
+NAMES_OF_RUN = ("P.class", "main.a", "made", "source", "Main$P.class")
+
+
+@pytest.mark.parametrize("language", ECHO)
+async def test_a_users_file_may_have_the_name_of_anything_that_is_compiled(sandbox: Sandbox, language: str) -> None:
+    """Before, a file of a run ended with the service's own error, and one of the program had the compiler's bytes."""
+    asked = program(language, ECHO[language])
+    files = {name: name.encode() for name in NAMES if name != asked.language.source_name}
+    of_run = {name: name.encode() for name in NAMES_OF_RUN}
+    asked = replace(asked, files=files, fetch=tuple(of_run))
+    async with sandbox.session(asked) as session:
+        for _ in range(2):
+            result = await session.run(b"21\n", files=of_run)
+            assert (result.exit_code, result.stdout, result.stderr) == (0, b"42\n", b"")
+            assert result.files == of_run
+
+
+@pytest.mark.parametrize("language", ["java", "javascript", "typescript"])
+async def test_further_source_files_are_found(sandbox: Sandbox, language: str) -> None:
+    files = {
+        "java": ("Other.java", "class Other { static int value = 7; }"),
+        "javascript": ("other.js", "exports.value = 7"),
+        "typescript": ("other.js", "exports.value = 7"),
+    }
+    code = {
+        "java": "public class Named { public static void main(String[] a) { System.out.println(Other.value); } }",
+        "javascript": "console.log(require('./other').value)",
+        "typescript": "const other: any = require('./other'); console.log(other.value)",
+    }
+    name, text = files[language]
+    async with sandbox.session(replace(program(language, code[language]), files={name: text.encode()})) as session:
+        result = await session.run(b"")
+        assert (result.stdout, result.stderr) == (b"7\n", b"")
 
 
 @pytest.mark.parametrize("language", ECHO)

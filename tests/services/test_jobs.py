@@ -528,6 +528,41 @@ async def test_a_webhook_is_told_with_a_signature_and_again_after_a_failure(tmp_
             assert (answer.status_code, answer.json()["field"]) == (422, "webhook"), wrong
 
 
+async def test_servers_of_one_client_that_do_not_answer_keep_no_other_client_waiting(tmp_path: Path) -> None:
+    """Before, four such requests held all places: another client's was sent after their time limit, 20 s later."""
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef\n")
+    seen: list[str] = []
+
+    async def receiver(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.path)
+        if request.url.path == "/hangs":
+            await asyncio.Event().wait()
+        return httpx.Response(200)
+
+    settings: dict[str, Any] = {"webhook_origins": ("https://a",), "webhook_key_file": str(key), "keys": KEYS}
+    async with serving(tmp_path / "jobs", **settings) as service:
+        webhooks = service.jobs._webhooks
+        assert webhooks is not None
+        webhooks._transport = httpx.MockTransport(receiver)
+
+        async def told(client: str, path: str, state: str) -> None:
+            headers = {"authorization": f"Bearer {client}"}
+            job_id = (await service.submit(line(), webhook=f"https://a{path}", headers=headers)).json()["id"]
+            async with asyncio.timeout(60):
+                while service.jobs.state(client, job_id).webhook != state:
+                    await asyncio.sleep(0.01)
+
+        hanging = [asyncio.create_task(told("ann", "/hangs", "delivered")) for _ in range(6)]
+        async with asyncio.timeout(60):
+            while seen.count("/hangs") < 2:
+                await asyncio.sleep(0.01)
+        await told("bob", "/fine", "delivered")
+        assert seen.count("/hangs") == 2, "a client has two requests at once"
+        for task in hanging:
+            task.cancel()
+
+
 def test_origins_have_a_scheme_a_host_and_a_port() -> None:
     assert origin_of("https://Host.example/a") == origin_of("https://host.example:443") == "https://host.example:443"
     assert origin_of("http://[::1]:8080/x") == "http://::1:8080"

@@ -1,6 +1,6 @@
-"""Tool sessions of the verifier: cells, state, bounds, fairness with grading, and the end of a session's caller.
+"""Tool sessions of the verifier: cells, state, bounds, shares of clients, and the end of a session's caller.
 
-Tests the invariants of interpreter.py and sessions.py.
+Tests the invariant of sessions.py. That of places.py: tests/domain/test_tool_places.py.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from nouscoder.config import SandboxSection, ToolSessionsSection, VerifierSectio
 from nouscoder.domain.conversation import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.http_server.api_keys import ApiKeys, Quota
-from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
+from nouscoder.http_server.api_keys import ApiKeys, Quota, new_api_key
+from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable, open_channel
 from nouscoder.rpc.server import StatusCodes
 from nouscoder.rpc.verifier_client import InterpreterCalls, VerifierClient
 from nouscoder.v1 import verifier_pb2_grpc
+from nouscoder.v1.verifier_pb2 import InterpretRequest
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
@@ -37,12 +38,14 @@ from nouscoder.verifier.access.quotas import QuotaExceeded, Quotas
 from nouscoder.verifier.api import servicer
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import Exit, Sandbox, SandboxUnavailable, open_backends, open_sandbox
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
 from nouscoder.verifier.tools import sessions as interpreter_module
+from nouscoder.verifier.tools.places import Sharing
 from nouscoder.verifier.tools.sessions import (
     MAX_CODE_BYTES,
     InterpreterLimits,
@@ -194,19 +197,21 @@ def test_a_long_output_keeps_its_beginning_and_end() -> None:
 
 @dataclass
 class Rig:
-    """Tool sessions over a sandbox with one grading slot."""
+    """Tool sessions over a sandbox, of which one call runs at once."""
 
     tools: ToolSessions
     grader: Grader
     registry: CollectorRegistry
 
 
-def rig(sandbox: Sandbox, audit: AuditLog | None = None, **section: float) -> Rig:
+def rig(sandbox: Sandbox, audit: AuditLog | None = None, sharing: Sharing | None = None, **section: float) -> Rig:
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
     bounds = ToolSessionsSection(**{"sessions": 1, "call_s": 120.0, **section})
-    grader = Grader(sandbox, metrics, VerifierSection(tools=bounds))
-    return Rig(ToolSessions(sandbox, grader, Quotas(), metrics, bounds, audit), grader, registry)
+    run_lock = ExclusiveRunLock()
+    grader = Grader(sandbox, metrics, VerifierSection(tools=bounds), run_lock)
+    tools = ToolSessions(sandbox, 1, run_lock, Quotas(), metrics, bounds, audit, sharing)
+    return Rig(tools, grader, registry)
 
 
 def num_sessions(made: Rig, state: str) -> float | None:
@@ -229,7 +234,7 @@ async def fake() -> FakeSandbox:
             return ended(b"so far")
         return ended(exit=Exit.SIGNALLED, signal=9) if source.endswith(b"die") else ended(answering(source))
 
-    made = FakeSandbox({interpreter_module._cells(): behave}, num_slots=2)  # type: ignore[dict-item]
+    made = FakeSandbox({interpreter_module._cells(): behave}, num_slots=4)  # type: ignore[dict-item]
     await made.start()
     return made
 
@@ -272,27 +277,40 @@ async def test_sessions_beyond_the_number_wait_and_are_served_in_turn(fake: Fake
     assert order == ["a", "b", "a"]
 
 
-async def test_calls_and_gradings_get_the_slots_in_turn(fake: FakeSandbox) -> None:
-    """One grading slot. Whoever waits gets it after at most one turn of the other."""
-    made = rig(fake)
+async def test_a_call_that_does_not_end_holds_no_grading_slot(fake: FakeSandbox) -> None:
+    """One grading slot. Before, the submission waited until the call had ended."""
+    made = rig(fake, sessions=3)
+    assert made.grader.num_slots == 1
+    async with made.tools.open() as session:
+        call = asyncio.create_task(session.run("hang"))
+        await settled(lambda: fake.num_sessions == 1)
+        verdict = await made.grader.grade(Submission(StdinTests((StdinCase("1", "1"),)), "print(1)"))
+        assert verdict.kind is VerdictKind.ACCEPTED  # the fake echoes
+        assert not call.done()
+        call.cancel()
+
+
+async def test_calls_of_clients_take_turns_beside_grading(fake: FakeSandbox) -> None:
+    made = rig(fake, sessions=3)
     order: list[str] = []
 
-    async def graded(name: str) -> None:
-        async with made.grader.turn("grading"):
-            order.append(name)
-
-    async def called() -> None:
+    async def called(client: str, begun: asyncio.Event) -> None:
+        set_caller(Caller(client))
         async with made.tools.open() as session:
+            begun.set()
             await session.run("x")
-            order.append("call")
+            order.append(client)
 
-    async with made.grader.turn("first"):
-        waiting = [asyncio.create_task(graded(f"g{n}")) for n in range(3)]
-        await settled(lambda: made.grader.unfinished == 4)
-        waiting.append(asyncio.create_task(called()))
-        await settled(lambda: made.grader.unfinished == 5)
-    await asyncio.gather(*waiting)
-    assert order.index("call") == 1, order
+    async with made.tools._turn():
+        tasks = []
+        for client in ("a", "a", "b"):
+            begun = asyncio.Event()
+            tasks.append(asyncio.create_task(called(client, begun)))
+            await begun.wait()
+        await settled(lambda: made.tools._turns.waiting == 3)
+        assert not order
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "a"]
 
 
 @module_loop
@@ -350,9 +368,9 @@ async def served(sandbox: Sandbox) -> AsyncIterator[tuple[str, Rig]]:
         yield await serve(made.tools, made.grader, stack), made
 
 
-async def serve(tools: ToolSessions | None, grader: Grader, stack: AsyncExitStack) -> str:
+async def serve(tools: ToolSessions | None, grader: Grader, stack: AsyncExitStack, keys: ApiKeys | None = None) -> str:
     server = grpc.aio.server(
-        interceptors=[GrpcGate(ApiKeys(), MemoryBudget(1 << 30)), StatusCodes(STATUS_CODES, [FULL_NAME])]
+        interceptors=[GrpcGate(keys or ApiKeys(), MemoryBudget(1 << 30)), StatusCodes(STATUS_CODES, [FULL_NAME])]
     )
     servicer = Servicer(grader, (), MemoryBudget(1 << 30), tools)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
@@ -395,15 +413,65 @@ async def test_the_session_of_a_killed_client_ends(served: tuple[str, Rig]) -> N
         assert (await calls.run("3")).output == "3\n"
 
 
+async def test_the_session_of_a_client_over_its_share_ends_and_its_next_call_says_why(fake: FakeSandbox) -> None:
+    """Before, one client kept all places until it was idle for `idle_s` seconds, up to 6,120 s with the defaults."""
+    made = rig(fake, sharing=Sharing(safe_s=0.0), sessions=2)
+
+    async with AsyncExitStack() as stack:
+        of_alice, of_bob = new_api_key("alice"), new_api_key("bob")
+        keys = ApiKeys(environment=f"{of_alice[1]} {of_bob[1]}")
+        address = await serve(made.tools, made.grader, stack, keys)
+        alice = await stack.enter_async_context(VerifierClient(address, token=lambda: of_alice[0]))
+        bob = await stack.enter_async_context(VerifierClient(address, token=lambda: of_bob[0]))
+        first, second = [await stack.enter_async_context(alice.interpreter()) for _ in range(2)]
+        for calls in (first, second):
+            assert (await calls.run("x")).output == "X"
+        async with bob.interpreter() as calls:
+            assert (await calls.run("y")).output == "Y"
+            with pytest.raises(PeerBehind, match=r"another client with fewer sessions was waiting for its place"):
+                await first.run("x")
+            assert (await second.run("x")).output == "X", "the session with the latest call stays"
+
+
+async def test_a_client_that_takes_no_answer_keeps_no_place(fake: FakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the service waited for it to take them: its place was taken for as long as its connection lived."""
+    monkeypatch.setattr(interpreter_module, "_DELIVERY_S", 0.05)
+    made = rig(fake, sharing=Sharing(safe_s=0.0, long_open_s=0.0), sessions=1, calls=10_000)
+    async with AsyncExitStack() as stack:
+        of_alice, of_bob = new_api_key("alice"), new_api_key("bob")
+        keys = ApiKeys(environment=f"{of_alice[1]} {of_bob[1]}")
+        address = await serve(made.tools, made.grader, stack, keys)
+        channel = await stack.enter_async_context(open_channel(address))
+        metadata = (("authorization", f"Bearer {of_alice[0]}"),)
+        call: Any = verifier_pb2_grpc.VerifierServiceStub(channel).Interpret(metadata=metadata)
+
+        async def write() -> None:
+            while True:
+                await call.write(InterpretRequest(code="x" * 200_000))
+
+        writing = asyncio.create_task(write())
+        await settled(lambda: fake.num_sessions > 0)
+        (place,) = made.tools._places._open
+        last, same = None, 0
+        while same < 100:  # gRPC's windows are full
+            await asyncio.sleep(0.005)
+            last, same = place.idle_since_s, same + 1 if place.idle_since_s == last else 0
+        bob = await stack.enter_async_context(VerifierClient(address, token=lambda: of_bob[0]))
+        async with asyncio.timeout(60), bob.interpreter() as calls:
+            assert (await calls.run("y")).output == "Y"
+        call.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+
 async def test_a_session_without_calls_ends_and_says_why(fake: FakeSandbox) -> None:
     made = rig(fake, idle_s=0.05)
     async with AsyncExitStack() as stack:
         address = await serve(made.tools, made.grader, stack)
         channel = await stack.enter_async_context(open_channel(address))
         silent = verifier_pb2_grpc.VerifierServiceStub(channel).Interpret()
-        with pytest.raises(grpc.aio.AioRpcError, match=r"no call came for 0.05 s"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"its client was idle for 0.05 s"):
             await silent.read()
-        assert await silent.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await silent.code() is grpc.StatusCode.ABORTED
     assert is_free(made)
 
 

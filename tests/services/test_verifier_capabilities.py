@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +24,7 @@ from nouscoder.verifier.grading.grader import Grader, QueueFull
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox
 from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, SandboxError
+from nouscoder.verifier.toolchains import probe_program
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.toolchains.libraries import library_folders
 
@@ -58,13 +62,40 @@ async def test_the_answer_has_what_a_candidate_sees(grader: Grader) -> None:
         assert answer["languages"]["java"]["version"].startswith("javac ")
     assert answer["libraries"] == {"sortedcontainers": _version("sortedcontainers")}
     for language, library, file in JUDGE_SET:
-        if language in installed() and Path(file).exists():
-            assert answer["languages"][language]["libraries"][library][0].isdigit()
+        if language in installed():
+            version = answer["languages"][language]["libraries"][library]
+            assert version[0].isdigit() if Path(file).exists() else version is None, (library, version)
+    for name, one in answer["languages"].items():  # null before, for go and rust outside of the sandbox's PATH
+        assert one["version"] is not None, name
+        assert "error" not in one["version"], name
     assert answer["languages"]["bash"]["libraries"] == {}
     assert answer["default_limits"]["wall_time_s"] == 15
     assert answer["max_limits"]["wall_time_s"] == 300
     assert "lcb" in answer["profiles"]
     assert "kattis" in answer["comparators"]
+
+
+def test_what_a_command_says_is_a_version_only_if_it_succeeds_and_has_a_number() -> None:
+    """Before, the message of a compiler that did not find a header was the version of boost."""
+    asked = {
+        "path": os.environ["PATH"],
+        "languages": {
+            "fails": ["sh", "-c", "echo 1.2; exit 1"],
+            "says nothing": ["true"],
+            "has no number": ["echo", "usage: x"],
+            "is missing": ["nouscoder-no-such-tool"],
+            "to stderr": ["sh", "-c", "echo info: x 1.2 >&2"],
+            "warns": ["sh", "-c", "echo warning 7 >&2; echo x 3.4"],
+        },
+        "native": {"c": {"message": ["echo", "<stdin>:1:10: fatal error"], "good": ["echo", "1.74"]}},
+    }
+    run = subprocess.run(
+        [sys.executable, probe_program.__file__], input=json.dumps(asked).encode(), capture_output=True, check=True
+    )
+    found = json.loads(run.stdout)
+    del found["languages"]["python"]
+    assert found["languages"] == {"to stderr": "info: x 1.2", "warns": "x 3.4"}
+    assert found["native"] == {"c": {"good": "1.74"}}
 
 
 def _version(name: str) -> str:

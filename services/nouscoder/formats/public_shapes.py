@@ -5,6 +5,8 @@
   may be a list of lines. With it each pair is one call: an input is the list of arguments, or a text with one JSON
   value in each line (LiveCodeBench), and then its output is JSON too. APPS wraps each result of a function in a list of
   one; it is unwrapped when all results are wrapped.
+- `tests` as a list of `input` and `output`, perhaps with `testtype` or `type` (LiveCodeBench, SYNTHETIC-1, DeepCoder):
+  each is one run of the program. Such a list does not say how a function is called, so it is refused for functions.
 - `tests` of type "pytest": `file`, a file of tests for pytest, and perhaps `module`, the name by which it imports the
   program ("solution"), and `cases`, the names of its test functions (all that it has). They are found without parsing
   the file, in time linear in its length: Python's parser can take seconds for 200,000 characters of a client. Comments
@@ -65,8 +67,17 @@ def test_names(text: str) -> list[str]:
     return list(found)
 
 
+class NotTests(Exception):
+    """There are no tests that can be read. `field` names the part at fault."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # of str.splitlines
 _NO_FUNCTION = (None, "", "none")
+_OF_PROGRAMS = (None, "stdin", "stdin_stdout")
 _OF_REQUESTS = {item.name for item in fields(Submission)} | {"reveal"}
 _OF_LIMITS = {item.name for item in fields(Limits)}
 _OF_COMPARATORS = {item.name for item in fields(Comparator)} | {"type"}
@@ -79,7 +90,7 @@ _OF_CASES = {item.name for kind in (StdinCase, CallCase) for item in fields(kind
 def rewritten(record: Any, values: ValueCount) -> dict[str, Any] | None:
     """The request in this project's form; None when it has none of these shapes. The result is not validated.
 
-    `values` counts what is decoded. Raises TooManyValues.
+    `values` counts what is decoded. Raises TooManyValues, and NotTests for a fault of a public shape.
     """
     if not isinstance(record, dict):
         return None
@@ -95,19 +106,33 @@ def rewritten(record: Any, values: ValueCount) -> dict[str, Any] | None:
 def _tests(tests: Any, values: ValueCount) -> Any:
     if isinstance(tests, str):
         tests = _value(tests, values)
+    if isinstance(tests, list):
+        tests = _of_list(tests)
     if not isinstance(tests, dict):
         return tests
     tests = _without_nulls(tests, _OF_TESTS)
     if tests.get("type") == "pytest":
         return _asserts(tests)
     inputs, outputs = tests.get("inputs", tests.get("input")), tests.get("outputs", tests.get("output"))
-    if "type" not in tests and isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
+    if "type" not in tests and isinstance(inputs, list) and isinstance(outputs, list):
+        if len(inputs) != len(outputs):
+            lengths = f"{len(inputs)} inputs and {len(outputs)} outputs"
+            raise NotTests("tests.inputs", f"there are {lengths}: each input needs its output")
         name = tests.get("fn_name")
         return _runs(inputs, outputs) if name in _NO_FUNCTION else _calls(str(name), inputs, outputs, values)
     if isinstance(tests.get("cases"), list):
         known = _OF_CASES - {"expected"} if tests.get("type") == "call" else _OF_CASES
         tests["cases"] = [_without_nulls(case, known) if isinstance(case, dict) else case for case in tests["cases"]]
     return tests
+
+
+def _of_list(cases: list[Any]) -> dict[str, Any]:
+    """Two lists, from a list of cases. Raises NotTests."""
+    if not cases or not all(isinstance(case, dict) and {"input", "output"} <= case.keys() for case in cases):
+        raise NotTests("tests", 'a list must hold {"input": ..., "output": ...}, or give an object with type and cases')
+    if any(case.get("testtype", case.get("type")) not in _OF_PROGRAMS for case in cases):
+        raise NotTests("tests", 'for a function give {"inputs": [...], "outputs": [...], "fn_name": ...}, not a list')
+    return {name + "s": [case[name] for case in cases] for name in ("input", "output")}
 
 
 def _asserts(tests: dict[str, Any]) -> dict[str, Any]:

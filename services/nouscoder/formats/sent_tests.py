@@ -20,6 +20,7 @@ from pydantic_core import to_json
 from nouscoder.domain.submission import Case, Tests
 from nouscoder.formats.body import first_fault
 from nouscoder.formats.json_values import MAX_WEIGHT, TooManyValues, ValueCount, json_value, json_weight
+from nouscoder.formats.public_shapes import NotTests as NotTests
 from nouscoder.formats.public_shapes import rewritten
 from nouscoder.formats.tests import tests_from_json
 
@@ -33,14 +34,6 @@ _SCALAR = re.compile(rb"[^\s,:\[\]{}\"]++")
 _MARK = re.compile(_TEXT.pattern + rb"|[\[\]{}]", re.DOTALL)
 _Text = bytes | mmap
 _Span = tuple[int, int]
-
-
-class NotTests(Exception):
-    """The file holds no tests that can be read. `field` names the part at fault."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 def sent_tests(text: _Text, max_cases: int) -> Tests:

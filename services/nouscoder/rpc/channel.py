@@ -52,7 +52,7 @@ class PeerRefused(PeerError):
 
 
 class PeerBehind(PeerError):
-    """The broker lacks what the caller has done: the caller must restore it, then the same call may succeed."""
+    """A service lacks what the caller has done: the caller must restore it, then the same call may succeed."""
 
 
 class PeerNotFound(PeerRefused):

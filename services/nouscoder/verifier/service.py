@@ -40,6 +40,7 @@ from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer, grpc_credentials
 from nouscoder.verifier.grading import long_work
 from nouscoder.verifier.grading.grader import Grader, Grading
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import Jobs, open_jobs
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
@@ -154,7 +155,7 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
     metrics.watch_threads(lambda: {"body": parsing.thread.waits, "test": long_work.thread.waits})
     sandbox = await _start_sandbox(section, metrics, stack)
     tracing = open_tracing(section.tracing_endpoint, stack)
-    run_lock, quotas = (share.run_lock, share.quotas) if share else (None, Quotas())
+    run_lock, quotas = (share.run_lock, share.quotas) if share else (ExclusiveRunLock(), Quotas())
     core = Grader(traced_sandbox(sandbox, tracing), metrics, section, run_lock)
     core.follow(sandbox)
     cache = TestsCache(section.tests.folder, section.tests.cache_bytes)
@@ -163,6 +164,9 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
     client_tests = _client_tests(section, cache)
     grader = _grader(section, traced_grader(core, tracing), metrics, quotas, audit, client_tests)
     budget = MemoryBudget(section.max_bodies_bytes)
+    tools = None
+    if section.tools.sessions:
+        tools = ToolSessions(sandbox, core.num_slots, run_lock, quotas, metrics, section.tools, audit)
     return Parts(
         section=section,
         registry=registry,
@@ -176,7 +180,7 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
         budget=budget,
         api_keys=open_api_keys(section.tokens_file),
         audit=audit,
-        tools=ToolSessions(sandbox, core, quotas, metrics, section.tools, audit) if section.tools.sessions else None,
+        tools=tools,
         jobs=await stack.enter_async_context(open_jobs(section.jobs, grader, budget, section.max_body_bytes)),
     )
 

@@ -7,15 +7,15 @@ have not ended: their rollouts need no place in the engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol, TypeVar
 
 from nouscoder.domain.conversation import InterpreterAnswer
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
-from nouscoder.rpc.channel import PeerError, PeerRefused
+from nouscoder.rpc.channel import PeerBehind, PeerError, PeerRefused, PeerUnreachable
 
 Answer = TypeVar("Answer")
 
@@ -62,8 +62,8 @@ class Tools:
     @asynccontextmanager
     async def interpreter(self) -> AsyncIterator[RolloutInterpreter]:
         """A Python interpreter for one rollout. It keeps its state from call to call, and ends with the context."""
-        async with self._verifier.interpreter() as calls:
-            yield RolloutInterpreter(self, calls)
+        async with AsyncExitStack() as stack:
+            yield RolloutInterpreter(self, lambda: stack.enter_async_context(self._verifier.interpreter()))
 
     async def within(self, what: str, call: Awaitable[Answer]) -> Answer:
         """The answer to a call about `what`. Raises ToolUnavailable and TaskRefused."""
@@ -82,15 +82,41 @@ class Tools:
 
 
 class RolloutInterpreter:
-    """The interpreter of one rollout; see `Tools.interpreter`."""
+    """The interpreter of one rollout; see `Tools.interpreter`.
 
-    def __init__(self, tools: Tools, calls: SessionCalls) -> None:
+    The verifier ends a session between two calls when another client needs its place. Then, and when a session is lost,
+    the code of all calls runs again in a new one. If an answer is another one this time, the state is not what the
+    policy has seen, and the rollout is given back.
+    """
+
+    def __init__(self, tools: Tools, open_session: Callable[[], Awaitable[SessionCalls]]) -> None:
         self._tools = tools
-        self._calls = calls
+        self._open_session = open_session
+        self._session: SessionCalls | None = None
+        self._answered: list[tuple[str, InterpreterAnswer]] = []
 
     async def run(self, code: str) -> InterpreterAnswer:
         """Run `code` after all code before, in the same namespace.
 
         Raises ToolUnavailable without an answer in time, and TaskRefused when the verifier refuses the call.
         """
-        return await self._tools.within("code", self._calls.run(code))
+        answer = await self._tools.within("code", self._run(code))
+        self._answered.append((code, answer))
+        return answer
+
+    async def _run(self, code: str) -> InterpreterAnswer:
+        try:
+            if self._session is None:
+                self._session = await self._restored()
+            return await self._session.run(code)
+        except (PeerBehind, PeerUnreachable):
+            self._session = await self._restored()
+            return await self._session.run(code)
+
+    async def _restored(self) -> SessionCalls:
+        """A new session in which all calls so far have run. Raises PeerError."""
+        session = await self._open_session()
+        for code, answer in self._answered:
+            if await session.run(code) != answer:
+                raise PeerBehind("the interpreter's state was lost, and its code gives other answers now")
+        return session

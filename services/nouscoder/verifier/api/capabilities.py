@@ -23,7 +23,7 @@ from nouscoder.verifier.grading.grader import Grader, QueueFull
 from nouscoder.verifier.grading.validation import Bounds
 from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, SandboxError
 from nouscoder.verifier.toolchains import probe_program
-from nouscoder.verifier.toolchains.languages import Language, installed
+from nouscoder.verifier.toolchains.languages import SEARCH_PATH, Language, installed
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,9 @@ class LanguageAnswer(BaseModel):
     source: str = Field(description="the name of the file that holds the submission's code")
     time_factor: float = Field(description="multiplies the time limits of a request")
     memory_extra_bytes: int = Field(description="added to the memory limit of a request, for the runtime itself")
-    libraries: dict[str, str] | None = Field(
-        description="libraries beyond the standard library, with versions; null when they are not known"
+    libraries: dict[str, str | None] | None = Field(
+        description="libraries beyond the standard library: the version, null for one that is not installed; null"
+        " instead of the object while nothing is known"
     )
 
 
@@ -120,15 +121,19 @@ class Capabilities:
             libraries=self._libraries_of(language),
         )
 
-    def _libraries_of(self, language: Language) -> dict[str, str] | None:
+    def _libraries_of(self, language: Language) -> dict[str, str | None] | None:
         if self._found is None:
             return None
-        return self._found.libraries if language.run is None else self._found.native.get(language.name, {})
+        if language.run is None:
+            return dict(self._found.libraries)
+        found = self._found.native.get(language.name, {})
+        return {name: found.get(name) for name in language.libraries}
 
     async def _probe(self) -> _Found | None:
         """Run the program. Returns None when it does not run: the next request tries again."""
         known = installed()
         asked = {
+            "path": SEARCH_PATH,
             "languages": {name: language.version for name, language in known.items() if language.version},
             "native": {name: language.libraries for name, language in known.items() if language.libraries},
         }

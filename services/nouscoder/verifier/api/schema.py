@@ -18,7 +18,7 @@ from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, Tes
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import MOST_FAULTS, Body, ComparatorBody, LimitsBody, first_fault
 from nouscoder.formats.json_values import TooManyValues, ValueCount, give_way, with_whole_characters
-from nouscoder.formats.public_shapes import rewritten
+from nouscoder.formats.public_shapes import NotTests, rewritten
 from nouscoder.formats.tests import TestsBody, TestsReferenceBody, canonical_json, tests_from_json
 from nouscoder.store.case_files import packed, unpacked
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, validate_tests
@@ -158,6 +158,8 @@ def parse_submission(body: bytes | str, values: ValueCount | None = None) -> Sub
         submission = _submission_from(with_whole_characters(body), values)
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error)) from None
+    except NotTests as error:
+        raise InvalidSubmission(error.field, str(error)) from None
     except TooManyValues as error:
         raise TooLarge("tests", str(error)) from None
     give_way(len(body))
@@ -248,6 +250,8 @@ def parse_tests(body: bytes, values: ValueCount | None = None) -> Tests:
         tests = _tests_from(with_whole_characters(body), values)
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error, "tests")) from None
+    except NotTests as error:
+        raise InvalidSubmission(error.field, str(error)) from None
     except TooManyValues as error:
         raise TooLarge("tests", str(error)) from None
     validate_tests(tests, Bounds())

@@ -10,6 +10,7 @@ have a part of the budget, and leave the rest to other requests.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -38,7 +39,7 @@ from nouscoder.verifier.api.tests_upload import tests_of_message
 from nouscoder.verifier.grading.grader import Grading, QueueFull
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge
 from nouscoder.verifier.toolchains.languages import installed
-from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle
+from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionOver, ToolSessions, ToolsOff
 
 # The answers of one gRPC call in the memory budget.
 
@@ -71,7 +72,7 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     BlobsUnavailable: grpc.StatusCode.UNAVAILABLE,
     ToolsOff: grpc.StatusCode.FAILED_PRECONDITION,
-    SessionIdle: grpc.StatusCode.DEADLINE_EXCEEDED,
+    SessionOver: grpc.StatusCode.ABORTED,
     InterpreterFailed: grpc.StatusCode.UNAVAILABLE,
 }
 
@@ -150,14 +151,17 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
                 async with asyncio.timeout(_FIRST_CALL_S):
                     await anext(request_iterator, None)
             raise ToolsOff("this verifier has no tool sessions: set verifier.tools.sessions")
-        async with self._tools.open() as session, aclosing(until_idle(request_iterator, self._tools.idle_s)) as calls:
+        async with self._tools.open() as session, aclosing(session.calls(request_iterator)) as calls:
             async for request in calls:
                 with self._budget.request() as reservation:
                     reservation.add(request.ByteSize())
                     answer = await session.run(request.code)
                 message = ANSWER.to(answer)
                 await sent.add(message)
-                yield message
+                await session.deliver(functools.partial(context.write, message))
+        by_generator: tuple[verifier_pb2.InterpretResponse, ...] = ()  # gRPC waits for its client outside of it
+        for message in by_generator:
+            yield message
 
     async def Capabilities(  # noqa: N802
         self, request: verifier_pb2.CapabilitiesRequest, context: _Context

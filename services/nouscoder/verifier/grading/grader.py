@@ -17,8 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -185,12 +184,6 @@ class Grader:
                 raise
             except TimeoutError:
                 raise SandboxError("the sandbox did not answer in time") from None
-
-    @asynccontextmanager
-    async def turn(self, client: str) -> AsyncIterator[None]:
-        """A slot for a call of a tool session, which has its own sandbox. Waits its turn. Raises QueueFull."""
-        async with self._slots.slot(client), self._run_lock.shared():
-            yield
 
     async def _attempts(
         self, submission: Submission, program: Program, progress: SubmissionProgress, on_outcome: OnOutcome | None

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 HEADER = struct.Struct("!BI")  # kind, payload length in bytes
 _COUNT, _COUNTS = struct.Struct("=I"), struct.Struct("=II")
-_PROGRAM = struct.Struct("=3d4Q11I4x")  # padded like the C struct
+_PROGRAM = struct.Struct("=3d4Q12I")
 _TERMS = struct.Struct("=d16sB")
 NONCE_BYTES = 16
 RESULT_FILE = "output"  # in the working directory
@@ -193,13 +193,15 @@ def pack_program(
     compile_argv: Sequence[str] | None = None,
     run_argv: Sequence[str] | None = None,
     files: Mapping[str, bytes] = _NO_FILES,
+    made: Mapping[str, bytes] = _NO_FILES,
     makes_file: bool = False,
     fetch: Sequence[str] = (),
     wants_program: bool = False,
 ) -> bytes:
     """The payload of a PROGRAM frame: `struct program` of init.h and the texts after it. Python has no `run_argv`.
 
-    `files` are beside the source when it is compiled and in every run. `fetch` names files that each RUN answers with;
+    `files` are beside the source when it is compiled and in every run. `made` are what a compiler made before, in a
+    folder of their own. `fetch` names files that each RUN answers with;
     with `wants_program` COMPILED has what the compiler made. With `makes_file` the result of a run is the
     file RESULT_FILE.
     """
@@ -217,12 +219,13 @@ def pack_program(
         len(source),
         len(compiling),
         len(running),
-        len(files),
+        len(files) + len(made),
         len(fetch),
         wants_program,
+        len(made),
     )
     words = _strings(compiling), _strings(running)
-    return b"".join((head, meta, name, b"\0", source, *words, *_files(files), _strings(fetch)))
+    return b"".join((head, meta, name, b"\0", source, *words, *_files(files), *_files(made), _strings(fetch)))
 
 
 def pack_arguments(args: Sequence[str], files: Mapping[str, bytes]) -> bytes:

@@ -1,7 +1,8 @@
 """The candidate's seccomp filter: an allow-list in classic BPF, built without a library.
 
 Refused calls fail with EPERM, so that programs that probe for calls continue. clone3 fails with ENOSYS, so that glibc
-falls back to clone, whose flags the filter checks. Calls of another architecture (i386, x32) kill the process.
+falls back to clone, whose flags the filter checks. Calls of another architecture (i386, x32) kill the process. statx
+does not tell the unique number of a mount, by which a run could count the runs before it.
 
 Of the calls in the tables, mount, umount2 and unshare (of a network namespace only) are there because init needs them
 under the same filter; without capabilities they give EPERM.
@@ -21,7 +22,7 @@ import struct
 
 _LD_ABS, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO, _NOTIFY = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
-_NUMBER, _ARCH, _ARG0_LOW, _ARG1_LOW, _ARG2_LOW = 0, 4, 16, 24, 32
+_NUMBER, _ARCH, _ARG0_LOW, _ARG1_LOW, _ARG2_LOW, _ARG3_LOW = 0, 4, 16, 24, 32, 40
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE3 = 435
 _NAMESPACE_FLAGS = 0x7E020080  # every CLONE_NEW* flag
@@ -29,6 +30,7 @@ _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6. A namespace does not isolate others, such as vsock
 _PROTOCOLS = (0, 6, 17)  # the family's default, TCP and UDP; not MPTCP and UDP-Lite, which no program needs
 _PRIO_PROCESS = 0
+_STATX_MNT_ID_UNIQUE = 0x4000
 _SHARED_FILE_COMMANDS = (1024, 1026)  # F_SETLEASE and F_NOTIFY, which act on what others do with a file
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 
@@ -149,6 +151,7 @@ def build_filter(*, notifies: bool = False) -> bytes:
         (("fcntl",), _fcntl()),
         (("unshare",), _unshare()),
         (("setpriority",), _priority()),
+        (("statx",), _statx()),
         (("prlimit64", "sched_setaffinity", "sched_setparam", "sched_setscheduler"), _not_of_init()),
     ]
     plain = set(table.values()) - {table[name] for names, _ in checked for name in names}
@@ -200,6 +203,12 @@ def _priority() -> list[Instruction]:
     """Only of one process, and not of process 1, from which the next run would inherit it. gVisor asks for no right."""
     of_others = [(_LD_ABS, 0, 0, _ARG0_LOW), (_JEQ, 1, 0, _PRIO_PROCESS), _refuse(errno.EPERM)]
     return [*of_others, (_LD_ABS, 0, 0, _ARG1_LOW), *_when((1,), [_refuse(errno.EPERM)]), (_RET, 0, 0, _ALLOW)]
+
+
+def _statx() -> list[Instruction]:
+    """Without the unique number of a mount: the kernel counts all that were ever made."""
+    asked = [(_LD_ABS, 0, 0, _ARG3_LOW), (_JSET, 0, 1, _STATX_MNT_ID_UNIQUE)]
+    return [*asked, _refuse(errno.EINVAL), (_RET, 0, 0, _ALLOW)]
 
 
 def _not_of_init() -> list[Instruction]:

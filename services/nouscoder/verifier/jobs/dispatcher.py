@@ -13,7 +13,9 @@ The server that a job names is told of the job's end: a POST of its state, signe
 shares with that server. A receiver should refuse an old SECONDS.
 
 INVARIANT: a request goes only to an origin (scheme, host and port) that the operator configured; redirects and proxies
-are not followed. Each job is told at least once, unless every one of `_TRIES` tries failed.
+are not followed. Each job is told at least once, unless every one of `_TRIES` tries failed. A client has at most
+`_AT_ONCE` requests in progress, so that its servers, when they do not answer, keep no other client waiting. A wait
+between two tries takes nothing.
 """
 
 from __future__ import annotations
@@ -241,7 +243,7 @@ def _rank(job: JobFolder) -> tuple[int, float]:
 SIGNATURE = "X-NousCoder-Signature"
 _TRIES = 8
 _PATIENCE_S = 10.0
-_AT_ONCE = 4
+_AT_ONCE, _AT_ONCE_OF_ALL = 2, 64
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -285,7 +287,8 @@ class Webhooks:
         self._keep_s = keep_s
         self._transport = transport
         self._retry = Retry("telling a webhook", on=(NotDelivered,), max_tries=_TRIES, wait_s=wait_s, max_wait_s=300.0)
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._of_client: dict[str, asyncio.Semaphore] = {}  # bounded by the number of client names with a key
+        self._of_all = asyncio.Semaphore(_AT_ONCE_OF_ALL)
 
     def check(self, url: str) -> None:
         """Raises InvalidSubmission when this URL may not be called."""
@@ -298,18 +301,22 @@ class Webhooks:
 
     async def tell(self, job: JobFolder) -> None:
         """Tell the job's server, and write whether it knows. Raises StorageError."""
-        async with self._places:
-            try:
-                self.check(job.record.options.webhook)  # the configuration may have changed since
-                await self._retry.call(lambda: self._send(job))
-                state = WebhookState.DELIVERED
-            except (NotDelivered, InvalidSubmission) as error:
-                log.warning("webhook not delivered", extra={"job": job.record.job_id, "detail": str(error)})
-                state = WebhookState.FAILED
+        try:
+            self.check(job.record.options.webhook)  # the configuration may have changed since
+            await self._retry.call(lambda: self._send_in_turn(job))
+            state = WebhookState.DELIVERED
+        except (NotDelivered, InvalidSubmission) as error:
+            log.warning("webhook not delivered", extra={"job": job.record.job_id, "detail": str(error)})
+            state = WebhookState.FAILED
         async with job.lock:
             if not job.is_removed:
                 await asyncio.to_thread(job.tell, state)
         job.notify()
+
+    async def _send_in_turn(self, job: JobFolder) -> None:
+        own = self._of_client.setdefault(job.record.client, asyncio.Semaphore(_AT_ONCE))
+        async with own, self._of_all:
+            await self._send(job)
 
     async def _send(self, job: JobFolder) -> None:
         """One try. Raises NotDelivered."""

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompiledFiles:
-    """What a compiler has made of a program, by name beside its source, and what it said."""
+    """What a compiler has made of a program, by name, and what it said."""
 
     files: Mapping[str, bytes]
     said: bytes

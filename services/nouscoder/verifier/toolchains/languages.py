@@ -260,5 +260,6 @@ def _resolved(language: Language, tools: Mapping[str, str]) -> Language:
         run=_with_tools(language.run, tools),
         prepare=_with_tools(language.prepare, tools),
         unbuffered_run=_with_tools(language.unbuffered_run, tools),
+        version=_with_tools(language.version, tools),
         detect=tuple(tools.get(tool, tool) for tool in language.detect),
     )

@@ -1,8 +1,9 @@
 """Runs inside a sandbox, like a candidate: prints the versions of the tools and libraries that it finds there.
 
-Reads {"languages": {language: command}, "native": {language: {library: command}}} as JSON from stdin; each command
-prints a version. Prints {"languages": {language: first line}, "libraries": {name: version}, "native": {language:
-{library: first line}}} as JSON. What has no version is omitted.
+Reads {"path": search path, "languages": {language: command}, "native": {language: {library: command}}} as JSON from
+stdin; each command prints a version. Prints {"languages": {language: first line}, "libraries": {name: version},
+"native": {language: {library: first line}}} as JSON. What has no version is omitted. A line is a version only if its
+command succeeded and the line has a digit; that of a library begins with one. So no message of a compiler is a version.
 """
 
 import importlib.metadata
@@ -10,6 +11,7 @@ import json
 import os
 import pkgutil
 import platform
+import re
 import subprocess
 import sys
 from typing import Any
@@ -17,18 +19,19 @@ from typing import Any
 _LIMIT_S = 10
 
 
-def _first_line(command: list[str]) -> str:
+def _first_line(command: list[str], path: str) -> str:
+    environment = {**os.environ, "PATH": path}
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_LIMIT_S, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=_LIMIT_S, check=True, env=environment)
     except (OSError, subprocess.SubprocessError):
         return ""
-    lines = done.stdout.decode(errors="replace").split("\n")
-    return lines[0].strip()
+    said = done.stdout.strip() or done.stderr.strip()  # some print their version to stderr
+    return said.decode(errors="replace").partition("\n")[0].strip()
 
 
-def _versions(commands: dict[str, list[str]]) -> dict[str, str]:
-    found = {name: _first_line(command) for name, command in commands.items()}
-    return {name: line for name, line in found.items() if line}
+def _versions(commands: dict[str, list[str]], path: str, pattern: str) -> dict[str, str]:
+    found = {name: _first_line(command, path) for name, command in commands.items()}
+    return {name: line for name, line in found.items() if re.search(pattern, line)}
 
 
 def _library_version(module: pkgutil.ModuleInfo) -> str:
@@ -48,10 +51,12 @@ def _libraries() -> dict[str, str]:
 
 def main() -> None:
     """See the module."""
-    asked: dict[str, dict[str, Any]] = json.load(sys.stdin)
+    asked: dict[str, Any] = json.load(sys.stdin)
+    path = asked["path"]
     languages = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
-    native = {language: _versions(commands) for language, commands in asked["native"].items()}
-    found = {"languages": languages | _versions(asked["languages"]), "libraries": _libraries(), "native": native}
+    languages |= _versions(asked["languages"], path, "[0-9]")
+    native = {language: _versions(commands, path, "^[0-9]") for language, commands in asked["native"].items()}
+    found = {"languages": languages, "libraries": _libraries(), "native": native}
     json.dump(found, sys.stdout)
 
 

@@ -1,11 +1,12 @@
-"""Tool sessions: interpreters of callers, in number, time and memory bounded, and shared fairly with grading.
+"""Tool sessions: interpreters of callers, in number, time and memory bounded, and shared fairly between clients.
 
 INVARIANT: at most `sessions` sessions are open, each with at most one interpreter, in the slots of the sandbox that
-belong to tool sessions. A call runs only while it holds a grading slot; sessions and grading get these slots in turn. A
-session ends when its caller leaves (also by a broken connection), after `idle_s` seconds without a call, and after
-`calls` calls. With it ends its interpreter. Between two calls no process of the interpreter runs. A call that does not
-end within its limits ends the interpreter with all its processes; the next call starts another. What the code does is
-an answer, never an error.
+belong to tool sessions. At most as many calls run at once as there are grading slots; clients take turns. No call takes
+a grading slot. A session ends when its caller leaves (also by a broken connection), after `idle_s` seconds without a
+call, after `calls` calls, and when it must give its place to another client (places.py): then its next call fails with
+the reason. With it ends its interpreter. Between two calls no process of the interpreter runs. A call that does not end
+within its limits ends the interpreter with all its processes; the next call starts another. What the code does is an
+answer, never an error.
 
 The sandbox is that of every candidate: the code has no network, no file of the host, and nothing of a problem's tests.
 """
@@ -15,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,12 +30,13 @@ from nouscoder.errors import NousCoderError
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.grading.fair_queue import FairSlots
-from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import Dialogue, Exit, Program, RunResult, Sandbox, SandboxError
 from nouscoder.verifier.toolchains.languages import installed
+from nouscoder.verifier.tools.places import Place, Places, Sharing
 
 _KEPT_BYTES = 32 * 1024  # of an output: so many of its beginning, and as many of its end
 _OUTPUT_BYTES = 4 * 1024**2  # of an interpreter's whole life
@@ -46,7 +48,10 @@ _ENDS = {
     Exit.MEMORY_LIMIT: CallEnd.MEMORY_LIMIT,
     Exit.OUTPUT_LIMIT: CallEnd.OUTPUT_LIMIT,
 }
+_DELIVERY_S = 5.0  # for the last answer of a session that must end
+_FOR_ANOTHER = "the session has ended: another client with fewer sessions was waiting for its place"
 Request = TypeVar("Request")
+Answer = TypeVar("Answer")
 MAX_CODE_BYTES = 256 * 1024
 _MAX_WAITING = 4096
 
@@ -136,8 +141,8 @@ class ToolsOff(NousCoderError):
     """Tool sessions are turned off in this service."""
 
 
-class SessionIdle(NousCoderError):
-    """The session has ended, because no call came in time."""
+class SessionOver(NousCoderError):
+    """The session has ended between two calls. Its state is lost; the caller may open another one."""
 
 
 class InterpreterFailed(NousCoderError):
@@ -156,17 +161,43 @@ class ToolSession:
     def __init__(
         self,
         interpreter: SandboxInterpreter,
-        grader: Grader,
+        place: Place,
+        turn: Callable[[], AbstractAsyncContextManager[None]],
         section: ToolSessionsSection,
         metrics: VerifierMetrics,
         audit: AuditLog | None,
     ) -> None:
+        """A call runs while it holds a `turn`."""
         self._interpreter = interpreter
-        self._grader = grader
+        self._place = place
+        self._turn = turn
         self._section = section
         self._metrics = metrics
         self._audit = audit
         self._num_calls = 0
+
+    async def calls(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Request, None]:
+        """The requests of the session. Raises SessionOver when none comes in time, or another client gets the place."""
+        while (request := await self._from_client(lambda: anext(requests, None), 0.0)) is not None:
+            yield request
+
+    async def deliver(self, send: Callable[[], Awaitable[None]]) -> None:
+        """Send an answer. Raises SessionOver when the client takes it too late: it would keep the place for ever."""
+        await self._from_client(send, _DELIVERY_S)
+
+    async def _from_client(self, act: Callable[[], Awaitable[Answer]], patience_s: float) -> Answer:
+        """What `act` waits for: the client. Raises SessionOver `patience_s` seconds after the session must end."""
+        if self._place.is_told and not patience_s:
+            raise SessionOver(_FOR_ANOTHER)
+        try:
+            async with asyncio.timeout(self._section.idle_s) as limit:
+                now_s = asyncio.get_running_loop().time
+                with self._place.idle(lambda: limit.reschedule(now_s() + patience_s)):
+                    return await act()
+        except TimeoutError:
+            if self._place.is_told:
+                raise SessionOver(_FOR_ANOTHER) from None
+            raise SessionOver(f"the session has ended: its client was idle for {self._section.idle_s:g} s") from None
 
     async def run(self, code: str) -> InterpreterAnswer:
         """Run `code` when it is this caller's turn. Raises InvalidSubmission, QueueFull and InterpreterFailed."""
@@ -177,8 +208,9 @@ class ToolSession:
         self._num_calls += 1
         begun_s, answer = time.monotonic(), None
         try:
-            async with self._grader.turn(f"{current_caller().client} (tools)"):
-                answer = await self._interpreter.run(code)
+            with self._place.call():
+                async with self._turn():
+                    answer = await self._interpreter.run(code)
             self._metrics.called(answer.end)
             return answer
         except SandboxError as error:
@@ -199,43 +231,44 @@ class ToolSessions:
     def __init__(
         self,
         sandbox: Sandbox,
-        grader: Grader,
+        num_turns: int,
+        run_lock: ExclusiveRunLock,
         quotas: Quotas,
         metrics: VerifierMetrics,
         section: ToolSessionsSection,
         audit: AuditLog | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
-        """`sandbox` must have `section.sessions` slots more than `grader` uses."""
-        self.idle_s = section.idle_s
+        """At most `num_turns` calls run at once. `sandbox` must have `section.sessions` slots beside those of grading.
+
+        `run_lock` is that of grading.
+        """
         self._sandbox = sandbox
-        self._grader = grader
+        self._run_lock = run_lock
         self._quotas = quotas
         self._metrics = metrics
         self._section = section
         self._audit = audit
-        self._places = FairSlots(section.sessions, _MAX_WAITING, metrics.tool_load)
+        self._places = Places(section.sessions, _MAX_WAITING, metrics.tool_load, sharing)
+        self._turns = FairSlots(min(num_turns, section.sessions), _MAX_WAITING, _ignore_load)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ToolSession]:
         """A session of the current caller. Waits for a place. Raises QueueFull and QuotaExceeded."""
         caller = current_caller()
         with self._quotas.admitted(caller):
-            async with self._places.slot(caller.client):
+            async with self._places.place(caller.client) as place:
                 interpreter = SandboxInterpreter(self._sandbox, limits_of(self._section))
                 try:
-                    yield ToolSession(interpreter, self._grader, self._section, self._metrics, self._audit)
+                    yield ToolSession(interpreter, place, self._turn, self._section, self._metrics, self._audit)
                 finally:
                     await asyncio.shield(interpreter.close())
 
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        async with self._turns.slot(current_caller().client), self._run_lock.shared():
+            yield
 
-async def until_idle(requests: AsyncIterator[Request], idle_s: float) -> AsyncGenerator[Request, None]:
-    """The requests of a session. Raises SessionIdle when none comes for `idle_s` seconds."""
-    while True:
-        try:
-            async with asyncio.timeout(idle_s):
-                request = await anext(requests, None)
-        except TimeoutError:
-            raise SessionIdle(f"the session has ended: no call came for {idle_s:g} s") from None
-        if request is None:
-            return
-        yield request
+
+def _ignore_load(_waiting: int, _running: int) -> None:
+    pass

@@ -54,10 +54,12 @@ void *doubled(void *memory, size_t num_bytes) {
     return wider;
 }
 
-/* /tmp, the working directory of a submission's runs, and /program, which holds its compiled program.
+/* /tmp, the working directory of a submission's runs; the files of a run; and /program, which holds the program.
  *
- * INVARIANT: after `clean`, /tmp holds only the files that every run starts with: main.py, or links to the compiled
- * program. A candidate cannot have changed them, nor made another file: its inode number would tell the next run.
+ * INVARIANT: each run gets a new /tmp, with the files that every run of the submission starts with, and files of its own
+ * in another new tmpfs, which only init can reach. Nothing in them tells how many runs were before: a file system numbers
+ * its inodes, and keeps the times of its files. /tmp/NAME is a source, or a link to it in /program/source. What a compiler
+ * makes is in /program/made, so it has no name of a user's file.
  */
 
 static const unsigned long FLAGS = MS_NOSUID | MS_NODEV;
@@ -69,7 +71,20 @@ static void mount_tmpfs(struct session *s, const char *target, const char *more)
     if (mount("tmpfs", target, "tmpfs", FLAGS, options)) fail(s, "mount tmpfs on %s: %s", target, strerror(errno));
 }
 
-void mount_work(struct session *s) { mount_tmpfs(s, "/tmp", "mode=1777"); }
+/* The files of a run are in a tmpfs that the candidate's /tmp then hides. Only `files_dir` reaches it. */
+void mount_work(struct session *s) {
+    if (mount("tmpfs", "/tmp", "tmpfs", FLAGS, "mode=700")) fail(s, "mount tmpfs on /tmp: %s", strerror(errno));
+    s->files_dir = open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (s->files_dir < 0) fail(s, "/tmp: %s", strerror(errno));
+    s->files_dir = move_up(s->files_dir);
+    mount_tmpfs(s, "/tmp", "mode=1777");
+}
+
+static void unmount_work(struct session *s) {
+    close(s->files_dir);
+    for (int i = 0; i < 2; i++) /* /tmp, and what it hides */
+        if (umount2("/tmp", MNT_DETACH)) fail(s, "umount /tmp: %s", strerror(errno));
+}
 
 void write_file(struct session *s, const char *folder, const char *name, mode_t mode, const void *bytes,
                 size_t num_bytes) {
@@ -88,61 +103,50 @@ void write_file(struct session *s, const char *folder, const char *name, mode_t 
     close(fd);
 }
 
-static void write_sources(struct session *s, const char *folder, mode_t mode) {
-    write_file(s, folder, s->name, mode, s->source, s->program.source_bytes);
-    for (uint32_t i = 0; i < s->program.num_files; i++)
+static uint32_t num_sources(const struct session *s) { return s->program.num_files - s->program.num_made; }
+
+static void write_files(struct session *s, const char *folder, uint32_t first, uint32_t end, mode_t mode) {
+    for (uint32_t i = first; i < end; i++)
         write_file(s, folder, s->files[i].name, mode, s->files[i].bytes, s->files[i].num_bytes);
 }
 
-bool is_source(struct session *s, const char *name) {
-    if (!strcmp(name, s->name)) return true;
-    for (uint32_t i = 0; i < s->program.num_files; i++)
-        if (!strcmp(name, s->files[i].name)) return true;
-    return false;
+static void write_sources(struct session *s, const char *folder) {
+    write_file(s, folder, s->name, 0444, s->source, s->program.source_bytes);
+    write_files(s, folder, 0, num_sources(s), 0444);
 }
 
-/* The next inode number of /tmp, which is then used. 0 without O_TMPFILE (gVisor). */
-static uint64_t next_inode(void) {
-    struct stat file;
-    int fd = open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd < 0) return 0;
-    bool known = !fstat(fd, &file);
-    close(fd);
-    return known ? file.st_ino : 0;
-}
+void place_script(struct session *s) { write_sources(s, "/tmp"); }
 
-void place_script(struct session *s) {
-    s->num_names = (int)s->program.num_files + 1;
-    s->names = room_for((size_t)s->num_names * sizeof *s->names);
-    s->names[0] = (char *)s->name;
-    for (int i = 1; i < s->num_names; i++) s->names[i] = (char *)s->files[i - 1].name;
-    write_sources(s, "/tmp", 0444);
-    s->last_inode = s->settings->gvisor ? 0 : next_inode();
+/* A folder of the candidate, for its compiler. */
+static void make_folder(struct session *s, const char *path) {
+    if (mkdir(path, 0755) || (s->settings->two_users && chown(path, CANDIDATE_ID, CANDIDATE_ID)))
+        fail(s, "%s: %s", path, strerror(errno));
 }
 
 void open_program(struct session *s) {
-    mount_tmpfs(s, "/program", s->settings->two_users ? "mode=755,uid=1000,gid=1000" : "mode=755,uid=0,gid=0");
-    write_sources(s, "/program", s->program.has_compiler ? 0444 : 0555); /* the files may be compiled programs */
+    mount_tmpfs(s, "/program", "mode=755");
+    make_folder(s, SOURCES);
+    make_folder(s, MADE);
+    write_sources(s, SOURCES);
+    write_files(s, MADE, num_sources(s), s->program.num_files, 0555);
 }
 
-static void fill(struct session *s) {
+static void link_source(struct session *s, const char *name) {
+    char target[512], path[512];
+    snprintf(target, sizeof target, SOURCES "/%.255s", name);
+    snprintf(path, sizeof path, "/tmp/%.255s", name);
+    if (symlink(target, path)) fail(s, "%s: %s", path, strerror(errno));
+}
+
+void clean(struct session *s) {
+    unmount_work(s);
+    mount_work(s);
     if (!s->program.is_command) {
-        write_sources(s, "/tmp", 0444);
+        place_script(s);
         return;
     }
-    for (int i = 0; i < s->num_names; i++) {
-        char target[512], path[512];
-        snprintf(target, sizeof target, "/program/%.255s", s->names[i]);
-        snprintf(path, sizeof path, "/tmp/%.255s", s->names[i]);
-        if (symlink(target, path)) fail(s, "%s: %s", path, strerror(errno));
-    }
-}
-
-static void remount_work(struct session *s) {
-    if (umount2("/tmp", MNT_DETACH)) fail(s, "umount /tmp: %s", strerror(errno));
-    mount_work(s);
-    fill(s);
-    s->last_inode = s->settings->gvisor ? 0 : next_inode();
+    link_source(s, s->name);
+    for (uint32_t i = 0; i < num_sources(s); i++) link_source(s, s->files[i].name);
 }
 
 struct listing list(struct session *s, int at, const char *folder) {
@@ -187,40 +191,7 @@ void seal_program(struct session *s) {
     if (s->settings->gvisor) take_over(s, AT_FDCWD, "/program", 0);
     if (mount("tmpfs", "/program", "", FLAGS | MS_REMOUNT | MS_RDONLY, NULL))
         fail(s, "/program cannot be made read-only: %s", strerror(errno));
-    struct listing files = list(s, AT_FDCWD, "/program");
-    for (const char *name; (name = next_name(&files));) {
-        s->names = allocated(realloc(s->names, sizeof *s->names * (size_t)(s->num_names + 1)));
-        s->names[s->num_names++] = allocated(strdup(name));
-    }
-    close(files.fd);
-    remount_work(s);
-}
-
-static bool is_expected(struct session *s, const char *name) {
-    for (int i = 0; i < s->num_names; i++)
-        if (!strcmp(s->names[i], name)) return true;
-    return false;
-}
-
-void clean(struct session *s) {
-    if (!s->settings->two_users) { /* the candidate has init's user, so it could have changed these files */
-        remount_work(s);
-        return;
-    }
-    struct listing files = list(s, AT_FDCWD, "/tmp");
-    int num_expected = 0;
-    bool other = false;
-    for (const char *name; !other && (name = next_name(&files));) {
-        if (is_expected(s, name))
-            num_expected++;
-        else
-            other = true;
-    }
-    close(files.fd);
-    uint64_t inode = s->settings->gvisor || other ? 0 : next_inode();
-    bool made_others = inode && inode != s->last_inode + 1;
-    s->last_inode = inode;
-    if (other || made_others || num_expected != s->num_names) remount_work(s);
+    clean(s);
 }
 
 /* Files of a run or of a compiler, sent to the gateway.
@@ -229,7 +200,6 @@ void clean(struct session *s) {
  * are opened, and no link is followed.
  */
 
-enum { MAX_SENT_FILES = 64 };
 static const uint32_t NOT_WHOLE = ~0u;
 static const int64_t MAX_SENT_BYTES = 16 << 20;
 

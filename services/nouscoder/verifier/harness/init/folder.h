@@ -24,4 +24,7 @@ struct listing list(struct session *s, int at, const char *folder);
 const char *next_name(struct listing *l);
 void write_file(struct session *s, const char *folder, const char *name, mode_t mode, const void *bytes,
                 size_t num_bytes);
-bool is_source(struct session *s, const char *name);
+
+enum { MAX_SENT_FILES = 64 };
+#define SOURCES "/program/source"
+#define MADE "/program/made"

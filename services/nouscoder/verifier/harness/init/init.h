@@ -71,6 +71,7 @@ struct program {
     uint32_t result_kind, is_command, has_compiler, meta_bytes, name_bytes, source_bytes, num_compile, num_run, num_files;
     uint32_t num_fetch;     /* files of /tmp that the gateway wants after each run */
     uint32_t wants_program; /* the gateway wants what the compiler makes */
+    uint32_t num_made;      /* the last ones of the files were made by a compiler before */
 };
 
 /* Init's ends of the pipes of a program in a dialogue. */
@@ -121,16 +122,13 @@ struct session {
     const char *meta, *name, *source;
     char **compile_argv, **run_argv;
     char **fetch;               /* [num_fetch] names */
-    struct source_file *files; /* [num_files], read-only beside the source when it is compiled and run */
+    struct source_file *files; /* [num_files], read-only beside the source when it is compiled and run; then those made */
     char *code; /* compiled Python, marshalled */
     uint64_t code_bytes;
     struct frame arguments; /* for the next run */
     const char *args;       /* for the next run: NUL-terminated strings */
     uint64_t args_bytes;
     uint32_t num_args;
-    char **names; /* the files in /tmp at the start of every run */
-    int num_names;
-    uint64_t last_inode; /* the last inode number of /tmp that init has seen */
     struct run first; /* the process of a Python program that has compiled and waits at `go` */
     bool in_dialogue; /* in a candidate's process: descriptors 0 and 1 are pipes */
     int go;           /* pipe to the waiting process; -1 when there is none */

@@ -195,11 +195,12 @@ static int drop_capabilities(void) {
 
 /* Set the limits and drop all rights. The change of user is the last step, so that init can tell whether all steps
  * succeeded (`was_confined`). CPU limits are whole seconds: SIGXCPU comes at the limit, SIGKILL a second later. The
- * first process of a Python program sets its CPU limit again after it has compiled. */
+ * first process of a Python program sets its CPU limit again after it has compiled; those of the later runs get the same,
+ * so that a program does not see which run is the first. */
 static int confine(struct session *s, const struct program *p, const char *folder, bool compiles_first) {
     uint64_t space = p->is_command ? 2 * p->memory_bytes + p->extra_space_bytes + COMMAND_SPACE_BYTES
                                    : p->memory_bytes + s->settings->base_vm_bytes;
-    uint64_t seconds = (uint64_t)ceil(compiles_first ? compile_cpu_s(s) : p->cpu_time_s);
+    uint64_t seconds = (uint64_t)ceil(compiles_first ? compile_cpu_s(s) : s->first.cpu_before_s + p->cpu_time_s);
     sigset_t interrupt;
     sigemptyset(&interrupt);
     sigaddset(&interrupt, SIGINT);

@@ -6,6 +6,7 @@
 #include "zygote.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <poll.h>
 #include <stdio.h>
@@ -185,11 +186,14 @@ void release_first(struct session *s, struct run *run, struct frame *given) {
     s->go = -1;
 }
 
-void drop_first(struct session *s) {
+void drop_first(struct session *s, struct run *run) {
     close(s->go);
     s->go = -1;
     end_all();
-    close_files(&s->first);
+    run->in = s->first.in;
+    run->out = s->first.out;
+    run->err = s->first.err;
+    run->result = s->first.result;
 }
 
 bool spawn_python(struct session *s, struct run *run) {
@@ -276,7 +280,7 @@ static size_t compile(struct session *s, char *said) {
     struct run run = {.program = &compiler};
     if (!is_installed(s->compile_argv[0])) fail(s, "there is no %s inside the sandbox", s->compile_argv[0]);
     open_files(s, &run);
-    if (spawn(s, &run, "/program", -1, -1) == 0) exec_command(s, s->compile_argv);
+    if (spawn(s, &run, SOURCES, -1, -1) == 0) exec_command(s, s->compile_argv);
     if (was_starved(s, &compiler, &run)) refuse(s, COMPILE_STARVED, NULL, 0);
     size_t num_bytes = problem_of(&run, problem);
     size_t num_said = num_bytes ? 0 : message_of(run.err, run.err_bytes, said);
@@ -288,13 +292,14 @@ static size_t compile(struct session *s, char *said) {
 
 /* Send what the compiler has said and, if the gateway wants it, what it has made. */
 static void send_compiled(struct session *s, const char *said, size_t num_said) {
-    size_t num_bytes = ((size_t)s->num_names + 1) * sizeof(char *);
-    char **made = room_for(num_bytes);
+    char *made[MAX_SENT_FILES + 1]; /* with more, none is sent */
     uint32_t num_made = 0;
-    for (int i = 0; i < s->num_names; i++)
-        if (!is_source(s, s->names[i])) made[num_made++] = s->names[i];
-    send_files(s, COMPILED, said, num_said, "/program", made, num_made, true);
-    give_back(made, num_bytes);
+    struct listing files = list(s, AT_FDCWD, MADE);
+    for (const char *name; num_made <= MAX_SENT_FILES && (name = next_name(&files));)
+        made[num_made++] = allocated(strdup(name));
+    close(files.fd);
+    send_files(s, COMPILED, said, num_said, MADE, made, num_made, true);
+    while (num_made) free(made[--num_made]);
 }
 
 void start_command(struct session *s) {
@@ -308,7 +313,7 @@ void start_command(struct session *s) {
     if (s->program.wants_program)
         send_compiled(s, said, num_said);
     else if (num_said)
-        send_files(s, COMPILED, said, num_said, "/program", NULL, 0, false);
+        send_files(s, COMPILED, said, num_said, MADE, NULL, 0, false);
     else
         send_frame(s, COMPILED, NULL, 0);
 }

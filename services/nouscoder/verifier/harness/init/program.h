@@ -7,7 +7,7 @@
 bool start_python(struct session *s);
 void *assignment_of(struct session *s); /* for the interpreter, in a candidate's process */
 void release_first(struct session *s, struct run *run, struct frame *stdin_frame);
-void drop_first(struct session *s);
+void drop_first(struct session *s, struct run *run); /* `run` gets its files */
 bool spawn_python(struct session *s, struct run *run);
 double compile_cpu_s(const struct session *s);
 void count_by_share(const struct session *s, struct run *run);
