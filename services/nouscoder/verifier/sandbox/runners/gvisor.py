@@ -116,7 +116,11 @@ class GvisorSandbox(LocalSandbox):
     name = "gvisor"
     _keeps_compiled = False
     outer_layer = "gvisor:pod"
-    _outside_runners = ("namespace:user", "separate-users", "cgroup:")  # layers that only the local backend has
+    _outside_runners: tuple[str, ...] = (
+        "namespace:user",
+        "separate-users",
+        "cgroup:",
+    )  # layers that only the local backend has
 
     def __init__(
         self,
