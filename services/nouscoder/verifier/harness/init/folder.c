@@ -60,6 +60,7 @@ void *doubled(void *memory, size_t num_bytes) {
  * program. A candidate cannot have changed them, nor made another file: its inode number would tell the next run.
  */
 
+enum { MAX_MADE_FILES = 1000 }; /* in /program, with folders and the source; program.c says so */
 static const unsigned long FLAGS = MS_NOSUID | MS_NODEV;
 
 static void mount_tmpfs(struct session *s, const char *target, const char *more) {
@@ -168,23 +169,29 @@ const char *next_name(struct listing *l) {
     }
 }
 
-/* Take the files of a folder away from the candidate: gVisor lets an owner change rights and times on a read-only mount,
- * and the next test could read them. No process of the candidate runs. */
-static void take_over(struct session *s, int at, const char *folder, int depth) {
+/* Whether a folder holds at most MAX_MADE_FILES files, `num_files` counts them, and no folder is deeper than MAX_DEPTH.
+ * In gVisor also take them away from the candidate: an owner may change rights and times there on a read-only mount, and
+ * the next test could read them. No process of the candidate runs. */
+static bool settle(struct session *s, int at, const char *folder, int depth, int *num_files) {
     enum { MAX_DEPTH = 16 };
     struct stat about;
     struct listing files = list(s, at, folder);
-    if (fchown(files.fd, 0, 0)) fail(s, "%s: %s", folder, strerror(errno));
-    for (const char *name; (name = next_name(&files));) {
-        fchownat(files.fd, name, 0, 0, AT_SYMLINK_NOFOLLOW);
+    bool settled = depth <= MAX_DEPTH;
+    if (s->settings->gvisor && fchown(files.fd, 0, 0)) fail(s, "%s: %s", folder, strerror(errno));
+    for (const char *name; settled && (name = next_name(&files));) {
+        if (s->settings->gvisor) fchownat(files.fd, name, 0, 0, AT_SYMLINK_NOFOLLOW);
+        settled = ++*num_files <= MAX_MADE_FILES;
         bool is_folder = !fstatat(files.fd, name, &about, AT_SYMLINK_NOFOLLOW) && S_ISDIR(about.st_mode);
-        if (is_folder && depth < MAX_DEPTH) take_over(s, files.fd, name, depth + 1);
+        if (settled && is_folder) settled = settle(s, files.fd, name, depth + 1, num_files);
     }
     close(files.fd);
+    return settled;
 }
 
-void seal_program(struct session *s) {
-    if (s->settings->gvisor) take_over(s, AT_FDCWD, "/program", 0);
+/* Make the compiled program read-only. Returns false when it has too many files: each is a link in /tmp of every run. */
+bool seal_program(struct session *s) {
+    int num_files = 0;
+    if (!settle(s, AT_FDCWD, "/program", 0, &num_files)) return false;
     if (mount("tmpfs", "/program", "", FLAGS | MS_REMOUNT | MS_RDONLY, NULL))
         fail(s, "/program cannot be made read-only: %s", strerror(errno));
     struct listing files = list(s, AT_FDCWD, "/program");
@@ -194,6 +201,7 @@ void seal_program(struct session *s) {
     }
     close(files.fd);
     remount_work(s);
+    return true;
 }
 
 static bool is_expected(struct session *s, const char *name) {
