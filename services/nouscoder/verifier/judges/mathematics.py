@@ -108,7 +108,7 @@ class MathProcess:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._replies: dict[int, asyncio.Future[Compared]] = {}
+        self._replies: dict[int, asyncio.Future[Compared]] = {}  # of the process that runs
         self._numbers = itertools.count()
         self._starting = asyncio.Lock()
         self._is_closed = False
@@ -125,9 +125,9 @@ class MathProcess:
         """
         process = await self._running()
         assert process.stdin is not None
-        number = next(self._numbers)
+        number, replies = next(self._numbers), self._replies
         request = Request(number, golds, answer, limits.cpu_s, limits.wall_s, limits.total_s, limits.niceness)
-        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        reply = replies[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(limits.total_s + limits.wall_s + _GRACE_S):
                 process.stdin.write(json.dumps(request._asdict()).encode() + b"\n")
@@ -140,7 +140,7 @@ class MathProcess:
             await self._stop()
             raise SandboxError(f"comparing mathematics failed: {error!r}") from error
         finally:
-            del self._replies[number]
+            del replies[number]
 
     async def close(self) -> None:
         """Kill the process with its forks, if it runs, and wait for it. No other one starts."""
@@ -148,14 +148,14 @@ class MathProcess:
         await self._stop()
 
     async def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
+        process, reading = self._process, self._reading
+        self._process = self._reading = None
+        if process is None or reading is None:
             return
         with contextlib.suppress(ProcessLookupError):
             process.kill()  # its forks end with it
         await process.wait()
-        if self._reading is not None:
-            await self._reading
+        await reading
 
     async def _running(self) -> asyncio.subprocess.Process:
         """The process, which is started if there is none. Raises SandboxError."""
@@ -168,7 +168,8 @@ class MathProcess:
                     self._process = await self._started()
                 except OSError as error:
                     raise SandboxError(f"comparing mathematics failed: {error}") from error
-                self._reading = asyncio.create_task(self._read(self._process), name="mathematics")
+                self._replies = {}
+                self._reading = asyncio.create_task(_read(self._process, self._replies), name="mathematics")
             return self._process
 
     @staticmethod
@@ -184,23 +185,24 @@ class MathProcess:
             limit=_MAX_LINE_BYTES,
         )
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Pass on the answers until the process ends. Those that are still awaited then fail."""
-        assert process.stdout is not None
-        try:
-            while line := await process.stdout.readline():
-                told = json.loads(line)
-                reply = self._replies.get(told["id"])
-                if reply is not None and not reply.done():
-                    reply.set_result(Compared(tuple(map(Code, told["codes"])), End(told["end"])))
-        except ValueError as error:
-            log.error("the process of mathematics gave an invalid answer", extra={"detail": str(error)})
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            for reply in self._replies.values():
-                if not reply.done():
-                    reply.set_exception(SandboxError("comparing mathematics failed: its process has ended"))
+
+async def _read(process: asyncio.subprocess.Process, replies: dict[int, asyncio.Future[Compared]]) -> None:
+    """Pass on the answers until the process ends. Those that are still awaited then fail."""
+    assert process.stdout is not None
+    try:
+        while line := await process.stdout.readline():
+            told = json.loads(line)
+            reply = replies.get(told["id"])
+            if reply is not None and not reply.done():
+                reply.set_result(Compared(tuple(map(Code, told["codes"])), End(told["end"])))
+    except ValueError as error:
+        log.error("the process of mathematics gave an invalid answer", extra={"detail": str(error)})
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        for reply in replies.values():
+            if not reply.done():
+                reply.set_exception(SandboxError("comparing mathematics failed: its process has ended"))
 
 
 class MathJudge:

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -63,14 +64,14 @@ void *doubled(void *memory, size_t num_bytes) {
 enum { MAX_MADE_FILES = 1000 }; /* in /program, with folders and the source; program.c says so */
 static const unsigned long FLAGS = MS_NOSUID | MS_NODEV;
 
-static void mount_tmpfs(struct session *s, const char *target, const char *more) {
+static void mount_tmpfs(struct session *s, const char *target, uint64_t num_inodes, const char *more) {
     char options[256];
-    snprintf(options, sizeof options, "size=%" PRIu64 ",nr_inodes=%" PRIu64 ",%s", s->settings->tmp_bytes,
-             s->settings->tmp_inodes, more);
+    snprintf(options, sizeof options, "size=%" PRIu64 ",nr_inodes=%" PRIu64 ",%s", s->settings->tmp_bytes, num_inodes,
+             more);
     if (mount("tmpfs", target, "tmpfs", FLAGS, options)) fail(s, "mount tmpfs on %s: %s", target, strerror(errno));
 }
 
-void mount_work(struct session *s) { mount_tmpfs(s, "/tmp", "mode=1777"); }
+void mount_work(struct session *s) { mount_tmpfs(s, "/tmp", s->settings->tmp_inodes, "mode=1777"); }
 
 void write_file(struct session *s, const char *folder, const char *name, mode_t mode, const void *bytes,
                 size_t num_bytes) {
@@ -122,7 +123,8 @@ void place_script(struct session *s) {
 }
 
 void open_program(struct session *s) {
-    mount_tmpfs(s, "/program", s->settings->two_users ? "mode=755,uid=1000,gid=1000" : "mode=755,uid=0,gid=0");
+    const char *owner = s->settings->two_users ? "mode=755,uid=1000,gid=1000" : "mode=755,uid=0,gid=0";
+    mount_tmpfs(s, "/program", MAX_MADE_FILES + 2, owner); /* with the folder itself, and one that is too many */
     write_sources(s, "/program", s->program.has_compiler ? 0444 : 0555); /* the files may be compiled programs */
 }
 
@@ -186,6 +188,12 @@ static bool settle(struct session *s, int at, const char *folder, int depth, int
     }
     close(files.fd);
     return settled;
+}
+
+/* Whether no further file fits into /program. gVisor does not say so. */
+bool program_is_full(void) {
+    struct statvfs about;
+    return !statvfs("/program", &about) && about.f_files && !about.f_ffree;
 }
 
 /* Make the compiled program read-only. Returns false when it has too many files: each is a link in /tmp of every run. */

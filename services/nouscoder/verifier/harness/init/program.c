@@ -284,6 +284,7 @@ static size_t compile(struct session *s, char *said) {
     if (!num_bytes && !num_said) num_said = message_of(run.out, run.out_bytes, said);
     close_files(&run);
     if (!num_bytes) return num_said;
+    if (program_is_full()) refuse(s, COMPILE_FAILED, TOO_MANY_FILES, sizeof TOO_MANY_FILES - 1);
     refuse(s, COMPILE_FAILED, problem, num_bytes);
 }
 
