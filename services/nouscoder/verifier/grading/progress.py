@@ -196,8 +196,11 @@ class SubmissionProgress:
             self._end = len(self._final)
 
     def verdict(self) -> Verdict:
-        """The verdict, once it is known: the outcome of the failed test with the lowest index, or accepted."""
-        if self._out_of_time:
+        """The verdict, once it is known: the outcome of the failed test with the lowest index, or accepted.
+
+        A program is not blamed for the time of judges that are at fault.
+        """
+        if self._out_of_time and not self._fault:
             limit = f"the tests took more than {self._max_spent_s:g} s in total"
             return self.ended(VerdictKind.TIME_LIMIT_EXCEEDED, limit)
         return self.ended(VerdictKind.ACCEPTED if self._failure is None else self._failure.outcome, self._fault)

@@ -57,7 +57,8 @@ _ARGUMENTS = {
     JudgeProtocol.TESTLIB: ("input", "output", "answer"),
     JudgeProtocol.KATTIS: ("input", "answer", "./"),  # the last is the folder for feedback, the working directory
 }
-_CHECKER_LIMITS = Limits(wall_time_s=30.0, cpu_time_s=30.0, memory_bytes=2 * 1024**3)
+# A checker says little. One that prints without end should not do so for its 30 s.
+_CHECKER_LIMITS = Limits(wall_time_s=30.0, cpu_time_s=30.0, memory_bytes=2 * 1024**3, output_bytes=8 * 1024**2)
 _INTERACTOR_EXTRA_S = 10.0
 Ran = tuple[RunResult, Ruling | None]
 log = logging.getLogger(__name__)
