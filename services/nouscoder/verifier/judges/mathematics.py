@@ -127,7 +127,8 @@ class MathProcess:
         assert process.stdin is not None
         number, replies = next(self._numbers), self._replies
         request = Request(number, golds, answer, limits.cpu_s, limits.wall_s, limits.total_s, limits.niceness)
-        reply = replies[number] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Compared] = asyncio.get_running_loop().create_future()
+        replies[number] = reply
         try:
             async with asyncio.timeout(limits.total_s + limits.wall_s + _GRACE_S):
                 process.stdin.write(json.dumps(request._asdict()).encode() + b"\n")
