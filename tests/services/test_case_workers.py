@@ -71,7 +71,7 @@ class ScriptedWork:
         finally:
             self.num_open -= 1
 
-    async def run(self, runs: object, index: int) -> tuple[RunResult, Ruling | None]:
+    async def run(self, runs: object, index: int) -> tuple[RunResult, Ruling | None, float]:
         self.running.append(index)
         self.runs.append(index)
         try:
@@ -81,7 +81,7 @@ class ScriptedWork:
         finally:
             self.running.remove(index)
         self.now_s += 1.0
-        return ended(b"yes"), None
+        return ended(b"yes"), None, 1.0
 
     def let_go(self, *indices: int) -> None:
         for index in indices or range(len(self.gates)):

@@ -357,6 +357,31 @@ async def test_a_hostile_source_is_a_compile_error(impatient: Sandbox, name: str
     assert (await run_twice(impatient, "int main(void) { return 7; }")).exit_code == 7
 
 
+MANY = 'BEGIN { for my $i (1..%d) { open F, ">h$i" or last; close F } } my @files = <h*>; print scalar(@files);'
+LITTER = {
+    "one file too many": (MANY % 1000, "more than 1000 files"),
+    "far too many": (MANY % 60_000, "more than 1000 files"),
+    "far too many, and the compiler fails": (MANY % 60_000 + " BEGIN { die }", "more than 1000 files"),
+    "folders below each other": ("BEGIN { for (1..40) { mkdir 'd'; chdir 'd' } }", "more than 16 deep"),
+}
+
+
+@pytest.mark.parametrize("name", LITTER)
+async def test_what_a_compiler_leaves_is_limited(sandbox: Sandbox, name: str) -> None:
+    code, why = LITTER[name]
+    with pytest.raises(CompileFailed, match=why):
+        await run_twice(sandbox, code, "perl")
+    assert (await run_twice(sandbox, MANY % 900, "perl")).stdout == b"900"
+
+
+async def test_the_first_class_with_main_is_found_among_many(sandbox: Sandbox) -> None:
+    others = "".join(
+        f"class A{i:03} {{ static void {'main(int' if i % 2 else 'f(String[]'} a) {{}} }}\n" for i in range(300)
+    )
+    code = others + "class B { public static void main(String[] a) { System.out.print(7); } }\nclass C extends B {}"
+    assert (await run_twice(sandbox, code, "java")).stdout == b"7"
+
+
 async def test_the_main_thread_of_java_has_a_large_stack(sandbox: Sandbox) -> None:
     deep = (
         "public class Main { static int f(int n) { return n == 0 ? 0 : 1 + f(n - 1); }\n"

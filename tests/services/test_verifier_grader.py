@@ -367,6 +367,18 @@ async def test_exceeding_the_total_time_of_all_tests_gives_time_limit_exceeded()
     assert (verdict.kind, verdict.graded) == (VerdictKind.TIME_LIMIT_EXCEEDED, 3)
 
 
+async def test_what_a_test_costs_its_slot_counts_and_not_only_the_run() -> None:
+    async def behaviour(stdin: bytes) -> RunResult:
+        await asyncio.sleep(0.05)  # as if a checker ran or files were removed: the run says that it took no time
+        return replace(GOOD, stdout=stdin, wall_time_s=0.0)
+
+    grader = grader_of(ScriptedSandbox(behaviour), max_submission_s=0.1)
+    verdict = await grader.grade(stdin_submission(*[("a", "a")] * 5))
+    assert verdict.kind is VerdictKind.TIME_LIMIT_EXCEEDED
+    assert verdict.graded <= 2
+    assert "took more than 0.1 s in total" in verdict.detail
+
+
 async def test_the_texts_of_a_failure_are_clipped_and_can_be_hidden() -> None:
     async def behaviour(_: bytes) -> RunResult:
         return replace(GOOD, stdout=b"\xff" * 100_000, stderr=b"x" * 100_000 + b"end")

@@ -1,4 +1,4 @@
-"""Checkers, interactors, the lcb profile and math tests through the grader: their inputs, and the causes of failures.
+"""Checkers, interactors and the lcb profile through the grader: their inputs, and the causes of failures.
 
 Tests the invariant of runs.py: expected outputs enter only the sandbox of a judge program, never the candidate's.
 """
@@ -18,8 +18,6 @@ from nouscoder.domain.submission import (
     JudgeProgram,
     JudgeProtocol,
     Limits,
-    MathCase,
-    MathTests,
     Profile,
     StdinCase,
     StdinTests,
@@ -31,10 +29,9 @@ from nouscoder.rpc.pairs import VERDICT
 from nouscoder.verifier.api.schema import answer_record
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.judges import asserting, mathematics
-from nouscoder.verifier.judges.rulings import Ruling
+from nouscoder.verifier.judges import asserting
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import Exit, RunResult, SandboxError
+from nouscoder.verifier.sandbox.base import Exit, RunResult
 from nouscoder.verifier.sandbox.fake import Behaviour, FakeSandbox, ended
 
 SECRET = "the-answer"
@@ -178,31 +175,3 @@ async def test_asserts_that_the_parser_takes_too_long_for_are_refused(monkeypatc
     with pytest.raises(InvalidSubmission, match="takes python's parser more than 1 s") as refusal:
         await graded(AssertTests((slow,)), {})
     assert refusal.value.field == "tests"
-
-
-async def test_math_tests_use_no_sandbox_and_each_gold_answer_gets_a_ruling() -> None:
-    pytest.importorskip("math_verify")
-    tests = MathTests((MathCase(r"\frac{1}{2}"), MathCase("0.25")))
-    verdict, sandbox, _ = await graded(tests, {})
-    assert (verdict.kind, sandbox.num_sessions) == (VerdictKind.WRONG_ANSWER, 0)
-    rulings = await mathematics.rule(tests, r"so \boxed{0.5}", 10.0)
-    assert rulings == [Ruling(VerdictKind.ACCEPTED), Ruling(VerdictKind.WRONG_ANSWER)]
-
-
-async def test_a_comparison_beyond_its_time_limit_ends_and_the_next_one_works() -> None:
-    pytest.importorskip("math_verify")
-    # A tower of powers must neither pass nor hang, whether sympy fails or the limit ends it.
-    rulings = await mathematics.rule(MathTests((MathCase("7"),)), r"$\boxed{9^{9^{9^{9^{9}}}}}$", 0.5)
-    assert rulings[0].outcome in (VerdictKind.TIME_LIMIT_EXCEEDED, VerdictKind.WRONG_ANSWER)
-    assert await mathematics.rule(MathTests((MathCase("7"),)), "7", 10.0) == [Ruling(VerdictKind.ACCEPTED)]
-
-
-async def test_a_dead_math_process_is_an_infrastructure_failure_and_is_replaced() -> None:
-    pytest.importorskip("math_verify")
-    process = mathematics.MathProcess()
-    request = b'10 {"gold": ["7"], "answer": "7"}\n'
-    assert process.ask(request, 10.0) == {"right": [True]}
-    with pytest.raises(SandboxError):
-        process.ask(b"not a number\n", 10.0)
-    assert process.ask(request, 10.0) == {"right": [True]}
-    process.stop()

@@ -21,6 +21,7 @@ from nouscoder.verifier.api.streaming import map_concurrently
 from nouscoder.verifier.grading.progress import SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.judges.comparators import SMALL_BYTES
+from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.sandbox.fake import ended
 
 
@@ -79,6 +80,16 @@ async def test_the_total_time_counts_only_while_a_test_is_left() -> None:
         progress = progress_of(Submission(StdinTests(cases), "code"), max_spent_s=5.0)
         while (index := progress.take()) is not None:
             await progress.record(index, replace(ended(b"yes"), wall_time_s=4.0))
+        assert (progress.verdict().kind, progress.verdict().graded) == (kind, 2)
+
+
+async def test_the_time_of_checkers_counts_and_one_at_fault_is_still_at_fault() -> None:
+    fault = Ruling(VerdictKind.INTERNAL_ERROR, "the checker failed")
+    for ruling, kind in ((None, VerdictKind.TIME_LIMIT_EXCEEDED), (fault, VerdictKind.INTERNAL_ERROR)):
+        submission = Submission(StdinTests((StdinCase("", "yes"),) * 3), "code", stop_on_first_failure=False)
+        progress = progress_of(submission, max_spent_s=5.0)
+        while (index := progress.take()) is not None:
+            await progress.record(index, replace(ended(b"yes"), wall_time_s=1.0), ruling, spent_s=4.0)
         assert (progress.verdict().kind, progress.verdict().graded) == (kind, 2)
 
 

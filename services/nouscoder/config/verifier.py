@@ -232,7 +232,10 @@ class VerifierSection(ServiceSection):
     max_queue: int = Field(1024, ge=1, description="maximum number of waiting submissions; more are refused")
     cache_entries: int = Field(4096, ge=0, description="cached verdicts for identical submissions; 0 is off")
     max_submission_s: float = Field(
-        600.0, gt=0, description="time limit in seconds for all tests of a submission together"
+        600.0,
+        gt=0,
+        description="time limit in seconds for all tests of a submission together, with checkers and cleaning up;"
+        " CPU time for math tests",
     )
     max_body_bytes: int = Field(
         8 * 1024**2,

@@ -20,8 +20,12 @@ async def local_grader(
 ) -> AsyncIterator[Grader]:
     """A grader with the configured sandbox, which `decorate` may wrap. Raises ConfigError and SandboxUnavailable."""
     sandbox = decorate(open_sandbox(with_libraries(section), section.tools.sessions))
+    grader: Grader | None = None
     try:
         await sandbox.start()
-        yield Grader(sandbox, VerifierMetrics(CollectorRegistry()), section)
+        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), section)
+        yield grader
     finally:
+        if grader is not None:
+            await grader.close()
         await sandbox.close()

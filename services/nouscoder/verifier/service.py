@@ -52,7 +52,8 @@ from nouscoder.verifier.tools.sessions import ToolSessions
 
 log = logging.getLogger(__name__)
 
-_MORE_CALLS = 1024  # gRPC calls at once, besides the submissions that may wait: streams, tool sessions, health
+# gRPC calls at once, besides the submissions that may wait for slots and mathematics: streams, tool sessions, health
+_MORE_CALLS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
     run_lock, quotas = (share.run_lock, share.quotas) if share else (ExclusiveRunLock(), Quotas())
     core = Grader(traced_sandbox(sandbox, tracing), metrics, section, run_lock)
     core.follow(sandbox)
+    stack.push_async_callback(core.close)
     cache = TestsCache(section.tests.folder, section.tests.cache_bytes)
     stack.callback(cache.close)
     audit = _open_audit(section, stack)
@@ -255,7 +257,7 @@ def grpc_served(section: VerifierSection, servicer: Servicer, registry: Collecto
         interceptors=[gate],
         status_codes=STATUS_CODES,
         max_message_bytes=min(parsing.BODIES_OF_MANY * section.max_body_bytes, section.max_bodies_bytes),
-        max_calls=section.max_queue + _MORE_CALLS,
+        max_calls=2 * section.max_queue + _MORE_CALLS,
         takes_compressed=False,  # a message may expand a thousandfold before anything here can count it
         health=Health(section.grpc_health),
         certificates=(section.tls.certificate,),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from nouscoder.domain.submission import Submission
+from nouscoder.domain.submission import Profile, Submission
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.progress import SubmissionProgress
@@ -35,8 +35,9 @@ from nouscoder.verifier.grading.time_limits import (
     run_with_time_limits,
 )
 from nouscoder.verifier.judges.judge import Judge
+from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
-from nouscoder.verifier.sandbox.base import CompileFailed, CompileStarved, Program, Sandbox, SandboxError
+from nouscoder.verifier.sandbox.base import CompileFailed, CompileStarved, Program, RunResult, Sandbox, SandboxError
 
 Got = TypeVar("Got")
 OnOutcome = Callable[[TestOutcome], None]
@@ -92,14 +93,26 @@ class SubmissionWork:
         except ExclusiveRunTimeout:
             raise starved from None
 
-    async def run(self, runs: CaseRuns, index: int) -> Ran:
-        """Run one test. Raises SandboxError and TimeoutError."""
+    async def run(self, runs: CaseRuns, index: int) -> tuple[RunResult, Ruling | None, float]:
+        """Run one test. Returns also the seconds for which the run that counts used its slot, without waits for others.
+
+        With the lcb profile it is 0: one run is that of all tests, and their wall times are its parts. Raises
+        SandboxError and TimeoutError.
+        """
         patience_s = self.run_patience_s + partner_patience_s(self.submission)
-        run = partial(_within, patience_s, partial(runs.run, index))
+        spent_s = 0.0
+
+        async def run() -> Ran:
+            nonlocal spent_s
+            begun_s = time.monotonic()
+            ran = await _within(patience_s, partial(runs.run, index))
+            spent_s = 0.0 if self.submission.profile is Profile.LCB else time.monotonic() - begun_s
+            return ran
+
         result, ruling = await run_with_time_limits(run, self.program.limits, self.run_lock, self.repetitions)
         if ruling is not None and ruling.outcome is VerdictKind.INTERNAL_ERROR:
             count_failure(self.metrics, FailureCause.JUDGE, ruling.remark)
-        return result, ruling
+        return result, ruling, spent_s
 
     def report(self, outcome: TestOutcome) -> None:
         """An outcome has become final."""
@@ -210,8 +223,8 @@ class WorkerGroup:
     async def _run_test(self, runs: CaseRuns, index: int) -> None:
         begun_s = self._clock()
         try:
-            result, ruling = await self._work.run(runs, index)
-            final = await self._progress.record(index, result, ruling)
+            result, ruling, spent_s = await self._work.run(runs, index)
+            final = await self._progress.record(index, result, ruling, spent_s)
         except BaseException:
             self._progress.give_back(index)
             raise

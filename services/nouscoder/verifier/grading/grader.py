@@ -5,7 +5,7 @@ extract code -> wait for a slot -> fresh sandbox -> tests, hardest first -> outc
 INVARIANT: a submission that `grade` accepts gets exactly one verdict, unless its caller is cancelled or the queue
 refuses it. At most `num_slots` sandboxes are in use, and a submission holds more than one only while no other
 waits (case_workers.py). At most `max_queue` submissions wait. A slot is free again as soon as the verdict is known, the
-caller is cancelled or the sandbox has failed.
+caller is cancelled or the sandbox has failed. Math tests use no slot (math_lane.py).
 
 After an infrastructure failure grading is tried once more in another sandbox; a second failure gives internal_error.
 Nothing that a candidate does gives internal_error. So a program under which two sandboxes were killed for lack of
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nouscoder.config import VerifierSection
-from nouscoder.domain.submission import AssertTests, Profile, Submission, TestsReference
+from nouscoder.domain.submission import AssertTests, MathTests, Profile, Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
@@ -31,12 +31,21 @@ from nouscoder.verifier.grading.extract import text_to_grade
 from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.grading.long_work import in_turn
+from nouscoder.verifier.grading.math_lane import MathLane
 from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
-from nouscoder.verifier.grading.runs import PytestLibrary, has_free_order, has_parallel_tests, judge_for, program_of
+from nouscoder.verifier.grading.runs import (
+    PytestLibrary,
+    has_free_order,
+    has_parallel_tests,
+    judge_for,
+    partner_patience_s,
+    program_of,
+)
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock, extended_limits, max_repetitions_s
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import require_long_python
 from nouscoder.verifier.judges.judge import Judge, takes_long
+from nouscoder.verifier.judges.mathematics import MathLimits
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
@@ -68,10 +77,10 @@ class GradingPolicy:
         """Seconds in which a sandbox must report the end of one run."""
         return extended_limits(program.limits).wall_time_s + self.run_grace_s
 
-    def attempt_patience_s(self, program: Program, max_submission_s: float) -> float:
-        """Seconds that one sandbox may take for a whole submission."""
+    def attempt_patience_s(self, program: Program, max_submission_s: float, partner_s: float = 0.0) -> float:
+        """Seconds that one sandbox may take for a whole submission, whose last test may begin just in time."""
         longest_s = max_submission_s + max_repetitions_s(program.limits)
-        return self.open_patience_s + longest_s + self.run_patience_s(program)
+        return self.open_patience_s + longest_s + self.run_patience_s(program) + partner_s
 
 
 class Grader:
@@ -98,6 +107,8 @@ class Grader:
         self._tell_demand: Callable[[], None] = lambda: None
         self.num_slots = sandbox.num_slots - self._section.tools.sessions  # submissions that can run at once
         self._slots = FairSlots(self.num_slots, self._section.max_queue, self._report_load, metrics.waited)
+        math_limits = MathLimits(total_s=self._section.max_submission_s)
+        self.mathematics = MathLane(self.num_slots, self._section.max_queue, metrics, math_limits)
         metrics.watch_queue(lambda: (self._slots.oldest_s, self._slots.num_clients))
 
     @property
@@ -108,6 +119,10 @@ class Grader:
     @property
     def unfinished(self) -> int:
         """Submissions that wait or run."""
+        return self._num_programs + self.mathematics.unfinished
+
+    @property
+    def _num_programs(self) -> int:
         return self._slots.waiting + self._slots.busy - self._slots.extra
 
     def follow(self, sandbox: Elastic) -> None:
@@ -119,7 +134,7 @@ class Grader:
             (self._has_slots.set if usable > 0 else self._has_slots.clear)()
 
         sandbox.watch_slots(resize)
-        self._tell_demand = lambda: sandbox.demand(self.unfinished)
+        self._tell_demand = lambda: sandbox.demand(self._num_programs)
         resize()
 
     def _report_load(self, waiting: int, busy: int) -> None:
@@ -141,20 +156,33 @@ class Grader:
         if code is None:
             progress = self._progress(submission, judge, begun, None)
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
+        elif isinstance(submission.tests, MathTests):
+            progress = self._progress(submission, judge, begun, None)
+            verdict = await self.mathematics.grade(submission.tests, code, progress, on_outcome)
         else:
-            program = program_of(submission, code, judge, begun)
-            caller = current_caller()
-            async with self._slots.slot(caller.client, in_background=caller.in_background):
-                if isinstance(submission.tests, AssertTests):
-                    await require_long_python(submission.tests)
-                is_free = has_free_order(submission)
-                learned = self._kill_rates.table(caller.client, submission, judge) if is_free else None
-                progress = self._progress(submission, judge, begun, learned)
-                verdict = await self._attempts(submission, program, progress, on_outcome)
-            if learned is not None:
-                learned.learn(verdict.tests)
+            verdict = await self._in_slot(submission, code, judge, begun, on_outcome)
         self._metrics.graded(verdict, current_caller().client)
         return verdict
+
+    async def _in_slot(
+        self, submission: Submission, code: str, judge: Judge, begun: float, on_outcome: OnOutcome | None
+    ) -> Verdict:
+        program = program_of(submission, code, judge, begun)
+        caller = current_caller()
+        async with self._slots.slot(caller.client, in_background=caller.in_background):
+            if isinstance(submission.tests, AssertTests):
+                await require_long_python(submission.tests)
+            is_free = has_free_order(submission)
+            learned = self._kill_rates.table(caller.client, submission, judge) if is_free else None
+            progress = self._progress(submission, judge, begun, learned)
+            verdict = await self._attempts(submission, program, progress, on_outcome)
+        if learned is not None:
+            learned.learn(verdict.tests)
+        return verdict
+
+    async def close(self) -> None:
+        """End what this grader has started beside the sandbox, which is not closed."""
+        await self.mathematics.close()
 
     def _progress(
         self, submission: Submission, judge: Judge, begun: float, learned: KillTable | None
@@ -195,12 +223,14 @@ class Grader:
         """
         work = self._work(submission, program, progress.judge, on_outcome)
         max_workers = self.num_slots if has_parallel_tests(submission) else 1
+        partner_s = partner_patience_s(submission)
+        patience_s = self._policy.attempt_patience_s(program, self._section.max_submission_s, partner_s)
         message = ""
         num_failed = num_killed = 0
         while num_failed < self._policy.attempts:
             await self._has_slots.wait()  # as in the queue, for as long as the caller waits
             try:
-                async with asyncio.timeout(self._policy.attempt_patience_s(program, self._section.max_submission_s)):
+                async with asyncio.timeout(patience_s):
                     await self._pytest.require(submission)
                     await WorkerGroup(progress, self._slots, work, max_workers, self._policy.min_worker_left_s).run()
                 return progress.verdict()

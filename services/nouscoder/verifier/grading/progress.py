@@ -47,11 +47,15 @@ _MAX_RUNS = 256  # at this count both counts of a test are halved, so that recen
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """The outcome of a test. `failure` is None when it passed. `fault` names an infrastructure failure, or is ""."""
+    """The outcome of a test. `failure` is None when it passed. `fault` names an infrastructure failure, or is "".
+
+    `spent_s` is the time that counts against the submission's total.
+    """
 
     outcome: TestOutcome
     failure: FirstFailure | None
     fault: str
+    spent_s: float
 
 
 class SubmissionProgress:
@@ -67,7 +71,7 @@ class SubmissionProgress:
         max_spent_s: float = math.inf,
     ) -> None:
         """`order` [num_tests] holds the test of each position. `begun` is the time.monotonic() of the submission's
-        arrival. Once the tests have used `max_spent_s` seconds of wall time together, no further test counts.
+        arrival. Once the tests have used their slot for `max_spent_s` seconds together, no further test counts.
         """
         self.judge = judge
         self._submission = submission
@@ -122,14 +126,17 @@ class SubmissionProgress:
         self._taken.remove(position)
         heapq.heappush(self._given_back, position)
 
-    async def record(self, index: int, result: RunResult, ruling: Ruling | None = None) -> Sequence[TestOutcome]:
+    async def record(
+        self, index: int, result: RunResult, ruling: Ruling | None = None, spent_s: float = 0.0
+    ) -> Sequence[TestOutcome]:
         """Judge the result of a taken test. Large outputs are compared in a thread, to keep the event loop free.
 
-        `ruling` is the decision of a checker, an interactor or the math library; it overrides the comparison. Returns
-        the outcomes that have become final, in order.
+        `ruling` is the decision of a checker, an interactor or the math library; it overrides the comparison. `spent_s`
+        is how long the test has used its slot, with its checker and all that is cleaned up after it. Returns the
+        outcomes that have become final, in order.
         """
         position = self._taken_position(index)
-        judged = await self._judged(index, result, ruling)
+        judged = await self._judged(index, result, ruling, max(spent_s, result.wall_time_s))
         self._taken.remove(position)
         if position >= self._end:
             return ()
@@ -144,7 +151,7 @@ class SubmissionProgress:
             raise ValueError(f"test {index} has not been taken")
         return position
 
-    async def _judged(self, index: int, result: RunResult, ruling: Ruling | None) -> _Judged:
+    async def _judged(self, index: int, result: RunResult, ruling: Ruling | None, spent_s: float) -> _Judged:
         is_long = takes_long(self._submission.tests, index)
         if ruling is not None:
             kind = ruling.outcome
@@ -159,13 +166,13 @@ class SubmissionProgress:
         times = (result.wall_time_s, result.cpu_time_s)
         outcome = TestOutcome(index, kind, *times, result.memory_bytes, points, stderr)
         if kind is VerdictKind.ACCEPTED:
-            return _Judged(outcome, None, "")
+            return _Judged(outcome, None, "", spent_s)
         remark = "" if ruling is None else ruling.remark
         if is_long:
             failure = await in_turn(failure_of, self.judge, index, kind, result, remark)
         else:
             failure = failure_of(self.judge, index, kind, result, remark)
-        return _Judged(outcome, failure, remark if kind is VerdictKind.INTERNAL_ERROR else "")
+        return _Judged(outcome, failure, remark if kind is VerdictKind.INTERNAL_ERROR else "", spent_s)
 
     def _finalize(self) -> Sequence[TestOutcome]:
         """Count the outcomes that have become final, and return them."""
@@ -183,14 +190,17 @@ class SubmissionProgress:
         failure = judged.failure
         if failure is not None and (self._failure is None or failure.index < self._failure.index):
             self._failure, self._fault = failure, judged.fault
-        self._spent_s += judged.outcome.wall_time_s
+        self._spent_s += judged.spent_s
         if self._spent_s > self._max_spent_s and not self.is_known:
             self._out_of_time = True
             self._end = len(self._final)
 
     def verdict(self) -> Verdict:
-        """The verdict, once it is known: the outcome of the failed test with the lowest index, or accepted."""
-        if self._out_of_time:
+        """The verdict, once it is known: the outcome of the failed test with the lowest index, or accepted.
+
+        A program is not blamed for the time of judges that are at fault.
+        """
+        if self._out_of_time and not self._fault:
             limit = f"the tests took more than {self._max_spent_s:g} s in total"
             return self.ended(VerdictKind.TIME_LIMIT_EXCEEDED, limit)
         return self.ended(VerdictKind.ACCEPTED if self._failure is None else self._failure.outcome, self._fault)

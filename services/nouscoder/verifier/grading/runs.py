@@ -1,5 +1,5 @@
 """How a test of each type runs: alone, followed by a checker, together with an interactor (and perhaps followed by a
-checker), in one process with all others (the lcb profile), or without a process (math).
+checker), or in one process with all others (the lcb profile). Math tests run no process (math_lane.py).
 
 Each type of tests has one judge (judges/judge.py). A new type needs a judge, a line in `judge_for`, and a line in
 `open_runs` if it does not run like stdin tests.
@@ -38,7 +38,6 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.harness.frames import RESULT_FILE
-from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.judges.asserting import AssertJudge, PytestJudge
 from nouscoder.verifier.judges.judge import CallJudge, Judge, StdinJudge, encoded, outcome_of, takes_long
 from nouscoder.verifier.judges.lcb import PRELUDE, LcbJudge
@@ -58,7 +57,8 @@ _ARGUMENTS = {
     JudgeProtocol.TESTLIB: ("input", "output", "answer"),
     JudgeProtocol.KATTIS: ("input", "answer", "./"),  # the last is the folder for feedback, the working directory
 }
-_CHECKER_LIMITS = Limits(wall_time_s=30.0, cpu_time_s=30.0, memory_bytes=2 * 1024**3)
+# A checker says little. One that prints without end should not do so for its 30 s.
+_CHECKER_LIMITS = Limits(wall_time_s=30.0, cpu_time_s=30.0, memory_bytes=2 * 1024**3, output_bytes=8 * 1024**2)
 _INTERACTOR_EXTRA_S = 10.0
 Ran = tuple[RunResult, Ruling | None]
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class CaseRuns(Protocol):
     """The runs of one submission in one fresh sandbox."""
 
     async def run(self, index: int) -> Ran:
-        """Run test `index`. The ruling is that of a checker, interactor or math library, else None.
+        """Run test `index`. The ruling is that of a checker or interactor, else None.
 
         Raises SandboxError.
         """
@@ -148,8 +148,8 @@ async def open_runs(
 ) -> AsyncIterator[CaseRuns]:
     """A fresh sandbox for this submission. Raises CompileFailed, PartnerCompileFailed and SandboxError on entry."""
     match submission.tests:
-        case MathTests() as tests:
-            yield _MathRuns(tests, program)
+        case MathTests():
+            raise ValueError("math tests need no sandbox")
         case CheckerTests() as tests:
             async with sandbox.with_partners(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, other):
                 yield _CheckedRuns(candidate, _Checker(other, tests.checker.protocol), tests, judge)
@@ -266,20 +266,6 @@ class _LcbRuns:
         if self._results is None:
             self._results = await self._judge.split(await self._session.run(self._judge.batch_input()))
         return self._results[index], None
-
-
-class _MathRuns:
-    def __init__(self, tests: MathTests, program: Program) -> None:
-        self._tests = tests
-        self._program = program
-        self._rulings: list[Ruling] | None = None
-
-    async def run(self, index: int) -> Ran:
-        """Compare all cases at the first call; return the ruling on this one."""
-        if self._rulings is None:
-            self._rulings = await mathematics.rule(self._tests, self._program.code, self._program.limits.wall_time_s)
-        answer = RunResult(Exit.EXITED, 0, 0, 0.0, 0.0, 0, encoded(self._program.code), b"")
-        return answer, self._rulings[index]
 
 
 def _files(case: StdinCase) -> dict[str, bytes]:

@@ -270,7 +270,7 @@ class SlotSettings(NamedTuple):
     preload: tuple[str, ...] = ()
     read_only: tuple[str, ...] = ()  # further folders of the host that candidates see at the same paths
     tmp_bytes: int = 256 * 1024**2
-    tmp_inodes: int = 65536
+    tmp_inodes: int = 16384  # the kernel frees so many in a tenth of a second
     stack_bytes: int = 256 * 1024**2
     uid_init: int | None = None
     uid_candidate: int | None = None

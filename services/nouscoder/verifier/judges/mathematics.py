@@ -1,33 +1,51 @@
-"""Math tests: answers are compared by the math-verify library, which runs in a separate process.
+"""Math tests: answers are compared by the math-verify library, in processes beside the service.
 
-INVARIANT: at most one such process lives at a time. A process that is silent past its limit is killed.
+INVARIANT: a MathProcess has at most one process of math_worker.py, which is killed with its forks when it is silent
+past its limits. What an answer causes is a ruling on that answer, never a SandboxError.
 
-The process runs as the service's own user and not in a sandbox: it runs no candidate code. It only parses text, within
-limits of memory, CPU and wall time (see math_worker). It starts with the first request and ends with the service.
+The processes run as the service's own user and not in a sandbox: they run no candidate code. They only parse text,
+within limits of memory, CPU and wall time (see math_worker). They start with the first request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+import itertools
 import json
-import select
-import subprocess
+import logging
 import sys
-import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from nouscoder.domain.submission import MathTests
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.judges import math_worker
 from nouscoder.verifier.judges.judge import readable
+from nouscoder.verifier.judges.math_worker import Code, End, Request
 from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 
-_WORKER = Path(__file__).with_name("math_worker.py")
+log = logging.getLogger(__name__)
+
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
-_GRACE_S = 25.0  # time to load sympy on a busy machine
+_GRACE_S = 60.0  # time to load sympy on a busy machine
 _MAX_ANSWER_CHARS = 4000
-_LATE = Ruling(VerdictKind.TIME_LIMIT_EXCEEDED, "the answer could not be compared in time")
+_MAX_LINE_BYTES = 1 << 20
+_NO_MEMORY = Ruling(
+    VerdictKind.MEMORY_LIMIT_EXCEEDED,
+    f"comparing the answer needs more than {math_worker.MEMORY_BYTES >> 20} MiB of memory",
+)
+_FAILED = Ruling(VerdictKind.WRONG_ANSWER, "the math library cannot compare this answer")
+_RULINGS = {
+    Code.EQUAL: Ruling(VerdictKind.ACCEPTED),
+    Code.DIFFERENT: Ruling(VerdictKind.WRONG_ANSWER),
+    Code.INVALID_GOLD: Ruling(VerdictKind.INTERNAL_ERROR, "the expected answer cannot be parsed as mathematics"),
+    Code.NO_MEMORY: _NO_MEMORY,
+    Code.FAILED: _FAILED,
+}
+_KILLED_BY_ANSWER = 2  # one may be due to the machine
 
 
 def is_installed() -> bool:
@@ -35,72 +53,157 @@ def is_installed() -> bool:
     return importlib.util.find_spec("math_verify") is not None
 
 
-async def rule(tests: MathTests, answer: str, limit_s: float) -> list[Ruling]:
-    """A ruling for each case, within `limit_s` seconds in total. Raises SandboxError when the process fails.
+@dataclass(frozen=True, slots=True)
+class MathLimits:
+    """The limits of one comparison, in CPU time and in wall time, which only a very busy machine reaches first.
 
-    Of a long answer only the end is compared, because the result is there.
+    `total_s` is the CPU time of all comparisons of a submission. `niceness` lowers their priority.
+    """
+
+    cpu_s: float = 3.0
+    wall_s: float = 60.0
+    total_s: float = 600.0
+    niceness: int = 12  # 7 % of a CPU that a program uses too
+
+
+QUICK = MathLimits(cpu_s=0.25, wall_s=10.0, total_s=0.25, niceness=0)  # most comparisons take a hundredth of it
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The outcomes of a submission's comparisons so far, and why no more of them are there."""
+
+    codes: tuple[Code, ...] = ()
+    end: End = End.LATE
+
+
+async def compare(
+    process: MathProcess, tests: MathTests, answer: str, limits: MathLimits, before: Compared | None = None
+) -> Compared:
+    """Compare `answer` with each gold answer that is not among those `before`. Raises SandboxError.
+
+    Of a long answer only the end is compared, because the result is there. No case after a comparison that was too
+    late is compared.
     """
     answer = answer[-_MAX_ANSWER_CHARS:].encode("utf8", "replace").decode("utf8")
-    request = json.dumps({"gold": [case.expected for case in tests.cases], "answer": answer})
-    reply = await asyncio.to_thread(_PROCESS.ask, f"{limit_s:.3f} {request}\n".encode(), limit_s)
-    if "late" in reply:
-        return [_LATE] * len(tests.cases)
-    if "right" not in reply:
-        raise SandboxError(f"comparing mathematics failed: {reply}")
-    return [_ruling(right) for right in reply["right"]]
+    before = before or Compared()
+    golds = [case.expected for case in tests.cases[len(before.codes) :]]
+    for _ in range(_KILLED_BY_ANSWER):
+        made = await process.compare(golds, answer, limits)
+        if made.end is not End.KILLED:
+            break
+    return Compared(before.codes + made.codes, made.end)
 
 
-def _ruling(right: bool | None) -> Ruling:
-    if right is None:
-        return Ruling(VerdictKind.INTERNAL_ERROR, "the expected answer cannot be parsed as mathematics")
-    return Ruling(VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER)
+def rulings_of(compared: Compared, num_tests: int, limits: MathLimits) -> list[Ruling]:
+    """The ruling on each case."""
+    late = Ruling(VerdictKind.TIME_LIMIT_EXCEEDED, f"the answer could not be compared in {limits.cpu_s:g} s")
+    missing = {End.LATE: late, End.KILLED: _NO_MEMORY}.get(compared.end, _FAILED)
+    return [*(_RULINGS[code] for code in compared.codes), *[missing] * (num_tests - len(compared.codes))]
 
 
 class MathProcess:
-    """The process of math_worker.py. It handles one request at a time and may be shared between threads."""
+    """The process of math_worker.py. Used by one event loop, by any number of tasks at a time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._replies: dict[int, asyncio.Future[Compared]] = {}  # of the process that runs
+        self._numbers = itertools.count()
+        self._starting = asyncio.Lock()
+        self._is_closed = False
 
-    def ask(self, request: bytes, limit_s: float) -> dict[str, list[bool | None]]:
-        """Send one line and return the answer. Raises SandboxError when the process dies or stays silent."""
-        with self._lock:
-            try:
-                process = self._running()
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(request)
-                process.stdin.flush()
-                ready, _, _ = select.select([process.stdout], [], [], limit_s + _GRACE_S)
-                answer: dict[str, list[bool | None]] = json.loads(process.stdout.readline() if ready else b"")
-            except (OSError, ValueError) as error:
-                self.stop()
-                raise SandboxError(f"comparing mathematics failed: {error!r}") from error
-            return answer
+    @property
+    def pid(self) -> int | None:
+        """The pid while it runs."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
 
-    def stop(self) -> None:
-        """Kill the process, if it runs, and wait for it."""
-        process, self._process = self._process, None
-        if process is not None:
+    async def compare(self, golds: list[str], answer: str, limits: MathLimits) -> Compared:
+        """The outcomes of the comparisons, and why they ended. Raises SandboxError when the process dies or is silent.
+
+        A cancelled comparison is killed.
+        """
+        process = await self._running()
+        assert process.stdin is not None
+        number, replies = next(self._numbers), self._replies
+        request = Request(number, golds, answer, limits.cpu_s, limits.wall_s, limits.total_s, limits.niceness)
+        reply: asyncio.Future[Compared] = asyncio.get_running_loop().create_future()
+        replies[number] = reply
+        try:
+            async with asyncio.timeout(limits.total_s + limits.wall_s + _GRACE_S):
+                process.stdin.write(json.dumps(request._asdict()).encode() + b"\n")
+                await process.stdin.drain()
+                return await reply
+        except asyncio.CancelledError:
+            process.stdin.write(b'{"id": %d}\n' % number)
+            raise
+        except (OSError, TimeoutError) as error:
+            await self._stop()
+            raise SandboxError(f"comparing mathematics failed: {error!r}") from error
+        finally:
+            del replies[number]
+
+    async def close(self) -> None:
+        """Kill the process with its forks, if it runs, and wait for it. No other one starts."""
+        self._is_closed = True
+        await self._stop()
+
+    async def _stop(self) -> None:
+        process, reading = self._process, self._reading
+        self._process = self._reading = None
+        if process is None or reading is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()  # its forks end with it
+        await process.wait()
+        await reading
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        """The process, which is started if there is none. Raises SandboxError."""
+        async with self._starting:
+            if self._is_closed:
+                raise SandboxError("comparing mathematics failed: the service stops")
+            if self._process is None or self._process.returncode is not None:
+                await self._stop()
+                try:
+                    self._process = await self._started()
+                except OSError as error:
+                    raise SandboxError(f"comparing mathematics failed: {error}") from error
+                self._replies = {}
+                self._reading = asyncio.create_task(_read(self._process, self._replies), name="mathematics")
+            return self._process
+
+    @staticmethod
+    async def _started() -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", str(Path(math_worker.__file__))),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=_ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+            limit=_MAX_LINE_BYTES,
+        )
+
+
+async def _read(process: asyncio.subprocess.Process, replies: dict[int, asyncio.Future[Compared]]) -> None:
+    """Pass on the answers until the process ends. Those that are still awaited then fail."""
+    assert process.stdout is not None
+    try:
+        while line := await process.stdout.readline():
+            told = json.loads(line)
+            reply = replies.get(told["id"])
+            if reply is not None and not reply.done():
+                reply.set_result(Compared(tuple(map(Code, told["codes"])), End(told["end"])))
+    except ValueError as error:
+        log.error("the process of mathematics gave an invalid answer", extra={"detail": str(error)})
+    finally:
+        with contextlib.suppress(ProcessLookupError):
             process.kill()
-            process.communicate()
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", str(_WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=_ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-        return self._process
-
-
-_PROCESS = MathProcess()
+        for reply in replies.values():
+            if not reply.done():
+                reply.set_exception(SandboxError("comparing mathematics failed: its process has ended"))
 
 
 class MathJudge:

@@ -54,6 +54,7 @@ class _LoadCollector(Collector):
     def __init__(self) -> None:
         self.waiting = self.busy = self.slots = 0
         self.waiting_sessions = self.open_sessions = 0
+        self.math: Callable[[], tuple[int, int]] = lambda: (0, 0)  # waiting and compared
         self.queue: Callable[[], tuple[float, int]] = lambda: (0.0, 0)  # age of the oldest, number of clients
 
     def collect(self) -> Iterator[Metric]:
@@ -66,6 +67,9 @@ class _LoadCollector(Collector):
         yield _gauge_by_state("sandboxes", "Sandbox slots, by state", states)
         states = {"waiting": self.waiting_sessions, "open": self.open_sessions}
         yield _gauge_by_state("tool_sessions", "Tool sessions, by state", states)
+        waiting, compared = self.math()
+        states = {"waiting": waiting, "compared": compared}
+        yield _gauge_by_state("math", "Submissions with math tests, by state", states)
 
 
 class _RunnerCollector(Collector):
@@ -223,6 +227,10 @@ class VerifierMetrics:
     def watch_queue(self, queue: Callable[[], tuple[float, int]]) -> None:
         """Set the source of the wait of the oldest submission, in seconds, and the number of clients that wait."""
         self._load.queue = queue
+
+    def watch_math(self, load: Callable[[], tuple[int, int]]) -> None:
+        """Set the source of the numbers of submissions with math tests that wait, and that are compared."""
+        self._load.math = load
 
     def waited(self, wait_s: float) -> None:
         """Count the wait of a submission that got a slot."""

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -62,12 +63,13 @@ void *doubled(void *memory, size_t num_bytes) {
  * makes is in /program/made, so it has no name of a user's file.
  */
 
+enum { MAX_MADE_FILES = 1000 }; /* with folders; program.c says so */
 static const unsigned long FLAGS = MS_NOSUID | MS_NODEV;
 
-static void mount_tmpfs(struct session *s, const char *target, const char *more) {
+static void mount_tmpfs(struct session *s, const char *target, uint64_t num_inodes, const char *more) {
     char options[256];
-    snprintf(options, sizeof options, "size=%" PRIu64 ",nr_inodes=%" PRIu64 ",%s", s->settings->tmp_bytes,
-             s->settings->tmp_inodes, more);
+    snprintf(options, sizeof options, "size=%" PRIu64 ",nr_inodes=%" PRIu64 ",%s", s->settings->tmp_bytes, num_inodes,
+             more);
     if (mount("tmpfs", target, "tmpfs", FLAGS, options)) fail(s, "mount tmpfs on %s: %s", target, strerror(errno));
 }
 
@@ -77,7 +79,7 @@ void mount_work(struct session *s) {
     s->files_dir = open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->files_dir < 0) fail(s, "/tmp: %s", strerror(errno));
     s->files_dir = move_up(s->files_dir);
-    mount_tmpfs(s, "/tmp", "mode=1777");
+    mount_tmpfs(s, "/tmp", s->settings->tmp_inodes, "mode=1777");
 }
 
 static void unmount_work(struct session *s) {
@@ -124,7 +126,8 @@ static void make_folder(struct session *s, const char *path) {
 }
 
 void open_program(struct session *s) {
-    mount_tmpfs(s, "/program", "mode=755");
+    /* Beside what the compiler makes: three folders, the source, the files, and one file that is too many. */
+    mount_tmpfs(s, "/program", MAX_MADE_FILES + 5 + s->program.num_files, "mode=755");
     make_folder(s, SOURCES);
     make_folder(s, MADE);
     write_sources(s, SOURCES);
@@ -172,26 +175,39 @@ const char *next_name(struct listing *l) {
     }
 }
 
-/* Take the files of a folder away from the candidate: gVisor lets an owner change rights and times on a read-only mount,
- * and the next test could read them. No process of the candidate runs. */
-static void take_over(struct session *s, int at, const char *folder, int depth) {
+/* Whether a folder holds at most MAX_MADE_FILES files, `num_files` counts them, and no folder is deeper than MAX_DEPTH.
+ * In gVisor also take them away from the candidate: an owner may change rights and times there on a read-only mount, and
+ * the next test could read them. No process of the candidate runs. */
+static bool settle(struct session *s, int at, const char *folder, int depth, int *num_files) {
     enum { MAX_DEPTH = 16 };
     struct stat about;
     struct listing files = list(s, at, folder);
-    if (fchown(files.fd, 0, 0)) fail(s, "%s: %s", folder, strerror(errno));
-    for (const char *name; (name = next_name(&files));) {
-        fchownat(files.fd, name, 0, 0, AT_SYMLINK_NOFOLLOW);
+    bool settled = depth <= MAX_DEPTH;
+    if (s->settings->gvisor && fchown(files.fd, 0, 0)) fail(s, "%s: %s", folder, strerror(errno));
+    for (const char *name; settled && (name = next_name(&files));) {
+        if (s->settings->gvisor) fchownat(files.fd, name, 0, 0, AT_SYMLINK_NOFOLLOW);
+        settled = ++*num_files <= MAX_MADE_FILES;
         bool is_folder = !fstatat(files.fd, name, &about, AT_SYMLINK_NOFOLLOW) && S_ISDIR(about.st_mode);
-        if (is_folder && depth < MAX_DEPTH) take_over(s, files.fd, name, depth + 1);
+        if (settled && is_folder) settled = settle(s, files.fd, name, depth + 1, num_files);
     }
     close(files.fd);
+    return settled;
 }
 
-void seal_program(struct session *s) {
-    if (s->settings->gvisor) take_over(s, AT_FDCWD, "/program", 0);
+/* Whether no further file fits into /program. gVisor does not say so. */
+bool program_is_full(void) {
+    struct statvfs about;
+    return !statvfs("/program", &about) && about.f_files && !about.f_ffree;
+}
+
+/* Make the compiled program read-only. Returns false when the compiler made too many files. */
+bool seal_program(struct session *s) {
+    int num_files = -3 - (int)s->program.num_files; /* the two folders, the source and the files are init's own */
+    if (!settle(s, AT_FDCWD, "/program", 0, &num_files)) return false;
     if (mount("tmpfs", "/program", "", FLAGS | MS_REMOUNT | MS_RDONLY, NULL))
         fail(s, "/program cannot be made read-only: %s", strerror(errno));
     clean(s);
+    return true;
 }
 
 /* Files of a run or of a compiler, sent to the gateway.

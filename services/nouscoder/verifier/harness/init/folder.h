@@ -18,7 +18,8 @@ void send_files(struct session *s, enum kind kind, const char *text, size_t num_
 void mount_work(struct session *s);
 void place_script(struct session *s);
 void open_program(struct session *s);
-void seal_program(struct session *s);
+bool program_is_full(void);
+bool seal_program(struct session *s);
 void clean(struct session *s);
 struct listing list(struct session *s, int at, const char *folder);
 const char *next_name(struct listing *l);

@@ -206,6 +206,7 @@ bool spawn_python(struct session *s, struct run *run) {
  */
 
 enum { MAX_DETAIL_BYTES = 1900 };
+static const char TOO_MANY_FILES[] = "the compiler leaves more than 1000 files, or folders more than 16 deep";
 
 /* The compiler runs under the same isolation and kinds of limits as a candidate. */
 static struct program compiler_of(const struct session *s) {
@@ -287,6 +288,7 @@ static size_t compile(struct session *s, char *said) {
     if (!num_bytes && !num_said) num_said = message_of(run.out, run.out_bytes, said);
     close_files(&run);
     if (!num_bytes) return num_said;
+    if (program_is_full()) refuse(s, COMPILE_FAILED, TOO_MANY_FILES, sizeof TOO_MANY_FILES - 1);
     refuse(s, COMPILE_FAILED, problem, num_bytes);
 }
 
@@ -309,7 +311,7 @@ void start_command(struct session *s) {
     open_program(s);
     s->args = "";
     if (s->program.has_compiler) num_said = compile(s, said);
-    seal_program(s);
+    if (!seal_program(s)) refuse(s, COMPILE_FAILED, TOO_MANY_FILES, sizeof TOO_MANY_FILES - 1);
     if (s->program.wants_program)
         send_compiled(s, said, num_said);
     else if (num_said)
