@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -34,6 +33,7 @@ from nouscoder.domain.problem import GradingRules, Problem, PublicTests, is_held
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests, Tests
 from nouscoder.errors import NousCoderError
 from nouscoder.formats.tests import canonical_json, tests_from_json
+from nouscoder.private_folder import is_trusted, temporary_folder
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import StoredTests, TestStore
 
@@ -249,14 +249,23 @@ def _key_of(file: Path) -> str | None:
 
 
 def _folder_of(source: Path, configured: str) -> Path:
-    """The folder of the index: as configured, else next to the file, else (if read-only) in the temporary folder."""
+    """The folder of the index: as configured, else next to the file, else in the temporary folder.
+
+    Next to the file is not taken where this user may not write, or where another user than the file's own could.
+    """
     if configured:
         return Path(configured)
     adjacent = source.with_name(f"{source.name}.index")
-    if os.access(adjacent if adjacent.exists() else source.parent, os.W_OK):
+    if os.access(adjacent if adjacent.exists() else source.parent, os.W_OK) and _is_of_the_owner(adjacent, source):
         return adjacent
-    name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"nouscoder-problems-{os.getuid()}-{name}"
+    return temporary_folder("nouscoder-problems") / hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:16]
+
+
+def _is_of_the_owner(folder: Path, source: Path) -> bool:
+    """Whether the folder is missing, or was made by this user, by root or by whoever wrote the problem file."""
+    if not os.path.lexists(folder):
+        return True
+    return is_trusted(folder) or (folder.lstat().st_uid == source.stat().st_uid and not folder.is_symlink())
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from nouscoder.private_folder import is_trusted, user_cache
 from nouscoder.verifier.harness import __file__ as _harness_init
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 
@@ -31,13 +32,17 @@ def init_library_path() -> Path:
     library = _folder() / f"init-{_digest()}" / "init.so"
     if not library.is_file():
         _compile(library)
+    if not (is_trusted(library.parent) and is_trusted(library)):
+        raise SandboxUnavailable(
+            f"the sandbox cannot start: another user could have written {library}: remove {library.parent}, or let"
+            " XDG_CACHE_HOME name a folder of your own"
+        )
     return library
 
 
 def _folder() -> Path:
-    if folder := os.environ.get(_FOLDER_ENVIRONMENT):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nouscoder" / "init"
+    folder = os.environ.get(_FOLDER_ENVIRONMENT)
+    return Path(folder) if folder else user_cache("init")
 
 
 def _digest() -> str:
