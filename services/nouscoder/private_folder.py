@@ -10,6 +10,7 @@ folder, under a random name, and a link in the folder leads there.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -37,7 +38,9 @@ def private_folder(folder: Path) -> Path:
         folder.mkdir(PRIVATE, parents=True)
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (NotADirectoryError, PermissionError) as error:
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EACCES):
+            raise
         raise NotPrivate(f"{folder} is a link, a file or another user's: remove it, or name another folder") from error
     try:
         _make_private(folder, opened)

@@ -19,6 +19,10 @@ from typing import Any
 
 import pytest
 
+from nouscoder.client import Client
+from nouscoder.http_server.api_keys import new_api_key
+from nouscoder.rpc.metrics_page import read_metrics
+
 HERE = Path(__file__).with_name("two_users")
 NOBODY = 65534
 SERVICES = ("broker", "verifier", "generation", "learner")
@@ -84,6 +88,16 @@ def open_to_others(made: list[dict[str, Any]], allowed: tuple[Path, ...]) -> lis
     return found
 
 
+def environment_of(host: Path, tmp_path: Path) -> dict[str, str]:
+    """That of a process that uses the shared folders of `host` and notes in tmp_path/made what it makes."""
+    return {
+        "TMPDIR": str(host / "tmp"),
+        "XDG_CACHE_HOME": str(host / "cache"),
+        "MADE_PATHS": str(tmp_path / "made"),
+        "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}",
+    }
+
+
 def is_closed(place: Path) -> bool:
     try:
         return stat.S_ISDIR(mode := place.lstat().st_mode) and not mode & 0o077
@@ -101,12 +115,7 @@ def test_another_user_reads_replaces_and_calls_nothing_of_a_run(
 ) -> None:
     run = loop_run(f'run.root="{host}"')
     run.folder = host / "run"
-    run.environment = {
-        "TMPDIR": str(host / "tmp"),
-        "XDG_CACHE_HOME": str(host / "cache"),
-        "MADE_PATHS": str(tmp_path / "made"),
-        "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}",
-    }
+    run.environment = environment_of(host, tmp_path)
     run.start()
     run.until(lambda: bool(run.steps()), "the first step")
     config = tomllib.loads((run.folder / "config.toml").read_text())
@@ -117,6 +126,7 @@ def test_another_user_reads_replaces_and_calls_nothing_of_a_run(
     assert stranger(os.getuid(), [], addresses) == [f"called {name}" for name in SERVICES], "the run itself can call"
     assert stranger(NOBODY, paths, addresses) == []
     assert tcp_listeners([*run.pids()]) == [], "every service listens on a socket of the run's folder"
+    assert run.status()["balanced"] is True, "commands of the same user need no configuration"
 
     made = read_made(tmp_path / "made")
     assert {Path(one["path"]).name for one in made} >= {"broker.metrics", "config.toml.part", "init.so", "broker.log"}
@@ -127,3 +137,37 @@ def test_another_user_reads_replaces_and_calls_nothing_of_a_run(
     assert others == [], "caches may be read, and changed by their user alone"
     assert run.wait() == 0, run.text()[-3000:]
     assert all(is_closed(place) for place in (host / "tmp").iterdir()), "what is left in /tmp is closed"
+
+
+def test_another_user_reads_and_replaces_nothing_of_a_grading_service(host: Path, tmp_path: Path) -> None:
+    """Started by hand, with two processes, a token, an audit log, and sockets for gRPC and metrics."""
+    token, line = new_api_key("ann")
+    (tmp_path / "tokens").write_text(line)
+    sockets = host / "sockets"
+    sockets.mkdir(mode=0o700)
+    grpc, metrics = (f"unix:{sockets / name}" for name in ("grpc", "metrics"))
+    command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--http", "127.0.0.1:0"]
+    command += ["--grpc", grpc, "--metrics", metrics, "--set", f'verifier.tokens_file="{tmp_path / "tokens"}"']
+    command += ["--set", "verifier.processes=2", "--set", "verifier.sandbox.slots=2"]
+    command += ["--set", f'verifier.audit_log="{host / "audit"}"', "--set", "verifier.audit_source=true"]
+    environment = {**os.environ, **environment_of(host, tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as service:
+        try:
+            assert service.stderr is not None
+            said = next(json.loads(line) for line in service.stderr if '"http"' in line)
+            with Client(f"http://{said['http']}", token=token) as client:
+                tests = {"type": "stdin", "cases": [{"input": "1", "output": "SECRET-42"}]}
+                verdict = client.grade(code="print('SECRET-42')", tests={"digest": client.put_tests(tests)})
+                assert verdict["verdict"] == "accepted"
+            assert "nouscoder_verifier_submissions_total" in read_metrics(metrics)
+            assert stranger(os.getuid(), [], {"verifier": grpc}) == ["called verifier"]
+
+            left = [path for path in everything_in(host) if not path.startswith(str(host / "cache"))]
+            shared = {str(host / "tmp")}
+            assert any(path.endswith("/lock") for path in left)
+            assert stranger(NOBODY, [path for path in left if path not in shared], {"verifier": grpc}) == []
+            made = read_made(tmp_path / "made")
+            assert open_to_others(made, (host / "cache", tmp_path, host / "audit")) == []
+        finally:
+            service.terminate()
+            assert service.wait(60) == 0

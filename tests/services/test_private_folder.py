@@ -14,14 +14,15 @@ import pytest
 
 from nouscoder import private_folder as module
 from nouscoder.broker.redis_server import RedisServerError, is_own, redis_url, start_redis
-from nouscoder.config import VerifierSection
+from nouscoder.config import VerifierSection, load_config
 from nouscoder.data.problem_index import open_index_of
-from nouscoder.data.problems import save_problems
+from nouscoder.data.problems import ProblemFileError, save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.errors import NousCoderError
 from nouscoder.generation.weights.cache import PolicyCache, PolicyCacheUnusable
 from nouscoder.private_folder import NotPrivate, is_trusted, private_folder, socket_folder, temporary_folder
+from nouscoder.run.folder import RunFolder, RunFolderError
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, packed
 from nouscoder.store.tests import TestsCache
 from nouscoder.verifier.sandbox import init_build
@@ -133,6 +134,25 @@ def test_an_index_that_another_user_made_beside_the_problems_is_not_read(shared:
     open_index_of(tmp_path / "p.jsonl").close()
     (made,) = (shared / f"nouscoder-problems-{os.geteuid()}").iterdir()
     assert (made / "problems.sqlite").is_file()
+
+
+@pytest.mark.parametrize("prepare", [HOSTILE[0], writable])
+def test_a_new_run_is_not_begun_in_a_folder_that_others_can_write(
+    prepare: Callable[[Path], None], tmp_path: Path
+) -> None:
+    prepare(tmp_path / "r")
+    with pytest.raises(RunFolderError, match=f"other users can write to {tmp_path}/r"):
+        RunFolder.create(load_config(None, [f'run.root="{tmp_path}"', "run.name=r"]))
+    assert list((tmp_path / "r").iterdir()) == []
+
+
+def test_the_lock_of_an_index_follows_no_link(tmp_path: Path) -> None:
+    save_problems(tmp_path / "p.jsonl", [Problem("p", "Add one.", TESTS)])
+    (tmp_path / "p.jsonl.index").mkdir()
+    (tmp_path / "p.jsonl.index" / "lock").symlink_to(tmp_path / "made")
+    with pytest.raises(ProblemFileError, match="cannot be written"):
+        open_index_of(tmp_path / "p.jsonl")
+    assert not (tmp_path / "made").exists()
 
 
 @needs_root

@@ -124,7 +124,7 @@ def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share
     tests = tests or str(folder)
     key = index_key(source, tests)
     store = TestStore(open_blobs(tests))
-    with _locked(folder) as made, removed_when_refused(made):
+    with _locked(folder, source) as made, removed_when_refused(made):
         if _key_of(folder / _INDEX) != key:
             begun_s = time.monotonic()
             log.info("building the index of the problems", extra={"file": str(source), "folder": str(folder)})
@@ -268,15 +268,21 @@ def _is_of_the_owner(folder: Path, source: Path) -> bool:
     return is_trusted(folder) or (folder.lstat().st_uid == source.stat().st_uid and not folder.is_symlink())
 
 
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+
+
 @contextmanager
-def _locked(folder: Path) -> Iterator[Path | None]:
+def _locked(folder: Path, source: Path) -> Iterator[Path | None]:
     """Lock the folder while an index is built. Gives what was made of it.
 
     Raises ProblemFileError when the folder cannot be written.
     """
     try:
         made = make_folder(folder)
-        with (folder / "lock").open("w") as lock:
+        if folder.stat().st_uid not in (0, os.geteuid(), source.stat().st_uid):
+            raise ProblemFileError(f"the folder of the problem index, {folder}, belongs to another user: remove it")
+        with open(folder / "lock", "w", opener=_no_link) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield made
     except OSError as error:

@@ -7,7 +7,9 @@ folder is its user's alone. Passwords in URLs are in files that no other user ma
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import tomllib
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -73,6 +75,7 @@ class RunFolder:
         cls.refuse_existing(config.run.folder)
         with suppress(OSError):  # the constructor says what is wrong
             config.run.folder.mkdir(PRIVATE, parents=True)
+        cls._refuse_of_others(config.run.folder)
         folder = cls(config.run.folder)
         folder.record(config)
         return folder
@@ -96,6 +99,18 @@ class RunFolder:
         """Raises RunFolderError when the folder holds a run."""
         if (path / "config.toml").exists():
             raise RunFolderError(f"{path} holds a run already: go on with --resume, or give the run another name")
+
+    @staticmethod
+    def _refuse_of_others(path: Path) -> None:
+        """Raises RunFolderError when another user made the folder, or everybody may write to it.
+
+        Its config.toml names code that the services run.
+        """
+        if not path.exists():
+            return
+        found = path.stat()
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+            raise RunFolderError(f"other users can write to {path}: remove it, or take another run.name or run.root")
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunFolder, Config]:

@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import sys
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -50,7 +51,8 @@ def called(addresses: dict[str, str]) -> list[str]:
     for name, address in addresses.items():
         with grpc.insecure_channel(address) as channel:
             try:
-                health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+                checks: Any = health_pb2_grpc.HealthStub(channel)
+                checks.Check(health_pb2.HealthCheckRequest(), timeout=10)
             except grpc.RpcError:
                 continue
             found.append(f"called {name}")
