@@ -22,7 +22,7 @@ from nouscoder.errors import Unusable
 
 # Others may not list, read or enter.
 PRIVATE = 0o700
-_OF_OTHERS, _WRITABLE_BY_OTHERS = 0o077, 0o022
+_OF_OTHERS = 0o077
 _MAX_SOCKET_PATH_BYTES = 107
 _MAX_SOCKET_NAME_BYTES = 24
 _PLAIN = re.compile(r"[A-Za-z0-9._~/-]+")  # characters that every form of an address takes as they are
@@ -30,6 +30,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9._~/-]+")  # characters that every form of an ad
 
 class NotPrivate(Unusable):
     """The folder is another user's, is a link, or could be changed by others. The message names it and says why."""
+
+
+class NoFolder(Unusable):
+    """The temporary folder cannot be written."""
 
 
 def private_folder(folder: Path) -> Path:
@@ -53,25 +57,26 @@ def _make_private(folder: Path, opened: int) -> None:
     found = os.fstat(opened)
     if found.st_uid != os.geteuid():
         raise NotPrivate(f"{folder} belongs to user {found.st_uid}: remove it, or name another folder")
-    if found.st_mode & _WRITABLE_BY_OTHERS:
+    if _others_could_write(found):
         raise NotPrivate(f"other users could write to {folder}: remove it, or name another folder")
     if found.st_mode & _OF_OTHERS:
         os.fchmod(opened, stat.S_IMODE(found.st_mode) & ~_OF_OTHERS)
 
 
 def temporary_folder(name: str) -> Path:
-    """A folder of this user in the temporary folder, the same one at each call. Raises OSError.
+    """A folder of this user in the temporary folder, the same one at each call. Raises NoFolder.
 
     It is NAME-UID. Where that is not private, because another user has made it first, it is NAME-UID.RANDOM.
     """
-    place = Path(tempfile.gettempdir())
-    stem = f"{name}-{os.geteuid()}"
-    for candidate in (place / stem, *sorted(place.glob(f"{stem}.*"))):
-        try:
-            return private_folder(candidate)
-        except NotPrivate:
-            continue
-    return Path(tempfile.mkdtemp(prefix=f"{stem}.", dir=place))
+    try:
+        place = Path(tempfile.gettempdir())
+        stem = f"{name}-{os.geteuid()}"
+        for candidate in (place / stem, *sorted(place.glob(f"{stem}.*"))):
+            with suppress(NotPrivate):
+                return private_folder(candidate)
+        return Path(tempfile.mkdtemp(prefix=f"{stem}.", dir=place))
+    except OSError as error:
+        raise NoFolder(f"no folder can be made in the temporary folder (TMPDIR): {error}") from error
 
 
 def is_trusted(path: Path) -> bool:
@@ -81,7 +86,13 @@ def is_trusted(path: Path) -> bool:
     except OSError:
         return False
     own = found.st_uid in (0, os.geteuid()) and not stat.S_ISLNK(found.st_mode)
-    return own and not found.st_mode & _WRITABLE_BY_OTHERS
+    return own and not _others_could_write(found)
+
+
+def _others_could_write(found: os.stat_result) -> bool:
+    """Also the group, unless it is this user's alone: those have the number of the user, and a umask of 002."""
+    of_the_user_alone = found.st_gid == os.getegid() == os.geteuid()
+    return bool(found.st_mode & (stat.S_IWOTH if of_the_user_alone else stat.S_IWOTH | stat.S_IWGRP))
 
 
 # The cache of this user, beside those of other programs.
@@ -93,7 +104,7 @@ def user_cache(name: str) -> Path:
 
 
 def writable_cache(name: str) -> Path:
-    """The same, or a folder in the temporary folder where the user's cache cannot be written. Raises OSError."""
+    """The same, or a folder in the temporary folder where the user's cache cannot be written. Raises NoFolder."""
     with suppress(RuntimeError):  # this user has no home folder
         cache = user_cache(name)
         if os.access(next(place for place in (cache, *cache.parents) if place.exists()), os.W_OK):

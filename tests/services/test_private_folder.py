@@ -21,7 +21,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.errors import NousCoderError
 from nouscoder.generation.weights.cache import PolicyCache, PolicyCacheUnusable
-from nouscoder.private_folder import NotPrivate, is_trusted, private_folder, socket_folder, temporary_folder
+from nouscoder.private_folder import NoFolder, NotPrivate, is_trusted, private_folder, socket_folder, temporary_folder
 from nouscoder.run.folder import RunFolder, RunFolderError
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, packed
 from nouscoder.store.tests import TestsCache
@@ -82,6 +82,13 @@ def test_a_name_that_another_user_took_first_is_not_used(prepare: Callable[[Path
     assert is_closed(found)
     assert temporary_folder("nouscoder-tests") == found, "the next process finds the same folder"
     assert VerifierSection().tests.folder == found
+
+
+def test_a_temporary_folder_of_no_use_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    with pytest.raises(NoFolder, match="no folder can be made in the temporary folder"):
+        temporary_folder("nouscoder-tests")
 
 
 def test_a_folder_of_an_older_release_is_closed_and_used_further(shared: Path) -> None:
@@ -175,8 +182,19 @@ def test_only_files_of_this_user_and_of_root_are_trusted(tmp_path: Path) -> None
     mine.touch(0o755)
     (tmp_path / "link").symlink_to(mine)
     assert [is_trusted(path) for path in (mine, tmp_path / "link", tmp_path / "none")] == [True, False, False]
-    mine.chmod(0o775)
+    mine.chmod(0o757)
     assert not is_trusted(mine)
+
+
+@needs_root
+@pytest.mark.parametrize(("group", "trusted"), [(0, True), (NOBODY, False)])
+def test_a_group_of_the_user_alone_is_no_other_user(group: int, trusted: bool, tmp_path: Path) -> None:
+    """With the umask 002 every folder of such a user is writable for the group."""
+    made = tmp_path / "made"
+    made.mkdir()
+    os.chown(made, 0, group)
+    made.chmod(0o775)
+    assert is_trusted(made) == trusted
 
 
 # Folders for unix sockets.

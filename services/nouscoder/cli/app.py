@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from nouscoder import __version__
 from nouscoder.cli import evaluate, grade, objectives, operate, plan, run, runs, serve, sft, status
 from nouscoder.errors import NousCoderError, without_secrets
-from nouscoder.private_folder import writable_cache
+from nouscoder.private_folder import NoFolder, writable_cache
 
 # Products beside the core: only this table names them, and the core imports none of them, as import-linter checks. Each
 # has its extra in pyproject.toml. A value is MODULE:NAME of a command or of a group of commands.
@@ -74,7 +75,8 @@ for _name, _place in ROOMS.items():
 def main() -> None:
     """Entry point. A NousCoderError prints one line to stderr and exits with code 1."""
     # By default torch takes compiled code from a folder in /tmp with a name that everybody knows.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(writable_cache("torch")))
+    with suppress(NoFolder):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(writable_cache("torch")))
     try:
         app()
     except NousCoderError as error:

@@ -148,7 +148,7 @@ class TestsSection(Section):
 
     @property
     def folder(self) -> Path:
-        """The folder of fetched tests. Raises OSError."""
+        """The folder of fetched tests. Raises NoFolder."""
         return Path(self.cache) if self.cache else temporary_folder("nouscoder-tests")
 
 

@@ -6,10 +6,9 @@ machine can call a service of the run or read its metrics, and nobody else can l
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from nouscoder.broker.redis_address import configured_url
@@ -23,15 +22,6 @@ from nouscoder.run.services import KeptGeneration
 from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, SupervisedProcess, Supervisor
 
 SERVICES = ("broker", "verifier", "generation", "learner")
-
-
-def free_addresses(count: int) -> list[str]:
-    """Addresses on this machine on which no process listened just before."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
 
 
 def with_addresses(config: Config, folder: Path) -> Config:

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -211,7 +211,8 @@ def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
     """The tests that clients store."""
     place = section.tests.store or str(private_folder(section.tests.folder / "stored"))
     if "://" not in place:
-        Path(place).mkdir(PRIVATE, parents=True, exist_ok=True)
+        with suppress(OSError):  # said when tests are stored
+            Path(place).mkdir(PRIVATE, parents=True, exist_ok=True)
     return ClientTests(open_blobs(place), cache, section.tests)
 
 

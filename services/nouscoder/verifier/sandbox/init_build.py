@@ -23,6 +23,7 @@ HARNESS = Path(_harness_init).resolve().parent
 _SOURCES = HARNESS / "init"
 _FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,-z,now")
 _COMPILE_LIMIT_S = 120.0
+_MODE = 0o755  # whatever the umask: nobody else may write
 _FOLDER_ENVIRONMENT = "NOUSCODER_INIT_FOLDER"  # set in images; otherwise the cache is used
 
 
@@ -61,11 +62,12 @@ def _compile(library: Path) -> None:
         )
     sources = sorted(str(source) for source in _SOURCES.glob("*.c"))
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
+        library.parent.mkdir(_MODE, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as part:
             made = Path(part) / library.name
             command = [compiler, *_FLAGS, "-o", str(made), *sources, "-lm"]
             subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_LIMIT_S)
+            made.chmod(_MODE)
             made.rename(library)
     except subprocess.CalledProcessError as error:
         message = error.stderr.decode("utf8", "replace").strip()[:300]
