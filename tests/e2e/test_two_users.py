@@ -94,6 +94,7 @@ def environment_of(host: Path, tmp_path: Path) -> dict[str, str]:
         "TMPDIR": str(host / "tmp"),
         "XDG_CACHE_HOME": str(host / "cache"),
         "MADE_PATHS": str(tmp_path / "made"),
+        "PYTHONDONTWRITEBYTECODE": "1",  # bytecode lies beside the sources
         "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}",
     }
 
@@ -110,6 +111,7 @@ def read_made(file: Path) -> list[dict[str, Any]]:
     return [dict(zip(("event", "path", "mode", "by"), line, strict=True)) for line in lines]
 
 
+@pytest.mark.heavy
 def test_another_user_reads_replaces_and_calls_nothing_of_a_run(
     host: Path, loop_run: Callable[..., Any], tmp_path: Path
 ) -> None:
