@@ -191,12 +191,17 @@ class FolderInUse(NousCoderError):
     """Another process works in the folder. The message names the folder."""
 
 
+def no_link(path: str, flags: int) -> int:
+    """An opener of files that another user may have replaced by a link: it is not followed."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+
+
 def lock_file(file: Path, message: str) -> TextIOWrapper:
-    """Lock `file`, which is created if it is missing. Close the returned file to unlock it.
+    """Lock `file`, which is created if it is missing and is no link. Close the returned file to unlock it.
 
     Raises FolderInUse with `message` when another process holds the lock, and OSError.
     """
-    lock = file.open("w")
+    lock = os.fdopen(no_link(str(file), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -79,6 +79,13 @@ def temporary_folder(name: str) -> Path:
         raise NoFolder(f"no folder can be made in the temporary folder (TMPDIR): {error}") from error
 
 
+def refuse_foreign(folder: Path) -> None:
+    """Raises NotPrivate when another user than this one and root made the folder. For places that a person chose."""
+    owner = folder.stat().st_uid
+    if owner not in (0, os.geteuid()):
+        raise NotPrivate(f"{folder} belongs to user {owner}: remove it, or name another folder")
+
+
 def is_trusted(path: Path) -> bool:
     """Whether only this user or root could have written the file or folder. False when there is none, or a link."""
     try:

@@ -14,7 +14,7 @@ import pytest
 
 from nouscoder import private_folder as module
 from nouscoder.broker.redis_server import RedisServerError, is_own, redis_url, start_redis
-from nouscoder.config import VerifierSection, load_config
+from nouscoder.config import JobsSection, VerifierSection, load_config
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problems import ProblemFileError, save_problems
 from nouscoder.domain.problem import Problem
@@ -25,6 +25,7 @@ from nouscoder.private_folder import NoFolder, NotPrivate, is_trusted, private_f
 from nouscoder.run.folder import RunFolder, RunFolderError
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, packed
 from nouscoder.store.tests import TestsCache
+from nouscoder.verifier.jobs.store import JobStore
 from nouscoder.verifier.sandbox import init_build
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 
@@ -159,6 +160,18 @@ def test_the_lock_of_an_index_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl.index" / "lock").symlink_to(tmp_path / "made")
     with pytest.raises(ProblemFileError, match="cannot be written"):
         open_index_of(tmp_path / "p.jsonl")
+    assert not (tmp_path / "made").exists()
+
+
+@needs_root
+def test_jobs_are_not_kept_in_a_folder_of_another_user(tmp_path: Path) -> None:
+    of_nobody(tmp_path / "jobs")
+    with pytest.raises(NotPrivate, match=f"jobs belongs to user {NOBODY}"):
+        JobStore(tmp_path / "jobs", JobsSection())
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "lock").symlink_to(tmp_path / "made")
+    with pytest.raises(OSError, match="symbolic links"):
+        JobStore(tmp_path / "mine", JobsSection())
     assert not (tmp_path / "made").exists()
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from nouscoder.atomic_files import make_folder, removed_when_refused
+from nouscoder.atomic_files import make_folder, no_link, removed_when_refused
 from nouscoder.config import Config
 from nouscoder.data.problem_parquet import is_parquet, load_problems, read_problems, read_rows, store_of
 from nouscoder.data.problems import ProblemFileError
@@ -268,10 +268,6 @@ def _is_of_the_owner(folder: Path, source: Path) -> bool:
     return is_trusted(folder) or (folder.lstat().st_uid == source.stat().st_uid and not folder.is_symlink())
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
-
-
 @contextmanager
 def _locked(folder: Path, source: Path) -> Iterator[Path | None]:
     """Lock the folder while an index is built. Gives what was made of it.
@@ -282,7 +278,7 @@ def _locked(folder: Path, source: Path) -> Iterator[Path | None]:
         made = make_folder(folder)
         if folder.stat().st_uid not in (0, os.geteuid(), source.stat().st_uid):
             raise ProblemFileError(f"the folder of the problem index, {folder}, belongs to another user: remove it")
-        with open(folder / "lock", "w", opener=_no_link) as lock:
+        with open(folder / "lock", "w", opener=no_link) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield made
     except OSError as error:

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import Config, VerifierSection
 from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
 from nouscoder.http_server.listener import http_context, start_http
-from nouscoder.private_folder import PRIVATE, private_folder
+from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.store.blobs import open_blobs
@@ -213,6 +213,7 @@ def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
     if "://" not in place:
         with suppress(OSError):  # said when tests are stored
             Path(place).mkdir(PRIVATE, parents=True, exist_ok=True)
+            refuse_foreign(Path(place))
     return ClientTests(open_blobs(place), cache, section.tests)
 
 
