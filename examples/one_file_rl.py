@@ -48,11 +48,11 @@ from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.policy_folder.pretrained import load_pretrained
 from nouscoder.policy_folder.weights_files import shards_of
+from nouscoder.private_folder import socket_folder
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.generation_client import GenerationClient, Pin
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.rpc.worker import sole_worker_id
-from nouscoder.run.local import free_addresses
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_rollout
 
@@ -278,7 +278,8 @@ def main() -> None:
     root = (given.folder or Path(tempfile.mkdtemp(prefix="one-file-rl-"))).resolve()
     root.mkdir(exist_ok=True)
     config_file = root / "one-file.toml"
-    addresses = dict(zip(("broker", "verifier", "generation"), free_addresses(3), strict=True))
+    sockets = socket_folder(root)  # no other user of this machine may enter it
+    addresses = {name: f"unix:{sockets / name}" for name in ("broker", "verifier", "generation")}
     sizes = SMALL if given.small else FULL
     config_file.write_text(
         SETTINGS.format(root=root, seed=given.seed, batches=given.batches, **sizes, **addresses), encoding="utf8"

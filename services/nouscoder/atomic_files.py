@@ -75,13 +75,18 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_file(final: Path) -> Iterator[BinaryIO]:
-    """A file to write to. It becomes `final` at the end, or is removed when the body raises. Raises StorageError."""
+def whole_file(final: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to. It becomes `final` at the end, or is removed when the body raises. Raises StorageError.
+
+    No other user may ever read a `private` one.
+    """
     part = final.with_name(final.name + _PART)
     with naming_storage_faults(final):
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as output:
+            if private:
+                part.unlink(missing_ok=True)
+            with open(part, "xb" if private else "wb", opener=_for_this_user if private else None) as output:
                 yield output
                 output.flush()
                 os.fsync(output.fileno())
@@ -92,9 +97,13 @@ def whole_file(final: Path) -> Iterator[BinaryIO]:
             raise
 
 
-def write_whole(final: Path, data: bytes) -> None:
-    """Write `data` to the file `final`, which is replaced. Raises StorageError."""
-    with whole_file(final) as output:
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def write_whole(final: Path, data: bytes, *, private: bool = False) -> None:
+    """Write `data` to the file `final`, which is replaced. `private` as for `whole_file`. Raises StorageError."""
+    with whole_file(final, private=private) as output:
         output.write(data)
 
 
@@ -182,12 +191,17 @@ class FolderInUse(NousCoderError):
     """Another process works in the folder. The message names the folder."""
 
 
+def no_link(path: str, flags: int) -> int:
+    """An opener of files that another user may have replaced by a link: it is not followed."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+
+
 def lock_file(file: Path, message: str) -> TextIOWrapper:
-    """Lock `file`, which is created if it is missing. Close the returned file to unlock it.
+    """Lock `file`, which is created if it is missing and is no link. Close the returned file to unlock it.
 
     Raises FolderInUse with `message` when another process holds the lock, and OSError.
     """
-    lock = file.open("w")
+    lock = os.fdopen(no_link(str(file), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -56,12 +56,12 @@ class ChatCompletion:
 class OpenAIServer:
     """A server at `url`, such as http://127.0.0.1:8000/v1. It belongs to one event loop.
 
-    The key is that of the environment variable OPENAI_API_KEY. `timeout_s` bounds one answer.
+    Without a `key` it is that of the environment variable OPENAI_API_KEY. `timeout_s` bounds one answer.
     """
 
-    def __init__(self, url: str, timeout_s: float = 3600.0, num_connections: int = 64) -> None:
+    def __init__(self, url: str, timeout_s: float = 3600.0, num_connections: int = 64, key: str = "") -> None:
         self._url = url.rstrip("/")
-        key = os.environ.get(KEY_ENVIRONMENT, "")
+        key = key or os.environ.get(KEY_ENVIRONMENT, "")
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_s, connect=10.0),

@@ -18,7 +18,7 @@ import pytest
 from tests.certificates import make_certificate
 from tests.cluster.conftest import output_of
 
-from nouscoder.run.local import free_addresses
+from nouscoder.bench.measuring import free_addresses
 
 VERSION = "v2.18.3"
 _SPACE = "keda"

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from tests.cluster import kwok
 
+from nouscoder.bench.measuring import free_addresses
 from nouscoder.config import SandboxSection
-from nouscoder.run.local import free_addresses
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(3000)]
 

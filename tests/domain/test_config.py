@@ -36,7 +36,7 @@ def test_relative_paths_start_at_the_folder_of_the_file(tmp_path: Path, monkeypa
     assert config.problems.train == tmp_path / "mine" / "a.jsonl"
     assert config.run.root == tmp_path / "mine" / "out"
     assert config.run.verifier_token_file == str(tmp_path / "mine" / "token")
-    assert config.generation.cache == Path("/c")
+    assert config.generation.cache == "/c"
     assert config.policy.path == tmp_path / "elsewhere" / "model"
     assert config.verifier.sandbox.site_packages == (tmp_path / "elsewhere" / "lib",)
     assert config.in_run_folder(config.problems.held_out) == tmp_path / "mine/out/run/problems/held_out.jsonl"

@@ -43,6 +43,7 @@ class LoopRun:
         self.folder = root / name
         self.output = root / f"{name}.out"
         self._overrides = (f'run.root="{root}"', *overrides)
+        self.environment: dict[str, str] = {}  # extends that of the tests
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, resume: bool = False) -> None:
@@ -52,7 +53,8 @@ class LoopRun:
             command += ["--set", override]
         with self.output.open("ab") as output:
             arguments = [*command, *(["--resume"] if resume else [])]
-            self.process = subprocess.Popen(arguments, stdout=output, stderr=output)
+            environment = {**os.environ, **self.environment}
+            self.process = subprocess.Popen(arguments, stdout=output, stderr=output, env=environment)
 
     def wait(self, limit_s: float = 180) -> int:
         """Wait for the end. Returns the exit code."""

@@ -18,11 +18,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from nouscoder.config import ConfigError, VerifierSection, load_config
 from nouscoder.http_server.api_keys import Quota
+from nouscoder.rpc.metrics_page import serve_on_socket
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.access.quotas import LocalLedger, QuotaExceeded, Quotas
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.processes.connections import Distributor
-from nouscoder.verifier.processes.merged_metrics import MergedMetrics, Scraped, SocketMetrics, serve_on_socket
+from nouscoder.verifier.processes.merged_metrics import MergedMetrics, Scraped, SocketMetrics
 from nouscoder.verifier.processes.share import ProcessNumber, section_of, slots_of
 from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.bench.measuring import free_addresses
 from nouscoder.config import Config, load_config
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard
@@ -20,7 +21,6 @@ from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.rollouts import ContextLimit
 from nouscoder.generation.service import NextRun, RunRefused, reason_to_start_again
 from nouscoder.rpc.generation_client import GenerationClient
-from nouscoder.run.local import free_addresses
 from nouscoder.run.services import KeptGeneration
 from nouscoder.run.supervisor import ProcessState
 

@@ -67,10 +67,12 @@ def test_demo_names_are_never_used_twice(tmp_path: Path) -> None:
         assert unused_name(tmp_path, "demo-0") == expected
 
 
-def test_every_address_of_a_local_run_is_different(tmp_path: Path) -> None:
+def test_every_address_of_a_local_run_is_a_socket_of_its_own_in_a_closed_folder(tmp_path: Path) -> None:
     folder = RunFolder.create(config_in(tmp_path))
     config = rewrite_addresses(folder, config_in(tmp_path))
     addresses = [getattr(getattr(config, name), kind) for name in SERVICES for kind in ("grpc", "metrics")]
     assert len(set(addresses)) == 2 * len(SERVICES)
+    assert {address.rpartition("/")[0] for address in addresses} == {f"unix:{folder.path}/sockets"}
+    assert all(place.stat().st_mode & 0o077 == 0 for place in (folder.path, folder.path / "sockets"))
     assert load_config(folder.config_file) == config
     folder.close()

@@ -21,10 +21,9 @@ from typing import Any
 
 from nouscoder.bench.controls import bare_spawn, forks_per_second, rate, warm_forks_per_second
 from nouscoder.bench.http_load import LeanClient, LoadFault
-from nouscoder.bench.measuring import BenchError, stolen_s, usage_of
+from nouscoder.bench.measuring import BenchError, free_addresses, stolen_s, usage_of
 from nouscoder.bench.peers import Peer, PeerBench, PeerLoad, as_lines
 from nouscoder.client.calls import GRADE_PATH
-from nouscoder.run.local import free_addresses
 
 
 @dataclass(frozen=True, slots=True)

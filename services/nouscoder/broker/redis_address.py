@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from nouscoder.broker.errors import RedisAddressUnusable
 from nouscoder.config import BrokerSection
+from nouscoder.errors import without_secrets
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
@@ -30,5 +31,5 @@ def without_password(url: str) -> str:
     """The URL for log lines and errors."""
     scheme, _, rest = url.partition("://")
     if "@" not in rest:
-        return url
+        return without_secrets(url)
     return f"{scheme}://{urlsplit(url).netloc.rpartition('@')[2]}{urlsplit(url).path}"

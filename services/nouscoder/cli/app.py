@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated
 
@@ -10,7 +12,8 @@ import typer
 
 from nouscoder import __version__
 from nouscoder.cli import evaluate, grade, objectives, operate, plan, run, runs, serve, sft, status
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, without_secrets
+from nouscoder.private_folder import NoFolder, writable_cache
 
 # Products beside the core: only this table names them, and the core imports none of them, as import-linter checks. Each
 # has its extra in pyproject.toml. A value is MODULE:NAME of a command or of a group of commands.
@@ -71,8 +74,11 @@ for _name, _place in ROOMS.items():
 
 def main() -> None:
     """Entry point. A NousCoderError prints one line to stderr and exits with code 1."""
+    # By default torch takes compiled code from a folder in /tmp with a name that everybody knows.
+    with suppress(NoFolder):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(writable_cache("torch")))
     try:
         app()
     except NousCoderError as error:
-        print(f"nouscoder: {error}", file=sys.stderr)  # noqa: T201
+        print(f"nouscoder: {without_secrets(str(error))}", file=sys.stderr)  # noqa: T201
         sys.exit(1)

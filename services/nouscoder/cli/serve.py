@@ -25,9 +25,9 @@ def serve(
     service: Annotated[Service, typer.Argument(help="the service to run")],
     config_file: ConfigOption = None,
     overrides: SetOption = None,
-    grpc: Annotated[str | None, typer.Option(help="address of the gRPC API, host:port")] = None,
+    grpc: Annotated[str | None, typer.Option(help="address of the gRPC API: host:port, or unix:PATH")] = None,
     http: Annotated[str | None, typer.Option(help="address of the HTTP API (verifier, generation), host:port")] = None,
-    metrics: Annotated[str | None, typer.Option(help="address of the Prometheus page, host:port")] = None,
+    metrics: Annotated[str | None, typer.Option(help="address of the Prometheus page: host:port, or unix:PATH")] = None,
     broker: Annotated[bool, typer.Option("--broker", help="verifier: grade the broker's rollouts too")] = False,
 ) -> None:
     """Run one service until SIGTERM."""

@@ -47,7 +47,7 @@ class Section(BaseModel):
 
 def grpc_address(port: int) -> Any:
     """The key `grpc` of a service, with its usual port."""
-    return Field(f"127.0.0.1:{port}", description="address to listen on; port 0 takes a free one")
+    return Field(f"127.0.0.1:{port}", description="address to listen on; port 0 takes a free one; also unix:PATH")
 
 
 class ServiceSection(Section):

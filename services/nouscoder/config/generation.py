@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, field_validator, model_validator
 
-from nouscoder.config.base import InputFile, OutputPath, Section, ServiceSection, chosen_by, grpc_address
+from nouscoder.config.base import InputFile, OutputFile, Section, ServiceSection, chosen_by, grpc_address
 from nouscoder.config.verifier import TlsSection
 from nouscoder.domain.policy import Transport, WeightTransfer
 
@@ -282,10 +281,10 @@ class GenerationSection(ServiceSection):
         Transport.FOLDER,
         description="folder: read policies from a disk shared with the learner; learner: download them from it",
     )
-    cache: OutputPath = Field(
-        Path("/tmp/policies"),
+    cache: OutputFile = Field(
+        "",
         description="with policy_from learner: folder for downloaded policies; the newest 2 and the base of adapters"
-        " are kept",
+        " are kept; empty: a private one, nouscoder-policies-UID, in the temporary folder",
     )
     policy_patience_s: float = Field(
         900.0, gt=0, description="with policy_from learner: seconds to wait for the learner before giving up"

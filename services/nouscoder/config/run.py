@@ -104,7 +104,10 @@ class RunSection(Section):
     sinks: tuple[SinkName, ...] = Field(
         (), description="tools that get the metrics too; docs/design/observability.md says where each puts them"
     )
-    pages: str = Field("", description="HTTP address for the run's report and files; empty: none")
+    pages: str = Field(
+        "", description="HTTP address for the run's report and files, which all who reach it may read; empty: none"
+    )
+    pages_hosts: tuple[str, ...] = Field((), description="public host names of the pages")
     verifier_token_file: InputFile = Field(
         "",
         description="file with the token that evaluations and environments send to a verifier that has a tokens_file",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
+from nouscoder.private_folder import temporary_folder
 
 
 class ModalSection(Section):
@@ -145,7 +144,7 @@ class TestsSection(Section):
     __test__ = False  # not a pytest class
 
     cache: OutputFile = Field(
-        "", description="folder of fetched tests; empty: nouscoder-tests-UID in the temporary folder"
+        "", description="folder of fetched tests; empty: a private one, nouscoder-tests-UID, in the temporary folder"
     )
     cache_bytes: int = Field(1024**3, ge=1024**2, description="maximum bytes of fetched tests on the disk")
     store: OutputFile = Field(
@@ -159,8 +158,8 @@ class TestsSection(Section):
 
     @property
     def folder(self) -> Path:
-        """The folder of fetched tests."""
-        return Path(self.cache or Path(tempfile.gettempdir()) / f"nouscoder-tests-{os.getuid()}")
+        """The folder of fetched tests. Raises NoFolder."""
+        return Path(self.cache) if self.cache else temporary_folder("nouscoder-tests")
 
 
 class JobsSection(Section):

@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -26,7 +25,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from nouscoder.atomic_files import make_folder, removed_when_refused
+from nouscoder.atomic_files import make_folder, no_link, removed_when_refused
 from nouscoder.config import Config
 from nouscoder.data.problem_parquet import is_parquet, load_problems, read_problems, read_rows, store_of
 from nouscoder.data.problems import ProblemFileError
@@ -34,6 +33,7 @@ from nouscoder.domain.problem import GradingRules, Problem, PublicTests, is_held
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests, Tests
 from nouscoder.errors import NousCoderError
 from nouscoder.formats.tests import canonical_json, tests_from_json
+from nouscoder.private_folder import is_trusted, temporary_folder
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import StoredTests, TestStore
 
@@ -124,7 +124,7 @@ def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share
     tests = tests or str(folder)
     key = index_key(source, tests)
     store = TestStore(open_blobs(tests))
-    with _locked(folder) as made, removed_when_refused(made):
+    with _locked(folder, source) as made, removed_when_refused(made):
         if _key_of(folder / _INDEX) != key:
             begun_s = time.monotonic()
             log.info("building the index of the problems", extra={"file": str(source), "folder": str(folder)})
@@ -249,25 +249,36 @@ def _key_of(file: Path) -> str | None:
 
 
 def _folder_of(source: Path, configured: str) -> Path:
-    """The folder of the index: as configured, else next to the file, else (if read-only) in the temporary folder."""
+    """The folder of the index: as configured, else next to the file, else in the temporary folder.
+
+    Next to the file is not taken where this user may not write, or where another user than the file's own could.
+    """
     if configured:
         return Path(configured)
     adjacent = source.with_name(f"{source.name}.index")
-    if os.access(adjacent if adjacent.exists() else source.parent, os.W_OK):
+    if os.access(adjacent if adjacent.exists() else source.parent, os.W_OK) and _is_of_the_owner(adjacent, source):
         return adjacent
-    name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"nouscoder-problems-{os.getuid()}-{name}"
+    return temporary_folder("nouscoder-problems") / hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:16]
+
+
+def _is_of_the_owner(folder: Path, source: Path) -> bool:
+    """Whether the folder is missing, or was made by this user, by root or by whoever wrote the problem file."""
+    if not os.path.lexists(folder):
+        return True
+    return is_trusted(folder) or (folder.lstat().st_uid == source.stat().st_uid and not folder.is_symlink())
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[Path | None]:
+def _locked(folder: Path, source: Path) -> Iterator[Path | None]:
     """Lock the folder while an index is built. Gives what was made of it.
 
     Raises ProblemFileError when the folder cannot be written.
     """
     try:
         made = make_folder(folder)
-        with (folder / "lock").open("w") as lock:
+        if folder.stat().st_uid not in (0, os.geteuid(), source.stat().st_uid):
+            raise ProblemFileError(f"the folder of the problem index, {folder}, belongs to another user: remove it")
+        with open(folder / "lock", "w", opener=no_link) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield made
     except OSError as error:

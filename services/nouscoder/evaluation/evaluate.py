@@ -43,6 +43,7 @@ from nouscoder.evaluation.samples import (
     verdict_key,
 )
 from nouscoder.grade_files.answers import local_answers, remote_answers
+from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.policy_folder.compose import CONFIG_FILE, with_yarn
 from nouscoder.policy_folder.inspection import context_tokens, downloaded, faults_of, is_hub_id
@@ -107,21 +108,28 @@ class ServedPolicy:
         raise CheckpointUnusable(fault)
 
     @asynccontextmanager
-    async def serving(self, config: Config, requests: Sequence[dict[str, Any]], at_once: int) -> AsyncIterator[str]:
-        """The URL of a server that answers these chat requests, `at_once` at the same time.
+    async def serving(
+        self, config: Config, requests: Sequence[dict[str, Any]], at_once: int
+    ) -> AsyncIterator[tuple[str, str]]:
+        """URL and key of a server that answers these chat requests, `at_once` at the same time.
 
-        Raises as `tokens_needed`, and what starting an engine raises.
+        Without the key, other users of this machine could use the server. Raises as `tokens_needed`, and what starting
+        an engine raises.
         """
         from nouscoder.generation.openai.api import serving_folder
 
-        served = _served(config, requests[0]["model"], await self.tokens_needed(requests), at_once)
+        key, stored = new_api_key("evaluation")
         with tempfile.TemporaryDirectory(prefix="nouscoder-policy-") as temporary:
-            folder = self._with_yarn(Path(temporary)) if self.yarn_factor else self.folder
+            keys = Path(temporary) / "keys"
+            keys.write_text(stored)
+            served = _served(config, requests[0]["model"], await self.tokens_needed(requests), at_once, keys)
+            folder = self._with_yarn(Path(temporary) / "policy") if self.yarn_factor else self.folder
             async with serving_folder(served, folder) as address:
-                yield f"http://{address}/v1"
+                yield f"http://{address}/v1", key
 
     def _with_yarn(self, to: Path) -> Path:
-        """The folder `to`, with links to the files of the policy, and config.json with YaRN."""
+        """The new folder `to`, with links to the files of the policy, and config.json with YaRN."""
+        to.mkdir()
         for file in self.folder.iterdir():
             (to / file.name).symlink_to(file)
         (to / CONFIG_FILE).unlink()
@@ -129,10 +137,10 @@ class ServedPolicy:
         return to
 
 
-def _served(config: Config, model: str, num_tokens: int, at_once: int) -> Config:
+def _served(config: Config, model: str, num_tokens: int, at_once: int, keys: Path) -> Config:
     """`config` for a server of one policy, with places for `at_once` completions of `num_tokens` tokens."""
     # Evaluations wait for an answer as long as OpenAIServer does.
-    api = OpenAISection(http="127.0.0.1:0", model=model, slots=at_once, max_requests=2 * at_once)
+    api = OpenAISection(http="127.0.0.1:0", model=model, slots=at_once, max_requests=2 * at_once, tokens_file=str(keys))
     changed = {"max_tokens_total": num_tokens, "engine_tokens_total": 0, "max_running": at_once, "openai": api}
     return config.model_copy(update={"generation": config.generation.model_copy(update=changed)})
 
@@ -211,11 +219,11 @@ async def _fill(
     """Sample and grade what is missing."""
     async with AsyncExitStack() as stack:
         sample: Sampler | None = None
-        url = request.url
+        url, key = request.url, ""
         if request.checkpoint is not None and (asked := _asked(request, jobs, samples)):
-            url = await stack.enter_async_context(request.checkpoint.serving(config, asked, request.at_once))
+            url, key = await stack.enter_async_context(request.checkpoint.serving(config, asked, request.at_once))
         if url:
-            server = await stack.enter_async_context(OpenAIServer(url, num_connections=request.at_once))
+            server = await stack.enter_async_context(OpenAIServer(url, num_connections=request.at_once, key=key))
 
             async def sample(job: SampleJob) -> dict[str, Any]:
                 return await sampled(server, request.sampling, job)

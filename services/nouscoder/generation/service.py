@@ -31,6 +31,7 @@ from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource, LearnerMemory, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.json_file import read_json_object
+from nouscoder.private_folder import temporary_folder
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.rpc.learner_client import LearnerClient
@@ -319,7 +320,7 @@ async def _open_tools(config: Config, stack: AsyncExitStack) -> Tools | None:
 async def _open_source(config: Config, metrics: GenerationMetrics, stack: AsyncExitStack) -> PolicySource:
     if config.generation.policy_from == "folder":
         return FolderSource()
-    cache = PolicyCache(config.generation.cache)
+    cache = PolicyCache(Path(config.generation.cache or temporary_folder("nouscoder-policies")))
     stack.callback(cache.close)
     client = LearnerClient(config.learner.grpc, channel_credentials(config.tls))
     await stack.enter_async_context(client)

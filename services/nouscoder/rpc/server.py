@@ -27,42 +27,32 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nouscoder import __version__
-from nouscoder.errors import Unusable
+from nouscoder.rpc.addresses import AddressError, refuse_taken, socket_host, split_address, unix_path
 from nouscoder.rpc.convert import InvalidMessage
+from nouscoder.rpc.metrics_page import start_metrics
 from nouscoder.rpc.tls import ExpiryCollector
 
 if TYPE_CHECKING:
     _Handler = grpc.RpcMethodHandler[Any, Any]
     _Context = grpc.aio.ServicerContext[Any, Any]
 
-__all__ = ["AddressError", "Served", "run_until_stopped", "split_address", "start_grpc", "start_metrics", "stop_event"]
+__all__ = [
+    "AddressError",
+    "Served",
+    "run_until_stopped",
+    "socket_host",
+    "split_address",
+    "start_grpc",
+    "start_metrics",
+    "stop_event",
+]
 
 log = logging.getLogger(__name__)
-
-
-# Addresses to listen on.
-
-
-class AddressError(Unusable):
-    """An address cannot be listened on; the message names it."""
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of a text HOST:PORT. Raises AddressError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise AddressError(f"{address!r} is not of the form host:port")
-    return host, int(port)
-
-
-def socket_host(host: str) -> str:
-    """The host as sockets want it: an address of IPv6 without its brackets. On Linux, `::` takes IPv4 too."""
-    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 # The metric of every service that says what runs: version of the project, of Python, and commit of the image.
@@ -284,7 +274,11 @@ def stop_event() -> asyncio.Event:
 
 async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
     """Start listening. Closing `stack` drains the server. Returns the address in use. Raises AddressError."""
-    host, port = split_address(served.address)
+    path = unix_path(served.address)
+    if path is None:
+        split_address(served.address)
+    else:
+        refuse_taken(path)
     reuse = ("grpc.so_reuseport", int(served.shares_address))
     options = [*_OPTIONS, reuse, ("grpc.max_receive_message_length", served.max_message_bytes)]
     if not served.takes_compressed:
@@ -311,8 +305,17 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
         await server.stop(grace=served.drain_s)
 
     stack.push_async_callback(drain)
+    address = _in_use(served.address, bound)
     if not served.shares_address:
-        log.info("listening", extra={"grpc": f"{host}:{bound or port}", "metrics": metrics_address})
+        log.info("listening", extra={"grpc": address, "metrics": metrics_address})
+    return address
+
+
+def _in_use(address: str, bound: int) -> str:
+    """The address with the port that was taken, if it has one."""
+    if unix_path(address) is not None:
+        return address
+    host, port = split_address(address)
     return f"{host}:{bound or port}"
 
 
@@ -326,23 +329,6 @@ def _collect_common(served: Served) -> None:
     ProcessCollector(registry=served.registry)  # CPU, memory and open files of this process
     BuildCollector(served.registry)
     ExpiryCollector(served.registry, served.certificates)
-
-
-def start_metrics(address: str, registry: CollectorRegistry, stack: AsyncExitStack) -> str:
-    """Serve a Prometheus page. Returns the address in use: port 0 takes a free one. Raises AddressError."""
-    host, port = split_address(address)
-    try:
-        page, thread = start_http_server(port, addr=socket_host(host), registry=registry)
-    except OSError as error:
-        raise AddressError(f"cannot listen on {address} for metrics: {error.strerror}") from error
-
-    def close() -> None:
-        page.shutdown()
-        page.server_close()
-        thread.join(timeout=5)
-
-    stack.callback(close)
-    return f"{host}:{page.server_port}"
 
 
 async def run_until_stopped(stop: asyncio.Event, *workers: Awaitable[object]) -> None:

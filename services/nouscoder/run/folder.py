@@ -1,13 +1,17 @@
 """A run folder, runs/NAME: the inputs, outputs and resumable state of a run.
 
-INVARIANT: one process at a time works in a run folder (it holds a lock), and every file is replaced atomically.
+INVARIANT: one process at a time works in a run folder (it holds a lock), and every file is replaced atomically. A new
+folder is its user's alone. Passwords in URLs are in files that no other user may read, and Redis' only in redis-url.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import tomllib
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,8 @@ from nouscoder.broker.redis_address import without_password
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.domain.plan import Evaluated
 from nouscoder.domain.run_status import Ledger
-from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.errors import NousCoderError, Unusable, without_secrets
+from nouscoder.private_folder import PRIVATE
 from nouscoder.retry import Retry
 
 MIN_FREE_BYTES = 300 * 1024**2
@@ -68,15 +73,44 @@ class RunFolder:
     def create(cls, config: Config) -> RunFolder:
         """Make a run folder with `config`. Raises RunFolderError when a run of that name exists."""
         cls.refuse_existing(config.run.folder)
+        with suppress(OSError):  # the constructor says what is wrong
+            config.run.folder.mkdir(PRIVATE, parents=True)
+        cls._refuse_of_others(config.run.folder)
         folder = cls(config.run.folder)
-        folder.write_text(folder.config_file, dump_config(config))
+        folder.record(config)
         return folder
+
+    def record(self, config: Config) -> Config:
+        """Write config.toml, from which the run's services start. Returns the configuration that it holds.
+
+        A URL of Redis that holds more than an address is in a file of its own, redis-url.
+        """
+        section = config.broker
+        if without_password(section.redis_url) != section.redis_url:
+            file = self.path.resolve() / "redis-url"
+            write_whole(file, section.redis_url.encode(), private=True)
+            section = section.model_copy(update={"redis_url": "", "redis_url_file": str(file)})
+            config = config.model_copy(update={"broker": section})
+        write_whole(self.config_file, dump_config(config).encode(), private=True)
+        return load_config(self.config_file)
 
     @staticmethod
     def refuse_existing(path: Path) -> None:
         """Raises RunFolderError when the folder holds a run."""
         if (path / "config.toml").exists():
             raise RunFolderError(f"{path} holds a run already: go on with --resume, or give the run another name")
+
+    @staticmethod
+    def _refuse_of_others(path: Path) -> None:
+        """Raises RunFolderError when another user made the folder, or everybody may write to it.
+
+        Its config.toml names code that the services run.
+        """
+        if not path.exists():
+            return
+        found = path.stat()
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+            raise RunFolderError(f"other users can write to {path}: remove it, or take another run.name or run.root")
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunFolder, Config]:
@@ -151,9 +185,9 @@ def refuse_changes(recorded_file: Path, config: Config) -> None:
 
 
 def recorded(config: Config) -> str:
-    """The configuration as TOML, without Redis' password. This record is never used to connect to external services."""
+    """The configuration as TOML, without passwords. This record is never used to connect to external services."""
     section = config.broker.model_copy(update={"redis_url": without_password(config.broker.redis_url)})
-    return dump_config(config.model_copy(update={"broker": section}))
+    return without_secrets(dump_config(config.model_copy(update={"broker": section})))
 
 
 def _differ(before: Any, now: Any) -> bool:

@@ -1,16 +1,22 @@
-"""The processes of a run on one machine: their addresses, commands and order."""
+"""The processes of a run on one machine: their addresses, commands and order.
+
+INVARIANT: every address is a unix socket in a folder that only the user of the run can enter. So no other user of the
+machine can call a service of the run or read its metrics, and nobody else can listen where a service of the run does.
+"""
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from nouscoder.broker.redis_address import configured_url
-from nouscoder.config import Config, dump_config, load_config
+from nouscoder.config import Config
 from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
+from nouscoder.private_folder import socket_folder
 from nouscoder.retry import Retry
+from nouscoder.rpc.addresses import unix_address
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import KeptGeneration
 from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, SupervisedProcess, Supervisor
@@ -18,26 +24,15 @@ from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, SupervisedProces
 SERVICES = ("broker", "verifier", "generation", "learner")
 
 
-def free_addresses(count: int) -> list[str]:
-    """Addresses on this machine on which no process listened just before."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
+def with_addresses(config: Config, folder: Path) -> Config:
+    """`config` with every address of the four services on a socket of the run in `folder`.
 
-
-def with_addresses(config: Config) -> Config:
-    """`config` with every address of the four services on a free port of this machine.
-
-    The ports stay the same when a process restarts, so that its clients find it again.
+    The sockets stay the same when a process restarts, so that its clients find it again. Raises NotPrivate.
     """
-    addresses = free_addresses(2 * len(SERVICES))
-    sections = {}
-    for index, name in enumerate(SERVICES):
-        section = getattr(config, name)
-        update = {"grpc": addresses[2 * index], "metrics": addresses[2 * index + 1]}
-        sections[name] = section.model_copy(update=update)
+    place, sections = socket_folder(folder), {}
+    for name in SERVICES:
+        update = {"grpc": unix_address(place / f"{name}.sock"), "metrics": unix_address(place / f"{name}.metrics")}
+        sections[name] = getattr(config, name).model_copy(update=update)
     return config.model_copy(update=sections)
 
 
@@ -59,23 +54,22 @@ def redis_spec(folder: RunFolder) -> ProcessSpec:
 
 def rewrite_addresses(folder: RunFolder, config: Config, generation: KeptGeneration | None = None) -> Config:
     """Give the run new addresses and record them. A kept generation process keeps its own. Nothing else changes."""
-    changed = with_addresses(config)
+    changed = with_addresses(config, folder.path)
     if generation is not None:
         changed = generation.with_address(changed)
-    if not configured_url(config.broker):
-        from nouscoder.broker.redis_server import redis_url
+    from nouscoder.broker.redis_server import is_own, redis_url
 
+    if not (url := configured_url(config.broker)) or is_own(url, folder.path / "redis"):
         own = {"redis_url": redis_url(folder.path / "redis")}
         changed = changed.model_copy(update={"broker": changed.broker.model_copy(update=own)})
-    folder.write_text(folder.config_file, dump_config(changed))
-    return load_config(folder.config_file)
+    return folder.record(changed)
 
 
 def needs_own_redis(folder: RunFolder, config: Config) -> bool:
     """Whether the run starts its own Redis instead of using the configured one."""
-    from nouscoder.broker.redis_server import redis_url
+    from nouscoder.broker.redis_server import is_own
 
-    return config.broker.redis_url == redis_url(folder.path / "redis")
+    return is_own(config.broker.redis_url, folder.path / "redis")
 
 
 class LocalServices:

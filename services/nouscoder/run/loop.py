@@ -86,7 +86,7 @@ async def _train(config: Config, *, resume: bool) -> None:
     try:
         with (
             open_view(Console(), deployed.line_every_s) as view,
-            open_pages(folder.path, config.run.pages) as address,
+            open_pages(folder.path, config.run.pages, config.run.pages_hosts) as address,
         ):
             if folder.summary_file.exists():
                 view.say(f"the run in {folder.path} is finished: nothing is left to do")

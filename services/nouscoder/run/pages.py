@@ -1,7 +1,11 @@
 """The pages of a run over HTTP: a few files of its folder, for a browser.
 
 INVARIANT: only the names in `FILES` and ROLLOUTS are served, each looked up unchanged. Nothing is written, and no other
-file of the folder (checkpoints, logs, problems) can be requested. ROLLOUTS is made from tokens/ at each request.
+file of the folder (checkpoints, logs, problems) can be requested. ROLLOUTS is made from tokens/ at each request. No
+password of a URL in config.toml is sent. A request that names a foreign site is refused.
+
+INVARIANT: at most MOST_OPEN connections are open. One more ends the oldest that has asked for nothing yet, or else the
+oldest, so clients that say nothing keep nobody out.
 """
 
 from __future__ import annotations
@@ -10,13 +14,16 @@ import html
 import logging
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from nouscoder.errors import without_secrets
+from nouscoder.http_server.api_keys import foreign_part
 from nouscoder.report.samples import rollouts_page
 from nouscoder.rpc.server import AddressError, socket_host, split_address
 
@@ -30,7 +37,9 @@ FILES = {
     "samples.jsonl": "application/x-ndjson",
     "config.toml": "text/plain; charset=utf-8",
 }
+MOST_OPEN = 128
 _SILENCE_LIMIT_S = 20.0
+_RECORD = "config.toml"
 _PIECE_BYTES = 1024**2
 
 
@@ -38,19 +47,28 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD, one request per connection."""
 
     folder: Path
+    hosts: Collection[str]
+    server: _Server
     timeout = _SILENCE_LIMIT_S
     server_version = "nouscoder"
     sys_version = ""
 
     def do_GET(self) -> None:
         """Send a file, or the page that lists the files."""
+        self.server.heard(self.connection)
         name = self.path.partition("?")[0].removeprefix("/")
-        if not name:
+        if (foreign := foreign_part(self.headers["Host"], self.headers["Origin"], self.hosts)) is not None:
+            text = f"{foreign} names a foreign site: add its name to run.pages_hosts if it may show these pages\n"
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", text.encode())
+        elif not name:
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", _index(self.folder).encode())
         elif name == ROLLOUTS:
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", rollouts_page(self.folder).encode())
         elif name not in FILES:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page\n")
+        elif name == _RECORD and (self.folder / name).exists():
+            record = (self.folder / name).read_text(encoding="utf8")
+            self._answer(HTTPStatus.OK, FILES[name], without_secrets(record).encode())
         else:
             try:
                 with (self.folder / name).open("rb") as file:
@@ -101,6 +119,39 @@ def _index(folder: Path) -> str:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = MOST_OPEN
+
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        self._open: OrderedDict[socket.socket, bool] = OrderedDict()  # whether it has asked; the oldest is first
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, and end another one when there are too many."""
+        connection, address = super().get_request()
+        with self._lock:
+            self._open[connection] = False
+            if len(self._open) > MOST_OPEN:
+                self._end_one()
+        return connection, address
+
+    def _end_one(self) -> None:
+        oldest = next((one for one, has_asked in self._open.items() if not has_asked), next(iter(self._open)))
+        del self._open[oldest]
+        with suppress(OSError):  # it has ended already
+            oldest.shutdown(socket.SHUT_RDWR)
+
+    def heard(self, connection: socket.socket) -> None:
+        """The connection has asked for a page."""
+        with self._lock:
+            if connection in self._open:
+                self._open[connection] = True
+
+    def shutdown_request(self, request: Any) -> None:
+        """A connection has ended."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log a closed connection without a traceback."""
@@ -116,13 +167,16 @@ def _server_of(host: str) -> type[_Server]:
 
 
 @contextmanager
-def open_pages(folder: Path, address: str) -> Iterator[str]:
-    """Serve the pages inside the context. Yields the actual address, "" when `address` is "". Raises AddressError."""
+def open_pages(folder: Path, address: str, hosts: Collection[str] = ()) -> Iterator[str]:
+    """Serve the pages inside the context. Yields the actual address, "" when `address` is "". Raises AddressError.
+
+    `hosts` are public host names of the pages.
+    """
     if not address:
         yield ""
         return
     host, port = split_address(address)
-    handler = type("Handler", (_Handler,), {"folder": folder})
+    handler = type("Handler", (_Handler,), {"folder": folder, "hosts": hosts})
     try:
         server = _server_of(host)((socket_host(host), port), handler)
     except OSError as error:

@@ -145,7 +145,7 @@ async def _run_stage(config: Config, begin: NextStage, view: View, generation: K
     deployed = deployment(stage)
     folder, stage = await deployed.open_folder(stage, begin.begun)
     try:
-        with open_pages(folder.path, stage.run.pages):
+        with open_pages(folder.path, stage.run.pages, stage.run.pages_hosts):
             await run_loop(folder, stage, view, time.monotonic(), generation)
     finally:
         folder.close()

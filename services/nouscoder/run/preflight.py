@@ -165,12 +165,12 @@ def _transfer_faults(config: Config) -> Iterator[str]:
 
 def _redis_faults(config: Config) -> Iterator[str]:
     from nouscoder.broker.redis_address import configured_url, without_password
-    from nouscoder.broker.redis_server import RedisServerError, find_redis_binary, redis_url
+    from nouscoder.broker.redis_server import RedisServerError, find_redis_binary, is_own
 
     if config.broker.redis_url_file and not Path(config.broker.redis_url_file).is_file():
         return  # reported with the other files
     url = configured_url(config.broker)
-    if not url or url == redis_url(config.run.folder / "redis"):  # the run's own
+    if not url or is_own(url, config.run.folder / "redis"):
         yield from _fault_of("broker.redis_url", find_redis_binary, RedisServerError)
         return
     import redis

@@ -66,7 +66,7 @@ class KeptGeneration:
 
     async def prepare(self, config: Config) -> None:
         """Have the process serve the stage of `config`, or end it when it cannot. Raises SupervisionError."""
-        write_whole(self._folder / "generation.toml", dump_config(config).encode())
+        write_whole(self._folder / "generation.toml", dump_config(config).encode(), private=True)
         if self._supervisor is None:
             return
         self._supervisor.check()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack
 from typing import TypeVar
@@ -18,6 +16,7 @@ from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus
 from nouscoder.rpc.learner_client import LearnerClient, LearnerStatus
+from nouscoder.rpc.metrics_page import read_metrics
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker import observer_id
 from nouscoder.run.supervisor import SupervisedProcess
@@ -151,9 +150,8 @@ async def _or_none(question: Awaitable[Answer]) -> Answer | None:
 def read_counter(metrics_address: str, family: str) -> float | None:
     """The sum of a counter's samples on a Prometheus page; None when the page cannot be read."""
     try:
-        with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=1.0) as page:
-            text = page.read().decode("utf8")
-    except (OSError, urllib.error.URLError, ValueError):
+        text = read_metrics(metrics_address, 1.0)
+    except (OSError, ValueError):
         return None
     for found in text_string_to_metric_families(text):
         if found.name == family:

@@ -278,9 +278,13 @@ def unpacked(data: bytes) -> Tests:
 class _OpenFile:
     """The bytes of a file on disk."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.num_bytes = os.fstat(self._file).st_size
+    def __init__(self, path: Path, *, is_own: bool) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NOFOLLOW if is_own else 0))
+        found = os.fstat(self._file)
+        self.num_bytes = found.st_size
+        if is_own and found.st_uid != os.geteuid():
+            self.close()
+            raise CaseFileBroken(f"{path} was written by user {found.st_uid}")
 
     def read_at(self, num_bytes: int, at: int) -> bytes:
         return os.pread(self._file, num_bytes, at)
@@ -308,10 +312,13 @@ class _InMemory:
 class CaseFile:
     """An open file of tests. Use as a context manager, or close it, unless it is in memory."""
 
-    def __init__(self, source: Path | bytes) -> None:
-        """Open a file, or the bytes of one. Raises OSError, and CaseFileBroken."""
+    def __init__(self, source: Path | bytes, *, is_own: bool = False) -> None:
+        """Open a file, or the bytes of one. With `is_own` a link or another user's file is broken.
+
+        Raises OSError, and CaseFileBroken.
+        """
         self._path = source if isinstance(source, Path) else Path("memory")
-        self._file = _OpenFile(source) if isinstance(source, Path) else _InMemory(source)
+        self._file = _OpenFile(source, is_own=is_own) if isinstance(source, Path) else _InMemory(source)
         try:
             self._index = CaseIndex.read(self._file.read_at, self._file.num_bytes)
         except ValueError as error:

@@ -6,7 +6,7 @@ INVARIANT: tests kept under a digest have that digest, because it is computed fr
 being fetched, never hold more than `max_bytes`; the least recently used are deleted first. A process uses a file only
 after it has compared the content with the digest, once; the file's checksums protect each later read. Of equal fetches
 only one runs, and the others wait for it. A killed process leaves whole files, and partial ones that the next process
-deletes.
+deletes. INVARIANT: only this user may enter the folder of a process, and no link in it is followed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import BinaryIO, Protocol, cast
 
 from nouscoder.domain.submission import Tests
 from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.private_folder import NotPrivate, private_folder
 from nouscoder.store.blobs import Blobs, NoSuchBlob
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, write_tests
 
@@ -199,7 +200,7 @@ class TestsCache:
             if name not in self._sizes:
                 await self._fetch_once(name, digest, source)
             try:
-                file = CaseFile(self._folder / name)
+                file = CaseFile(self._folder / name, is_own=True)
             except (OSError, CaseFileBroken) as error:
                 self._drop(name, error)
                 continue
@@ -237,7 +238,7 @@ class TestsCache:
         part = f"{_PART}{secrets.token_hex(8)}"
         path = self._folder / part
         try:
-            with path.open("wb") as file:
+            with path.open("xb") as file:
                 self._sizes[part] = 0
                 async for piece in source.fetch(digest):
                     if not self._make_room(len(piece)):
@@ -284,12 +285,15 @@ class TestsCache:
 
 
 def _own_folder(folder: Path) -> tuple[Path, int]:
-    """A folder that no other process uses, and the lock on it."""
+    """A folder that no other process uses, and the lock on it. A folder of another user is passed over."""
     for number in range(_MAX_PROCESSES):
         own = folder / str(number)
         try:
-            own.mkdir(parents=True, exist_ok=True)
-            lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            private_folder(own)
+            lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except NotPrivate as error:
+            log.warning("a folder of the cache of tests is not used", extra={"reason": str(error)})
+            continue
         except OSError as error:
             raise CacheUnusable(f"{own} cannot be used as a cache of tests: {error.strerror}") from error
         try:
@@ -297,4 +301,4 @@ def _own_folder(folder: Path) -> tuple[Path, int]:
             return own, lock
         except OSError:
             os.close(lock)
-    raise CacheUnusable(f"{folder} is used by {_MAX_PROCESSES} processes already")
+    raise CacheUnusable(f"{folder} is used by {_MAX_PROCESSES} processes or by other users already")

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import Config, VerifierSection
 from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
 from nouscoder.http_server.listener import http_context, start_http
+from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.store.blobs import open_blobs
@@ -214,8 +215,12 @@ def _open_audit(section: VerifierSection, stack: AsyncExitStack) -> AuditLog | N
 
 def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
     """The tests that clients store."""
-    blobs = open_blobs(section.tests.store or str(section.tests.folder / "stored"))
-    return ClientTests(blobs, cache, section.tests)
+    place = section.tests.store or str(private_folder(section.tests.folder / "stored"))
+    if "://" not in place:
+        with suppress(OSError):  # said when tests are stored
+            Path(place).mkdir(PRIVATE, parents=True, exist_ok=True)
+            refuse_foreign(Path(place))
+    return ClientTests(open_blobs(place), cache, section.tests)
 
 
 def _grader(

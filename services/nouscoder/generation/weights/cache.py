@@ -2,7 +2,7 @@
 
 INVARIANT: a file gets its final name only after its size and SHA-256 have been checked. The newest `KEPT` policies are
 kept, and the base of the adapters among them. A failed fetch leaves no partial file, and partial files of an earlier
-process are removed at the start.
+process are removed at the start. Only this user may enter the folder.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TextIO
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta
+from nouscoder.private_folder import NotPrivate, private_folder
 
 KEPT = 2
 _PART = ".part"
@@ -112,8 +113,10 @@ class PolicyCache:
 
     def _take(self) -> TextIO:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self._folder)
             lock = (self._folder / ".lock").open("w")
+        except NotPrivate as error:
+            raise PolicyCacheUnusable(f"generation.cache: {error}") from error
         except OSError as error:
             raise PolicyCacheUnusable(f"generation.cache {self._folder} cannot be written: {error.strerror}") from error
         try:

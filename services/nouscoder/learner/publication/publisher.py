@@ -34,6 +34,7 @@ from nouscoder.learner.publication.published import StagedPolicy
 from nouscoder.learner.state.curriculum_copy import CurriculumCopy, LearnerBroker
 from nouscoder.policy_transfer.group import TransferError, missing_for, open_rendezvous
 from nouscoder.policy_transfer.transfer import ShardImage, send_shards
+from nouscoder.rpc.addresses import unix_path
 from nouscoder.rpc.channel import PeerBehind, PeerRefused
 
 log = logging.getLogger(__name__)
@@ -148,7 +149,12 @@ def _with_changes(offer: _Offer, manifest: PolicyManifest) -> _Offer:
 
 
 def _host_of(address: str) -> str:
-    """The host of the learner's address. One that means every interface becomes the address of this machine's name."""
+    """The host of the learner's address, loopback for a unix socket.
+
+    One that means every interface becomes the address of this machine's name.
+    """
+    if unix_path(address) is not None:
+        return "127.0.0.1"
     host = address.rpartition(":")[0]
     if host not in _EVERYWHERE:
         return host

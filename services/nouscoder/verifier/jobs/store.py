@@ -21,6 +21,7 @@ from pathlib import Path
 
 from nouscoder.atomic_files import flush, lock_file, naming_storage_faults, write_whole
 from nouscoder.config import JobsSection
+from nouscoder.private_folder import PRIVATE, refuse_foreign
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.jobs.folder import (
     RECORD,
@@ -71,7 +72,7 @@ class JobStore:
     """The jobs in `folder`, which this process locks. `clock` returns seconds since 1970."""
 
     def __init__(self, folder: Path, bounds: JobsSection, clock: Callable[[], float] = time.time) -> None:
-        """Raises FolderInUse and StorageError. Call `load` before anything else."""
+        """Raises FolderInUse, StorageError and NotPrivate. Call `load` before anything else."""
         self.bounds = bounds
         self.clock = clock
         self._folder = folder
@@ -82,7 +83,8 @@ class JobStore:
         self._removals: dict[str, asyncio.Task[None]] = {}
         self._unreadable: set[str] = set()
         with naming_storage_faults(folder):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+        refuse_foreign(folder)
         self._lock = lock_file(folder / "lock", f"another service uses the jobs in {folder}: give each its own folder")
 
     def load(self) -> None:

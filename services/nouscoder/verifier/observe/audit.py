@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,6 +24,11 @@ class AuditUnusable(Unusable):
     """The audit log cannot be written. The message names the file."""
 
 
+def _private(path: str, flags: int) -> int:
+    """Opens a file; a new one is for this user only, because it may hold programs of clients."""
+    return os.open(path, flags, 0o600)
+
+
 class AuditLog:
     """Appends to a file. Each line is written before the answer is sent."""
 
@@ -34,7 +40,7 @@ class AuditLog:
 
     def _open(self) -> TextIO:
         try:
-            return self._path.open("a", encoding="utf8", buffering=1)
+            return open(self._path, "a", encoding="utf8", buffering=1, opener=_private)
         except OSError as error:
             raise AuditUnusable(f"the audit log {self._path} cannot be written: {error.strerror or error}") from error
 

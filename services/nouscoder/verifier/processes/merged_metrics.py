@@ -6,20 +6,18 @@ that the processes have are added. Of ages and of what is the same everywhere th
 
 from __future__ import annotations
 
-import socket
-import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-_LIMIT_S = 5.0
+from nouscoder.rpc.addresses import unix_address
+from nouscoder.rpc.metrics_page import read_metrics
+
 _GROWING = frozenset({"counter", "histogram", "summary"})
 _LARGEST = ("_oldest_age_seconds", "_queue_clients", "_build_info", "_limited", "process_max_fds")
 _FIRST = ("_created", "_start_time_seconds", "_expiry_timestamp_seconds")
@@ -44,35 +42,10 @@ class SocketMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The current values."""
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(_LIMIT_S)
-                connection.connect(str(self._path))
-                text = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
+            text = read_metrics(unix_address(self._path))
         except OSError:
             return
         yield from text_string_to_metric_families(text)
-
-
-def serve_on_socket(registry: CollectorRegistry, path: Path, stack: AsyncExitStack) -> None:
-    """Serve the metrics of `registry` on a unix socket, in a thread, until `stack` closes."""
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.settimeout(_LIMIT_S)
-            self.request.sendall(generate_latest(registry))
-
-    path.unlink(missing_ok=True)  # of a process with this name that was killed
-    server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
-
-    def close() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=_LIMIT_S)
-
-    stack.callback(close)
 
 
 class MergedMetrics(Collector):

@@ -36,9 +36,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from nouscoder.config import Config
 from nouscoder.http_server.listener import start_http
-from nouscoder.rpc.server import Health, start_metrics, stop_event
+from nouscoder.rpc.addresses import unix_address, unix_path
+from nouscoder.rpc.metrics_page import serve_on_socket, start_metrics
+from nouscoder.rpc.server import Health, stop_event
 from nouscoder.verifier.processes.connections import Channel, Distributor, address_of, bound_to
-from nouscoder.verifier.processes.merged_metrics import MergedMetrics, SocketMetrics, serve_on_socket
+from nouscoder.verifier.processes.merged_metrics import MergedMetrics, SocketMetrics
 from nouscoder.verifier.processes.share import Order, ProcessNumber, section_of
 from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
 from nouscoder.verifier.sandbox.cgroup import Groups
@@ -295,9 +297,8 @@ async def serve_many(config: Config, with_broker: bool = False) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nouscoder-gateways-")))
         Groups()  # in version 2 all processes must be in a group below the one that the slots' groups are in
         http = bound_to(section.http) if section.http else None
-        grpc = bound_to(section.grpc, shared=True)
-        stack.callback(grpc.close)
-        gateways = Gateways(_gateways(config, with_broker, folder, address_of(section.grpc, grpc)), folder)
+        grpc = _grpc_address(section.grpc, stack)
+        gateways = Gateways(_gateways(config, with_broker, folder, grpc), folder)
         limit_s = section.leave_s + section.drain_s + _STOP_GRACE_S
         stack.push_async_callback(gateways.stop, limit_s)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateways.signal, signal.SIGHUP)
@@ -315,7 +316,7 @@ async def serve_many(config: Config, with_broker: bool = False) -> int:
             _accept(http, gateways, stack)
         health = Health(section.grpc_health)
         say_draining = await _start_health(section.health, health, stack)
-        said = {"grpc": address_of(section.grpc, grpc), "metrics": metrics, "processes": section.processes}
+        said = {"grpc": grpc, "metrics": metrics, "processes": section.processes}
         log.info("listening", extra=said | ({} if http is None else {"http": address_of(section.http, http)}))
         log.info("serving", extra={"not_served": section.not_served(with_broker)})
         await stop.wait()
@@ -348,6 +349,15 @@ def _accept(http: socket.socket, gateways: Gateways, stack: AsyncExitStack) -> N
     stack.callback(distributor.close)
 
 
+def _grpc_address(address: str, stack: AsyncExitStack) -> str:
+    """The address of all processes. A port is held, so that no other user's process can share it."""
+    if unix_path(address) is not None:
+        return address
+    bound = bound_to(address, shared=True)
+    stack.callback(bound.close)
+    return address_of(address, bound)
+
+
 def _gateways(config: Config, with_broker: bool, folder: Path, grpc: str) -> list[Gateway]:
     """Raises ConfigError when there are too few slots."""
     section = config.verifier
@@ -355,7 +365,10 @@ def _gateways(config: Config, with_broker: bool, folder: Path, grpc: str) -> lis
     gateways = []
     for index in range(section.processes):
         place = ProcessNumber(index, section.processes, folder)
-        own = config.model_copy(update={"verifier": section_of(section, place, num_slots, grpc)})
+        # Processes cannot share a unix socket: the first one takes the calls, and all of them grade the broker's work.
+        is_taken = index > 0 and unix_path(grpc) is not None
+        address = unix_address(folder / f"grpc-{index}") if is_taken else grpc
+        own = config.model_copy(update={"verifier": section_of(section, place, num_slots, address)})
         gateways.append(Gateway(Order(own, with_broker, place)))
     return gateways
 

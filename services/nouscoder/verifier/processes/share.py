@@ -24,10 +24,11 @@ from nouscoder.config import Config, ConfigError, VerifierSection
 from nouscoder.errors import Unusable
 from nouscoder.http_server.listener import http_context, start_taking
 from nouscoder.logs import configure_logs
+from nouscoder.rpc.metrics_page import serve_on_socket
 from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.processes.connections import Arrivals
-from nouscoder.verifier.processes.merged_metrics import SocketMetrics, serve_on_socket
+from nouscoder.verifier.processes.merged_metrics import SocketMetrics
 from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
 
 # The shares of slots and bounds. Pure.

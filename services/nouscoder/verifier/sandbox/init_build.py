@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from nouscoder.private_folder import is_trusted, user_cache
 from nouscoder.verifier.harness import __file__ as _harness_init
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 
@@ -22,6 +23,7 @@ HARNESS = Path(_harness_init).resolve().parent
 _SOURCES = HARNESS / "init"
 _FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,-z,now")
 _COMPILE_LIMIT_S = 120.0
+_MODE = 0o755  # whatever the umask: nobody else may write
 _FOLDER_ENVIRONMENT = "NOUSCODER_INIT_FOLDER"  # set in images; otherwise the cache is used
 
 
@@ -31,13 +33,17 @@ def init_library_path() -> Path:
     library = _folder() / f"init-{_digest()}" / "init.so"
     if not library.is_file():
         _compile(library)
+    if not (is_trusted(library.parent) and is_trusted(library)):
+        raise SandboxUnavailable(
+            f"the sandbox cannot start: another user could have written {library}: remove {library.parent}, or let"
+            " XDG_CACHE_HOME name a folder of your own"
+        )
     return library
 
 
 def _folder() -> Path:
-    if folder := os.environ.get(_FOLDER_ENVIRONMENT):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nouscoder" / "init"
+    folder = os.environ.get(_FOLDER_ENVIRONMENT)
+    return Path(folder) if folder else user_cache("init")
 
 
 def _digest() -> str:
@@ -56,11 +62,12 @@ def _compile(library: Path) -> None:
         )
     sources = sorted(str(source) for source in _SOURCES.glob("*.c"))
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
+        library.parent.mkdir(_MODE, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as part:
             made = Path(part) / library.name
             command = [compiler, *_FLAGS, "-o", str(made), *sources, "-lm"]
             subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_LIMIT_S)
+            made.chmod(_MODE)
             made.rename(library)
     except subprocess.CalledProcessError as error:
         message = error.stderr.decode("utf8", "replace").strip()[:300]

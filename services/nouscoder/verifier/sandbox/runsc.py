@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nouscoder.config import SandboxSection
+from nouscoder.private_folder import is_trusted, user_cache
 from nouscoder.verifier.harness.frames import SlotSettings
 from nouscoder.verifier.harness.isolation import (
     COPIED,
@@ -99,9 +100,8 @@ def find_runsc(configured: str = "") -> Path | None:
     found = shutil.which("runsc")
     if found:
         return Path(found)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    built = cache / "nouscoder" / "bin" / "runsc"
-    return built if os.access(built, os.X_OK) else None
+    built = user_cache("bin") / "runsc"
+    return built if is_trusted(built.parent) and is_trusted(built) and os.access(built, os.X_OK) else None
 
 
 class RunscSandbox(LocalSandbox):

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from nouscoder.private_folder import is_trusted, user_cache
+
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 _REGISTRY = Path(__file__).with_name("languages.toml")
 _MEMORY = "{memory_bytes}"
@@ -213,13 +215,12 @@ def cache_folder_of(language: Language) -> Path:
     for tool in language.detect:
         stat = os.stat(tool)
         made.update(f"{os.path.realpath(tool)} {stat.st_size} {stat.st_mtime_ns}".encode())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "nouscoder" / "toolchains" / f"{language.name}-{made.hexdigest()[:16]}"
+    return user_cache("toolchains") / f"{language.name}-{made.hexdigest()[:16]}"
 
 
 def _with_cache(language: Language) -> Language:
     """The language with its toolchain cache, if the cache exists: the last argument of its compiler's command."""
-    if language.prepare is None or language.compile is None or not (folder := cache_folder_of(language)).is_dir():
+    if language.prepare is None or language.compile is None or not is_trusted(folder := cache_folder_of(language)):
         return language
     return replace(language, compile=(*language.compile, str(folder)), cache=folder)
 

@@ -1,0 +1,48 @@
+"""Addresses to listen on: HOST:PORT, and unix:PATH for a service whose callers are processes of one user.
+
+The services of a local run have sockets in a folder that only its user can enter. So no other user of the host can call
+them, and nobody else can listen where they do.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from nouscoder.errors import Unusable
+
+_UNIX = "unix:"
+
+
+class AddressError(Unusable):
+    """An address cannot be listened on; the message names it."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of a text HOST:PORT. Raises AddressError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise AddressError(f"{address!r} is not of the form host:port")
+    return host, int(port)
+
+
+def socket_host(host: str) -> str:
+    """The host as sockets want it: an address of IPv6 without its brackets. On Linux, `::` takes IPv4 too."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def unix_address(path: Path) -> str:
+    """The address of a socket with this path, which has only characters that every client takes as they are."""
+    return f"{_UNIX}{path}"
+
+
+def unix_path(address: str) -> Path | None:
+    """The path of the socket; None when the address is not unix:PATH."""
+    return Path(address.removeprefix(_UNIX)) if address.startswith(_UNIX) else None
+
+
+def refuse_taken(path: Path) -> None:
+    """Raises AddressError when a process listens at the socket. The file of one that has ended is no hindrance."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        if caller.connect_ex(str(path)) == 0:
+            raise AddressError(f"cannot listen on {_UNIX}{path}: another process listens there")
