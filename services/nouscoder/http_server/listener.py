@@ -187,8 +187,15 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl
     """
     listening = listen(address)
     host, _ = split_address(address)
-    _run(_server_of(app, tls), [listening], stack)
+    await serve_http(app, listening, stack, tls)
     return f"{host}:{listening.getsockname()[1]}"
+
+
+async def serve_http(
+    app: FastAPI, listening: socket.socket, stack: AsyncExitStack, tls: ssl.SSLContext | None = None
+) -> None:
+    """Serve on a listening socket until `stack` closes, which also closes the socket."""
+    _run(_server_of(app, tls), [listening], stack)
 
 
 async def start_taking(

@@ -25,11 +25,11 @@ from typing import Protocol
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import AssertTests, Profile, Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.http_server.fair_queue import FairSlots
+from nouscoder.http_server.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
 from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error
-from nouscoder.verifier.grading.fair_queue import FairSlots
-from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import PytestLibrary, has_free_order, has_parallel_tests, judge_for, program_of
