@@ -136,6 +136,8 @@ async def _follow(records: AsyncIterator[Record], engine: LinkedEngine) -> None:
 
 if __name__ == "__main__":
     os.nice(_NICENESS)
-    os.environ.update(USE_TORCH="0", TOKENIZERS_PARALLELISM="false")  # the tokenizer's library needs no torch
+    os.environ.update(TOKENIZERS_PARALLELISM="false", TRANSFORMERS_NO_ADVISORY_WARNINGS="1")
+    # A tokenizer needs no torch, which the library would load: 260 MiB, and most of the time to start.
+    sys.modules["torch"] = None  # type: ignore[assignment]
     configure_logs("generation-api")
     asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2])))

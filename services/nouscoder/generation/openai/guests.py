@@ -1,9 +1,9 @@
 """What the API may do in the worker: sample for guests, after the rollouts of the run.
 
 INVARIANT: at most `slots` samples of guests are in the engine at a time, in places beside those of rollouts. While
-there are rollouts, a sample of a guest begins only while guests have used at most GUEST_SHARE of what rollouts sample:
-a sampled token counts as one, and PROMPT_TOKENS tokens of a prompt as one. CREDIT_TOKENS are granted in advance. When a
-sample ends in any way, the engine has no request of it.
+there are rollouts, guests use at most GUEST_SHARE of what rollouts sample, with CREDIT_TOKENS in advance and one sample
+more: a sampled token counts as one, and PROMPT_TOKENS tokens of a prompt as one. Until it ends, a sample counts with
+all tokens that it may have. When a sample ends in any way, the engine has no request of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from nouscoder.domain.tokens import Completion, SampledTokens
@@ -47,24 +47,25 @@ class GuestShare:
     def __init__(self) -> None:
         self._credit = CREDIT_TOKENS
         self._rollout_tokens = 0
-        self._guest_tokens = 0
 
     @property
     def is_left(self) -> bool:
         """Whether a sample may begin."""
         return self._credit > 0
 
-    def look(self, rollout_tokens: int, guest_tokens: int, *, has_rollouts: bool) -> None:
-        """Count what was sampled so far. Without rollouts guests take nothing from anybody."""
-        gained = GUEST_SHARE * (rollout_tokens - self._rollout_tokens)
-        self._credit = min(CREDIT_TOKENS, self._credit + gained - (guest_tokens - self._guest_tokens))
-        self._rollout_tokens, self._guest_tokens = rollout_tokens, guest_tokens
-        if not has_rollouts:
-            self._credit = CREDIT_TOKENS
+    def look(self, rollout_tokens: int, *, has_rollouts: bool) -> None:
+        """Count what rollouts have sampled so far. Without rollouts guests take nothing from anybody."""
+        self._credit += GUEST_SHARE * max(0, rollout_tokens - self._rollout_tokens)
+        self._credit = min(CREDIT_TOKENS, self._credit) if has_rollouts else CREDIT_TOKENS
+        self._rollout_tokens = rollout_tokens
 
-    def begin(self, num_prompt_tokens: int) -> None:
-        """Count the prompt of a sample."""
-        self._credit -= num_prompt_tokens / PROMPT_TOKENS
+    def begin(self, num_prompt_tokens: int, most_tokens: int) -> None:
+        """Count a sample that begins."""
+        self._credit -= num_prompt_tokens / PROMPT_TOKENS + most_tokens
+
+    def end(self, num_left: int) -> None:
+        """Give back the tokens that a sample did not have."""
+        self._credit = min(CREDIT_TOKENS, self._credit + num_left)
 
 
 class GuestDesk:
@@ -79,7 +80,7 @@ class GuestDesk:
         self._waiting: deque[tuple[SampleRequest, asyncio.Future[Completion]]] = deque()
         self._sampling: dict[str, asyncio.Future[Completion]] = {}  # what the callers got, of samples in the engine
         self._seen: dict[str, int] = {}  # tokens of the samples in the engine, when last looked at
-        self._asked = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def policy_version(self) -> int | None:
@@ -97,7 +98,7 @@ class GuestDesk:
         """A future of the completion, which waits for its turn first. Cancelling it cancels the request."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
-        self._asked.set()
+        self._changed.set()
         return future
 
     async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
@@ -108,14 +109,14 @@ class GuestDesk:
     async def run(self) -> None:
         """Begin samples in turn. Never returns."""
         while True:
-            await self._asked.wait()
+            is_idle = not self._waiting and not self._sampling
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if is_idle else _LOOK_S):
+                    await self._changed.wait()
+            self._changed.clear()
             self._look()
             while self._waiting and (self._waiting[0][1].done() or self._has_room()):
                 self._begin(*self._waiting.popleft())
-            if not self._waiting and not self._sampling:
-                self._asked.clear()
-                continue
-            await asyncio.sleep(_LOOK_S)
 
     def end_all(self, error: EngineStopped) -> None:
         """End every sample with `error`."""
@@ -133,32 +134,35 @@ class GuestDesk:
         self._seen = {name: progress.get(name, self._seen.get(name, 0)) for name in self._sampling}
         guest_tokens = self._ended_tokens + sum(self._seen.values())
         in_engine = self._engine.num_running + self._engine.num_waiting
-        self._share.look(
-            self._engine.num_tokens - guest_tokens, guest_tokens, has_rollouts=in_engine > len(self._sampling)
-        )
+        self._share.look(self._engine.num_tokens - guest_tokens, has_rollouts=in_engine > len(self._sampling))
 
     def _begin(self, request: SampleRequest, future: asyncio.Future[Completion]) -> None:
         if future.done():
             return
         name = request.request_id
-        self._share.begin(len(request.prompt_token_ids))
+        most_tokens = request.sampling.max_new_tokens
+        self._share.begin(len(request.prompt_token_ids), most_tokens)
         self._sampling[name] = future
         sampling = self._engine.sample(request)
-        sampling.add_done_callback(lambda _: self._ended(name, sampling, future))
+        sampling.add_done_callback(lambda _: self._ended(name, most_tokens, sampling, future))
         future.add_done_callback(lambda _: sampling.cancel())
 
-    def _ended(self, name: str, sampling: asyncio.Future[Completion], future: asyncio.Future[Completion]) -> None:
+    def _ended(
+        self, name: str, most_tokens: int, sampling: asyncio.Future[Completion], future: asyncio.Future[Completion]
+    ) -> None:
         del self._sampling[name]
-        seen = self._seen.pop(name, 0)
-        if sampling.cancelled():
-            self._ended_tokens += seen
-            future.cancel()
-            return
-        error = sampling.exception()
-        self._ended_tokens += seen if error is not None else len(sampling.result().token_ids)
+        self._changed.set()
+        num_tokens = self._seen.pop(name, 0)
+        error = None if sampling.cancelled() else sampling.exception()
+        if not sampling.cancelled() and error is None:
+            num_tokens = len(sampling.result().token_ids)
+        self._ended_tokens += num_tokens
+        self._share.end(most_tokens - num_tokens)
         if future.done():
             return
-        if error is not None:
+        if sampling.cancelled():
+            future.cancel()
+        elif error is not None:
             future.set_exception(error)
         else:
             future.set_result(sampling.result())
