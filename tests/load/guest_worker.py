@@ -130,7 +130,6 @@ async def main(folder: Path, overrides: list[str]) -> None:
         "generation.openai.http=127.0.0.1:0",
         f"generation.max_running={MAX_RUNNING}",
         f"generation.max_tokens_total={CAPACITY}",
-        "generation.fake.median_tokens=100000",
         *overrides,
     ]
     config = load_config(None, settings)
@@ -143,12 +142,13 @@ async def main(folder: Path, overrides: list[str]) -> None:
         rollouts, lag = Rollouts(engine), Lag()
         tasks = [asyncio.create_task(rollouts.keep()), asyncio.create_task(lag.watch())]
         print(address, flush=True)
-        before, before_s = rollouts.num_tokens, time.monotonic()
+        before = rollouts.num_tokens, time.monotonic(), time.process_time()
         while await asyncio.to_thread(sys.stdin.readline):
-            now, now_s = rollouts.num_tokens, time.monotonic()
-            record = {"rate": (now - before) / (now_s - before_s), "stop_s": lag.take(), "mib": rss_mib(os.getpid())}
-            print(json.dumps(record), flush=True)
-            before, before_s = now, now_s
+            now = rollouts.num_tokens, time.monotonic(), time.process_time()
+            tokens, seconds, cpu_s = (late - early for late, early in zip(now, before, strict=True))
+            record = {"rate": tokens / seconds, "cpu_rate": tokens / cpu_s, "stop_s": lag.take()}
+            print(json.dumps({**record, "mib": rss_mib(os.getpid())}), flush=True)
+            before = now
         for task in tasks:
             task.cancel()
 

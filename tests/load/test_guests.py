@@ -24,17 +24,18 @@ WINDOW_S = float(os.environ.get("NOUSCODER_WINDOW_S", "5"))
 REST_S = 1.5  # after an attack, for connections that end
 MOST_STOP_S = 0.25
 MOST_KEPT_MIB = 64.0
-# Of their rate in the quiet windows. On a machine with a free core it is 0.95 and more; tests run on busy machines.
-LEAST_RATE = 0.8
+# Of the tokens for a second of the worker's CPU in the quiet windows. A busy machine changes only the tokens a second.
+LEAST_SHARE = 0.85
 HONEST_FROM = "127.0.0.200"
 REQUEST = {"model": "mine", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What the worker did in some seconds: tokens of rollouts a second, longest stop of its loop, its memory."""
+    """What the worker did in some seconds: tokens of rollouts, longest stop of its loop, its memory."""
 
-    rate: float
+    rate: float  # a second
+    cpu_rate: float  # a second of the worker's CPU
     stop_s: float
     mib: float
 
@@ -81,6 +82,7 @@ async def honest(address: str) -> list[float]:
     waits: list[float] = []
     transport = httpx.AsyncHTTPTransport(local_address=HONEST_FROM)
     async with httpx.AsyncClient(base_url=f"http://{address}", transport=transport, timeout=120) as http:
+        begun_s = 0.0
         try:
             while True:
                 begun_s = time.monotonic()
@@ -88,17 +90,16 @@ async def honest(address: str) -> list[float]:
                 waits.append(time.monotonic() - begun_s if answer.status_code == 200 else float("inf"))
                 await asyncio.sleep(0.2)
         except asyncio.CancelledError:
-            return waits
+            return [*waits, time.monotonic() - begun_s]
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", ["fake", "torch"])
-async def test_rollouts_keep_their_rate_whatever_guests_send(engine: str, tmp_path: Path) -> None:
+async def test_rollouts_keep_their_rate_whatever_guests_send(tmp_path: Path) -> None:
     policy = tmp_path / "policy"
     await asyncio.to_thread(guest_worker.make_policy, policy)
     faults = []
-    async with worker(policy, f"generation.engine={engine}", "generation.fake.step_s=0.02") as served:
+    async with worker(policy) as served:
         await asyncio.sleep(REST_S)
         before = first = await served.window(WINDOW_S)
         for name in guest_attacks.ATTACKS:
@@ -114,15 +115,16 @@ async def test_rollouts_keep_their_rate_whatever_guests_send(engine: str, tmp_pa
             await attack.wait()
             await asyncio.sleep(REST_S)
             after = await served.window(WINDOW_S)
-            share = 2 * during.rate / (before.rate + after.rate)
-            print(
-                f"{engine} {name}: rollouts at {share:.2f} of {during.rate / share:.0f} tokens/s; the loop stopped for"
-                f" {during.stop_s * 1000:.0f} ms (quiet {after.stop_s * 1000:.0f}); memory {first.mib:.0f} ->"
-                f" {during.mib:.0f} -> {after.mib:.0f} MiB; {len(waits)} honest requests waited"
-                f" {max(waits, default=float('inf')):.2f} s at most"
-            )
-            if share < LEAST_RATE:
-                faults.append(f"{name}: rollouts at {share:.2f}")
+            share = 2 * during.cpu_rate / (before.cpu_rate + after.cpu_rate)
+            told = [
+                f"{name}: rollouts at {2 * during.rate / (before.rate + after.rate):.2f} of their tokens a second,",
+                f"{share:.2f} of those a second of CPU; the loop stopped for {during.stop_s * 1000:.0f} ms, in quiet",
+                f"{after.stop_s * 1000:.0f}; memory {first.mib:.0f} -> {during.mib:.0f} -> {after.mib:.0f} MiB;",
+                f"{len(waits)} honest requests waited {max(waits):.2f} s at most",
+            ]
+            print(*told)
+            if share < LEAST_SHARE:
+                faults.append(f"{name}: rollouts at {share:.2f} of their tokens")
             if during.stop_s > max(MOST_STOP_S, 3 * max(before.stop_s, after.stop_s)):
                 faults.append(f"{name}: the loop stopped for {during.stop_s:.2f} s")
             if after.mib > first.mib + MOST_KEPT_MIB:

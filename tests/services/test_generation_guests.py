@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import socket
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,21 @@ async def test_of_very_many_wrong_values_only_the_first_is_a_fault() -> None:
         assert tracemalloc.get_traced_memory()[1] < 8 * 2**20  # 60 MiB for all faults
     finally:
         tracemalloc.stop()
+
+
+async def test_refused_bodies_keep_no_memory_until_a_collection_of_garbage() -> None:
+    body = json.dumps({"model": "mine", "prompt": ["a"] * 240_000}).encode()
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            with suppress(ApiFault):
+                await parsed_body(CompletionRequest, body)
+        assert tracemalloc.get_traced_memory()[0] < 4 * 2**20  # 17 MiB of each
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 async def test_bodies_that_do_not_come_take_no_place(folder: Path, tmp_path: Path) -> None:
@@ -243,10 +259,10 @@ async def test_a_client_gets_the_place_of_one_that_has_more() -> None:
     places = RequestPlaces(4)
     told: list[str] = []
 
-    async def request(client: str, name: str) -> None:
+    async def request(client: str, name: str, num: int = 1) -> None:
         try:
             with places.place(client) as place:
-                place.take()
+                place.take(num)
                 told.append(f"{name} begins")
                 await asyncio.sleep(LIMIT_S)
         except PlaceTaken:
@@ -262,10 +278,29 @@ async def test_a_client_gets_the_place_of_one_that_has_more() -> None:
         "g4 has no place",
         *("a0 begins", "g3 has no place", "b0 begins", "g2 has no place", "b1 has no place"),
     ]
+    tasks.append(asyncio.create_task(request("many", "n128", 128)))
+    await asyncio.sleep(0)
+    assert told.pop() == "n128 has no place", "nobody has asked for more"
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert not places._taken
+
+
+async def test_a_request_for_very_many_completions_does_not_keep_others_out() -> None:
+    places = RequestPlaces(1)
+
+    async def greedy() -> None:
+        with places.place("greedy") as place:
+            place.take(128)
+            await asyncio.sleep(LIMIT_S)
+
+    task = asyncio.create_task(greedy())
+    await asyncio.sleep(0)
+    with places.place("honest") as place:
+        place.take(1)
+        with pytest.raises(PlaceTaken):
+            await task
 
 
 async def test_a_request_whose_place_goes_to_another_client_is_told_so(folder: Path, tmp_path: Path) -> None:

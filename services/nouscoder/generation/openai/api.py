@@ -8,10 +8,9 @@ The model is NAME, or NAME@VERSION for a client that wants no other policy versi
 
 INVARIANT: no request to a path outside `OPEN` reaches the API without a valid token, when tokens are configured.
 Without tokens no request that a browser sends for a foreign site does (http_server/api_keys.py). A body is read within
-the memory budget (http_server/memory_budget.py) and its time limit, and takes no place meanwhile. At most
-`max_requests` requests have a place, from then until the last byte of their answer, shared fairly by clients
-(places.py). Each request outside `OPEN` is counted once, when it ends in any way. One whose client hung up before the
-status has 499.
+the memory budget (http_server/memory_budget.py) and its time limit, and parsed, without a place. At most `max_requests`
+requests have a place, from then until the last byte of their answer, shared fairly by clients (places.py). Each request
+outside `OPEN` is counted once, when it ends in any way. One whose client hung up before the status has 499.
 """
 
 from __future__ import annotations
@@ -173,11 +172,9 @@ def make_app(completions: Completions, max_body_bytes: int) -> FastAPI:
     )
     _add_faults(app)
 
-    async def answered(request: Request, read: Callable[[bytes, str], Awaitable[PreparedRequest]]) -> Response:
+    async def answered(request: Request, read: Callable[[bytes, Place], Awaitable[PreparedRequest]]) -> Response:
         body = await read_body(request, max_body_bytes)
-        place: Place = request.scope[_PLACE]
-        place.take()
-        prepared = await while_connected(request.receive, read(body, place.client))
+        prepared = await while_connected(request.receive, read(body, request.scope[_PLACE]))
         del body
         if not prepared.is_stream:
             whole = await while_connected(request.receive, completions.whole(prepared))

@@ -21,6 +21,7 @@ from nouscoder.domain.rollout import Sampling
 from nouscoder.formats.json_values import give_way
 from nouscoder.generation.metrics import ApiCounts, ApiTokens
 from nouscoder.generation.openai.guests import GuestEngine
+from nouscoder.generation.openai.places import Place
 from nouscoder.generation.openai.sampling import ApiSampler, CompletionPiece, StreamUnread, WantedCompletion
 from nouscoder.generation.openai.schema import (
     DEFAULT_COMPLETION_TOKENS,
@@ -269,25 +270,30 @@ class Completions:
         """The names that a request may give. Raises ApiFault before the first policy."""
         return [self._name, f"{self._name}@{self.policy_version}"]
 
-    async def of_chat(self, body: bytes, client: str) -> PreparedRequest:
-        """The request in the body of /v1/chat/completions. Raises ApiFault, MemoryBudgetExceeded and QueueFull."""
+    async def of_chat(self, body: bytes, place: Place) -> PreparedRequest:
+        """The request in the body of /v1/chat/completions, which takes its place.
+
+        Raises ApiFault, MemoryBudgetExceeded, QueueFull and PlaceTaken.
+        """
         request = await parsed_body(ChatRequest, body)
         self._check_model(request.model)
-        prompt = await self._encoder.of_chat(request, client)
+        place.take(request.n)
+        prompt = await self._encoder.of_chat(request, place.client)
         limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
         form = AnswerForm(self._name, self._decode, is_chat=True, with_logprobs=request.logprobs)
-        return self._prepared(request, [prompt], min(limits, default=None), form, client)
+        return self._prepared(request, [prompt], min(limits, default=None), form, place.client)
 
-    async def of_text(self, body: bytes, client: str) -> PreparedRequest:
+    async def of_text(self, body: bytes, place: Place) -> PreparedRequest:
         """The request in the body of /v1/completions. Raises as `of_chat`."""
         request = await parsed_body(CompletionRequest, body)
         self._check_model(request.model)
         num_prompts = len(request.prompts)
         if num_prompts * request.n > MAX_CHOICES:  # before they are encoded, which takes long
             raise invalid(f"n: {num_prompts} prompts times n must be at most {MAX_CHOICES}", "n")
-        prompts = await self._encoder.of_completion(request, client)
+        place.take(num_prompts * request.n)
+        prompts = await self._encoder.of_completion(request, place.client)
         form = AnswerForm(self._name, self._decode, is_chat=False, with_logprobs=request.logprobs is not None)
-        return self._prepared(request, prompts, request.max_tokens or DEFAULT_COMPLETION_TOKENS, form, client)
+        return self._prepared(request, prompts, request.max_tokens or DEFAULT_COMPLETION_TOKENS, form, place.client)
 
     async def whole(self, prepared: PreparedRequest) -> bytes:
         """The answer. Raises EngineError, MemoryBudgetExceeded, and ApiFault when it takes too long."""

@@ -19,6 +19,7 @@ from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens
 from nouscoder.errors import Unusable
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.openai.link import Link, Record, request_record, tokens_of
+from nouscoder.http_server.memory_budget import return_large_blocks
 from nouscoder.logs import configure_logs
 
 _NICENESS = 10  # the worker comes first, also where there are few cores
@@ -136,6 +137,7 @@ async def _follow(records: AsyncIterator[Record], engine: LinkedEngine) -> None:
 
 if __name__ == "__main__":
     os.nice(_NICENESS)
+    return_large_blocks()
     os.environ.update(TOKENIZERS_PARALLELISM="false", TRANSFORMERS_NO_ADVISORY_WARNINGS="1")
     # A tokenizer needs no torch, which the library would load: 260 MiB, and most of the time to start.
     sys.modules["torch"] = None  # type: ignore[assignment]

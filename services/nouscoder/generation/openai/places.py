@@ -1,8 +1,8 @@
 """Places for the requests of the API in progress, shared fairly by clients.
 
 INVARIANT: at most `most` requests have a place. When all are taken, a client gets the place of another one's newest
-request if that one has at least two more than the client. So no client keeps others out, and none loses the place of
-its share. The request that loses its place is cancelled, and can be repeated.
+request if that one has asked for more completions than the client has, with its new request. So no client keeps others
+out, not even with one request for many. The request that loses its place is cancelled, and can be repeated.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ class Place:
         self._places = places
         self._task = asyncio.current_task()
         self.client = client
+        self.num_completions = 0
         self.is_lost = False
 
-    def take(self) -> None:
+    def take(self, num_completions: int) -> None:
         """Take it, until the request ends. Raises PlaceTaken when no place is free for this client."""
+        self.num_completions = num_completions
         self._places.take(self)
 
     def lose(self) -> None:
@@ -64,14 +66,16 @@ class RequestPlaces:
     def take(self, place: Place) -> None:
         """See `Place.take`."""
         if sum(map(len, self._taken.values())) >= self._most:
-            own = len(self._taken.get(place.client, ()))
-            longest = max(self._taken, key=lambda client: len(self._taken[client]))
-            if len(self._taken[longest]) < own + 2:
+            most = max(self._taken, key=self._asked)
+            if self._asked(most) <= self._asked(place.client) + place.num_completions:
                 raise PlaceTaken(self._most)
-            loser = self._taken[longest][-1]
+            loser = self._taken[most][-1]
             self._remove(loser)
             loser.lose()
         self._taken.setdefault(place.client, []).append(place)
+
+    def _asked(self, client: str) -> int:
+        return sum(place.num_completions for place in self._taken.get(client, ()))
 
     def _remove(self, place: Place) -> None:
         own = self._taken.get(place.client, [])

@@ -55,7 +55,7 @@ class _Front:
             self._link.send({"start": {**begin, "policy_version": self._desk.policy_version}})
             records = self._link.records()
             async with asyncio.timeout(_START_LIMIT_S):
-                first = await anext(records, {})
+                first: Record = await anext(records, {})
             if not first.get("ready"):
                 return str(first.get("unusable", "it ended before it listened"))
             listens()

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, FinishReason
@@ -281,8 +282,9 @@ class ApiSampler:
                 await asyncio.wait({completing})
 
         holding = asyncio.create_task(hold())
+        waiting: set[asyncio.Future[Any]] = {begun, holding}
         try:
-            await asyncio.wait({begun, holding}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not begun.done():
                 holding.result()
             return _Sample(wanted, request.request_id, begun.result())

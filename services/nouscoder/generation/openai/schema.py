@@ -187,15 +187,29 @@ Parsed = TypeVar("Parsed", bound=SamplingRequest)
 
 def parsed(kind: type[Parsed], body: bytes) -> Parsed:
     """The request in a body. Raises ApiFault naming the field at fault."""
+    found = _request_or_fault(kind, body)
+    if not isinstance(found, ApiFault):
+        return found
+    try:
+        raise found
+    finally:  # what the traceback holds would wait for a collection of garbage
+        del found, body
+
+
+def _request_or_fault(kind: type[Parsed], body: bytes) -> Parsed | ApiFault:
     try:
         return kind.model_validate(json_value(body))
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(part for part in map(str, fault["loc"]) if not part.startswith(_TYPES)) or None
-        message = fault["msg"].removeprefix("Value error, ")
-        raise invalid(f"{field}: {message}" if field else message, field) from None
+        return _fault_in(error)
     except (ValueError, RecursionError) as error:  # also bytes that are no text
-        raise invalid(f"the body is not JSON: {error}"[:_MESSAGE_CHARS]) from None
+        return invalid(f"the body is not JSON: {error}"[:_MESSAGE_CHARS])
+
+
+def _fault_in(error: ValidationError) -> ApiFault:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(part for part in map(str, fault["loc"]) if not part.startswith(_TYPES)) or None
+    message = fault["msg"].removeprefix("Value error, ")
+    return invalid(f"{field}: {message}" if field else message, field)
 
 
 async def parsed_body(kind: type[Parsed], body: bytes) -> Parsed:
