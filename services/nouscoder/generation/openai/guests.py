@@ -20,7 +20,7 @@ from nouscoder.generation.weights.policies import Policies
 
 GUEST_SHARE = 0.04
 PROMPT_TOKENS = 4  # reading them costs an engine about as much as sampling one token, or less
-CREDIT_TOKENS = 256.0
+CREDIT_TOKENS = 64.0
 _LOOK_S = 0.02
 
 
