@@ -45,6 +45,7 @@ from nouscoder.generation.openai.places import PlaceTaken, RequestPlaces
 from nouscoder.generation.openai.sampling import ApiSampler, StreamUnread, WantedCompletion
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, CompletionRequest, parsed, parsed_body
 from nouscoder.generation.weights.policies import Policies
+from nouscoder.http_server import listener
 from nouscoder.http_server.api_keys import client_of
 
 LIMIT_S = 60.0
@@ -110,15 +111,67 @@ async def test_refused_bodies_keep_no_memory_until_a_collection_of_garbage() -> 
         gc.enable()
 
 
+def slow_body(service: Service, num_bytes: int = 0) -> socket.socket:
+    """A connection with a request whose body does not come, but for so many bytes."""
+    host, _, port = service.url.removeprefix("http://").rpartition(":")
+    client = socket.create_connection((host, int(port)))
+    client.settimeout(LIMIT_S)
+    client.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 20000\r\n\r\n".encode() + b" " * num_bytes)
+    return client
+
+
+@asynccontextmanager
+async def another_client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+    """It has another address."""
+    transport = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with httpx.AsyncClient(base_url=service.url, transport=transport, timeout=LIMIT_S) as client:
+        yield client
+
+
+async def test_one_client_holds_at_most_half_of_the_memory_for_bodies(folder: Path, tmp_path: Path) -> None:
+    large = request_of(CHAT, user="x" * 15_000)
+    async with (
+        serving(folder, tmp_path, "generation.openai.max_body_bytes=20000") as service,
+        another_client(service) as other,
+    ):
+        slow = [slow_body(service, 19_000) for _ in range(40)]  # the budget is that of 32
+        async with asyncio.timeout(LIMIT_S):
+            while (await service.post(CHAT, large)).status_code != 429:
+                await asyncio.sleep(0.01)
+        assert (await other.post(CHAT, json=large)).status_code == 200
+        for client in slow:
+            client.close()
+
+
+async def test_connections_that_send_nothing_keep_nobody_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have sent no whole request are ended, the oldest first."""
+    monkeypatch.setattr(listener, "MOST_CONNECTIONS", 4)
+    async with serving(folder, tmp_path) as service:
+        slow = [slow_body(service) for _ in range(9)]
+        assert (await service.ask())["choices"]
+        ended = [client for client in slow if await asyncio.to_thread(is_ended, client)]
+        assert ended == slow[:6]
+        for client in slow:
+            client.close()
+
+
+def is_ended(client: socket.socket) -> bool:
+    """Whether the other side has ended the connection. One that is open sends nothing before its limit."""
+    client.settimeout(0.5)
+    try:
+        return client.recv(1) == b""
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+
+
 async def test_bodies_that_do_not_come_take_no_place(folder: Path, tmp_path: Path) -> None:
     """Before, as many of them as max_requests kept everybody out."""
     async with serving(folder, tmp_path, "generation.openai.max_requests=2") as service:
-        host, _, port = service.url.removeprefix("http://").rpartition(":")
-        slow = []
-        for _ in range(6):
-            client = socket.create_connection((host, int(port)))
-            client.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\n ".encode())
-            slow.append(client)
+        slow = [slow_body(service) for _ in range(6)]
         for _ in range(3):
             assert (await service.ask())["choices"]
         for client in slow:
@@ -310,10 +363,7 @@ async def test_a_request_whose_place_goes_to_another_client_is_told_so(folder: P
         first = asyncio.create_task(service.post(CHAT, request_of(CHAT)))
         await until(lambda: service.engine.num_waiting == 1)
         newest = asyncio.create_task(service.post(CHAT, request_of(CHAT)))
-        transport = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
-        other = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=service.url, transport=transport, timeout=LIMIT_S)
-        )
+        other = await stack.enter_async_context(another_client(service))
         await until(lambda: service.metric("tokens_total", kind="prompt") == 8)
         asking = asyncio.create_task(other.post(CHAT, json=request_of(CHAT)))
         refused = await newest

@@ -7,6 +7,8 @@ most SMALL_ANSWER_BYTES are never refused, because they cost little more than th
 the budget is refused at once and can be repeated. An answer waits for room first: for ROOM_PATIENCE_S at most, and all
 that wait together have at most an eighth of the budget. The bytes of a request are free again when it ends.
 
+INVARIANT: where the scope names a client (CLIENT_KEY), the requests of one client hold at most half of the budget.
+
 INVARIANT: over REST an answer is counted before it is sent, and until `send` has returned (http_server/listener.py:
 until the transport has it). An answer of known length for which there is no room becomes a 429. A stream gets a last
 record.
@@ -194,7 +196,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
+CLIENT_KEY = "nouscoder.client"  # of a scope: whose request it is
 _SCOPE_KEY = "nouscoder.reservation"
+_CLIENT_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +221,14 @@ class CountMemory:
         self._budget = budget
         self._is_open_path = is_open_path
         self._refusals = refusals
+        self._of_clients: dict[str, MemoryBudget] = {}  # of those that hold something
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http" or self._is_open_path(scope["path"]):
             await self._app(scope, receive, send)
             return
-        with self._budget.request() as reservation:
+        with self._budget_of(scope.get(CLIENT_KEY)) as budget, budget.request() as reservation:
 
             async def counted() -> Message:
                 message = await receive()
@@ -233,6 +238,18 @@ class CountMemory:
             answer = _CountedAnswer(reservation, send, self._refusals)
             with charging(reservation):
                 await self._app({**scope, _SCOPE_KEY: reservation}, counted, answer.send)
+
+    @contextmanager
+    def _budget_of(self, client: str | None) -> Iterator[MemoryBudget]:
+        if client is None:
+            yield self._budget
+            return
+        budget = self._of_clients.setdefault(client, self._budget.part(_CLIENT_SHARE))
+        try:
+            yield budget
+        finally:
+            if not budget.held_bytes and self._of_clients.get(client) is budget:
+                del self._of_clients[client]
 
 
 class _CountedAnswer:

@@ -50,7 +50,7 @@ from nouscoder.http_server.api_keys import ApiKeys, client_of, foreign_part
 from nouscoder.http_server.body import BodyFault, read_body, while_connected
 from nouscoder.http_server.fair_queue import QueueFull
 from nouscoder.http_server.listener import http_context, listen, serve_http
-from nouscoder.http_server.memory_budget import CountMemory, MemoryBudget, Refusals
+from nouscoder.http_server.memory_budget import CLIENT_KEY, CountMemory, MemoryBudget, Refusals
 from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import shards_of
@@ -101,7 +101,7 @@ class ApiGate:
             return
         try:
             with self._places.place(client) as place:
-                await self._app({**scope, _PLACE: place}, receive, answer.send)
+                await self._app({**scope, CLIENT_KEY: client, _PLACE: place}, receive, answer.send)
         except PlaceTaken as error:
             await answer.cut(busy(str(error)), scope, receive)
 

@@ -74,7 +74,7 @@ def request_of(record: Record) -> SampleRequest:
     temperature, top_p, max_new_tokens, seed = record["sampling"]
     return SampleRequest(
         request_id=record["id"],
-        prompt_token_ids=tuple(record["prompt"]),
+        prompt_token_ids=tuple(map(int, record["prompt"])),
         sampling=Sampling(temperature, top_p, max_new_tokens, seed),
         stop_token_ids=frozenset(record["stops"]),
         is_guest=True,
