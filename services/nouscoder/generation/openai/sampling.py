@@ -1,10 +1,11 @@
 """Samples completions for the API, in a bounded number of the engine's places.
 
-INVARIANT: at most `slots` samples of the API are in the engine at a time. Clients take turns with their completions,
-and so do the requests of one client: a request for n completions takes n turns. When a sample ends in any way, a client
-that hangs up included, the engine has no request of it. The texts that `TextStream.add` and `end` return, joined, are
-the text of all tokens up to the first stop string. Of a stream that its client does not take, at most _UNREAD_PIECES
-are kept, no further completion is begun, and after UNREAD_LIMIT_S its sampling has ended.
+INVARIANT: at most `slots` samples of the API are in the engine at a time. Clients take turns with their completions: a
+request for n completions takes n turns, and those after its first one get one slot in ten while first ones wait. When a
+sample ends in any way, a client that hangs up included, the engine has no request of it. The texts that
+`TextStream.add` and `end` return, joined, are the text of all tokens up to the first stop string. Of a stream that its
+client does not take, at most _UNREAD_PIECES are kept, no further completion is begun, and after UNREAD_LIMIT_S its
+sampling has ended.
 """
 
 from __future__ import annotations
@@ -164,10 +165,10 @@ class ApiSampler:
             return piece
 
         try:
-            for one in wanted:
+            for position, one in enumerate(wanted):
                 if (failed := next((task for task in running if task.done() and task.exception()), None)) is not None:
                     failed.result()
-                sample = await self._begun(one, client)
+                sample = await self._begun(one, client, is_first=not position)
                 running.append(asyncio.create_task(ended(sample)))
                 running[-1].add_done_callback(sample.end)
             return list(await asyncio.gather(*running))
@@ -196,7 +197,7 @@ class ApiSampler:
                     for position, one in enumerate(wanted):
                         await _room_for_piece(room)  # nothing more is sampled for a client that does not read
                         room.release()
-                        sample = await self._begun(one, client)
+                        sample = await self._begun(one, client, is_first=not position)
                         group.create_task(take(position, sample)).add_done_callback(sample.end)
             except* Exception as errors:  # whatever it is, the reader of the pieces must get it
                 coming.put_nowait(_first(errors))
@@ -267,16 +268,16 @@ class ApiSampler:
             ending = CompletionEnd(FinishReason.STOP, num_read, ending.oldest_version, ending.newest_version)
         yield CompletionPiece(piece.text + text.end(), piece.token_ids, piece.logprobs, ending)
 
-    async def _begun(self, wanted: WantedCompletion, client: str) -> _Sample:
+    async def _begun(self, wanted: WantedCompletion, client: str, *, is_first: bool) -> _Sample:
         """Wait for a slot and sample. The slot is free when the engine has ended, also if nobody reads the pieces.
 
-        A request waits with one completion at a time. So the requests of a client take turns, as clients do.
+        A request waits with one completion at a time, and those after its first one give way to first ones.
         """
         request = self._request(wanted)
         begun: asyncio.Future[asyncio.Future[Completion]] = asyncio.get_running_loop().create_future()
 
         async def hold() -> None:
-            async with self._slots.slot(client):
+            async with self._slots.slot(client, in_background=not is_first):
                 completing = self._engine.sample(request)
                 begun.set_result(completing)
                 await asyncio.wait({completing})
