@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.client import AsyncClient, AsyncJob, BadRequest, Client, GradingFailed, Job, JobEnded, Patience
 from nouscoder.config import JobsSection
 from nouscoder.http_server.listener import start_http
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.jobs.service import open_jobs

@@ -174,21 +174,26 @@ def test_every_token_has_the_version_with_which_it_was_sampled(config: Config, f
     assert stepped.policy_version == 4
 
 
-def test_a_request_that_goes_first_gets_the_next_free_place(config: Config, folder: Path, weights: Path) -> None:
-    """Uses single steps, so that it is known who waits. vLLM's requests wait in the same order."""
+def test_guests_have_places_beside_those_of_rollouts(config: Config, folder: Path, weights: Path) -> None:
+    """Uses single steps, so that it is known who waits. vLLM's requests get places by the same rule (Places)."""
     if config.generation.engine == "vllm":
         pytest.skip("vLLM decodes in its own loop")
-    stepped = step_engine(config, folder)
+    api = config.generation.openai.model_copy(update={"http": "127.0.0.1:0", "slots": 2})
+    generation = config.generation.model_copy(update={"openai": api})
+    stepped = step_engine(config.model_copy(update={"generation": generation}), folder)
     stepped.load_policy([weights], 3)
-    for number in range(7):
+    for number in range(9):
         stepped.add(request_of(number, max_new_tokens=3 + number, stop=frozenset()))
-    for number in (8, 9):
-        stepped.add(replace(request_of(number, max_new_tokens=30, stop=frozenset()), goes_first=True))
-    joined: list[str] = []
-    for _ in range(20):
+    for number in (20, 21, 22):
+        stepped.add(replace(request_of(number, max_new_tokens=30, stop=frozenset()), is_guest=True))
+    for _ in range(8):
         stepped.step()
-        joined += [name for name in stepped.progress if name not in joined]
-    assert joined == ["r8", "r9", *(f"r{number}" for number in range(7))]
+        running = list(stepped.progress)
+        guests = [name for name in running if name in ("r20", "r21", "r22")]
+        assert guests == ["r20", "r21"], "the third waits, and rollouts never take the places of guests"
+        assert len(running) - len(guests) <= MAX_RUNNING
+        if stepped.num_waiting > 1 and stepped.num_waiting < 5:
+            assert len(running) - len(guests) >= MAX_RUNNING - 1, "guests take no place of rollouts"
 
 
 async def test_new_weights_are_in_use_when_load_policy_returns(engine: Engine, weights: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.verifier.grading.fair_queue import QueueFull
+from nouscoder.http_server.fair_queue import QueueFull
 from nouscoder.verifier.tools.places import Place, Places, Sharing
 
 SHARING = Sharing(safe_s=10.0, long_idle_s=60.0, long_open_s=600.0)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.verifier.grading import fair_queue
-from nouscoder.verifier.grading.fair_queue import JOB_TURN, FairSlots, QueueFull
+from nouscoder.http_server import fair_queue
+from nouscoder.http_server.fair_queue import JOB_TURN, FairSlots, QueueFull
 
 CLIENTS = "abc"
 MAX_WAITING = 6

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.verifier.grading.case_workers import WorkerGroup
-from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.grading.progress import SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import judge_for

@@ -34,13 +34,13 @@ from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefu
 from nouscoder.generation.environments.feedback import Feedback, feedback_on
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.generation.environments.tools import SessionCalls, Tools
+from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.v1 import verifier_pb2_grpc
-from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.servicer import Servicer
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics

@@ -34,6 +34,7 @@ from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.interpreter import WithInterpreter, call_in, reply_to_call
 from nouscoder.generation.environments.tools import Tools
+from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.rpc.channel import PeerBehind, PeerError, PeerRefused, PeerUnreachable
@@ -41,7 +42,6 @@ from nouscoder.rpc.server import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.v1 import verifier_pb2_grpc
-from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.grading.grader import Grader

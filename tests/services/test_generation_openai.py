@@ -29,7 +29,8 @@ from nouscoder.generation.engines.fake import FakeEngine, Script, default_script
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.openai import sampling
-from nouscoder.generation.openai.api import start_openai
+from nouscoder.generation.openai.api import serve_api
+from nouscoder.generation.openai.guests import open_desk
 from nouscoder.generation.openai.sampling import ApiSampler, WantedCompletion
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, parsed
 from nouscoder.generation.weights.policies import Policies
@@ -46,7 +47,7 @@ class SteppingEngine(FakeEngine):
     """Makes a step only when the test lets it; at the beginning it may make any number."""
 
     def __init__(self, script: Script) -> None:
-        super().__init__(max_running=4, max_tokens_total=CAPACITY, script=script)
+        super().__init__(max_running=4, max_tokens_total=CAPACITY, guest_places=8, script=script)
         self._free = True
         self._allowed = threading.Semaphore(0)
 
@@ -150,7 +151,11 @@ async def serving(
         policies = Policies(engine)
         if weights is not None:
             await policies.update(published(weights, 0))
-        url = f"http://{await start_openai(config, folder, engine, policies, metrics.api, stack)}"
+        desk = await stack.enter_async_context(open_desk(engine, policies, config.generation.openai.slots))
+        listening = listener.listen("127.0.0.1:0")
+        settings = config.generation.openai
+        await serve_api(settings, settings.model or "mine", folder, CAPACITY, desk, metrics.api, listening, stack)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=LIMIT_S))
         yield Service(url, engine, steps, policies, metrics, http)
 
@@ -324,7 +329,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"temperature": 2.5}, "temperature", "less than or equal to 2"),
     (CHAT, {"temperature": True}, "temperature", "valid number"),
     (CHAT, {"temperature": 1e-38}, "temperature", "must be 0, or at least 0.01"),
-    (CHAT, {"\ud800": 1}, None, "unable to parse raw data as a unicode string"),
+    (CHAT, {"\ud800": 1}, None, "the body is not JSON: unexpected end of hex escape"),
     (CHAT, {"top_p": 0}, "top_p", "greater than 0"),
     (CHAT, {"n": 129}, "n", "less than or equal to 128"),
     (CHAT, {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
@@ -335,7 +340,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"stop": ["a"] * 5}, None, "at most 4 texts"),
     (CHAT, {"stop": ""}, None, "none of them empty"),
     (CHAT, {"messages": []}, "messages", "at least 1 item"),
-    (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "cannot be encoded"),
+    (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, None, "unexpected end of hex escape"),
     (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'user'"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * CAPACITY}]}, "messages", f"may have {CAPACITY}"),
     (TEXT, {"prompt": []}, "prompt", "there is none"),
@@ -344,7 +349,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (TEXT, {"prompt": [-1]}, "prompt", "not in the vocabulary"),
     (TEXT, {"prompt": 3}, "prompt", "valid string"),
     (TEXT, {"prompt": [-1] * (CAPACITY + 1)}, "prompt", f"may have {CAPACITY}"),
-    (TEXT, {"prompt": ["\ud800"] * 129}, None, "prompt: at most 128"),
+    (TEXT, {"prompt": ["x"] * 129}, None, "prompt: at most 128"),
     (TEXT, {"prompt": [5, *[[5]] * 128]}, None, "prompt: at most 128"),
     (TEXT, {"prompt": ["a"] * 3, "n": 100}, "n", "at most 128"),
     (TEXT, {"logprobs": 5}, "logprobs", "less than or equal to 0"),
@@ -372,7 +377,7 @@ async def test_bodies_paths_and_models_that_are_not_there_are_refused(refusing: 
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
     assert (await http.get(CHAT)).status_code == 405
     assert (await http.get("/v1/nothing")).json()["error"]["message"] == "Not Found"
-    for other in ("yours", "mine@1", "\ud800"):
+    for other in ("yours", "mine@1"):
         error = await refusal(refusing, 404, model=other)
         assert (error["code"], error["param"]) == ("model_not_found", "model")
         assert "there are mine and mine@0" in error["message"]
@@ -424,7 +429,8 @@ async def test_places_and_requests_are_bounded_and_rollouts_keep_the_rest(folder
         (answer,) = (task.result() for task in refused)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         assert answer.json()["error"]["type"] == "rate_limit_error"
-        await until(lambda: service.engine.num_waiting == 8)
+        # Six rollouts, and one completion of a guest: the next begins when rollouts have sampled enough.
+        await until(lambda: service.engine.num_waiting == 7)
         await service.engine.resume()
         answers = [await task for task in asked]
         assert [len(answer.json()["choices"]) for answer in answers] == [2] * 5
@@ -457,21 +463,21 @@ async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_frees_its_place(
 
 
 def test_too_many_messages_are_refused_before_they_are_checked() -> None:
-    messages = [{"role": "user", "content": ""}, *[{"role": "nobody"}] * 4096]
+    messages = [{"role": "user", "content": ""}] * 4097
     with pytest.raises(ApiFault, match="messages: List should have at most 4096 items"):
         parsed(ChatRequest, json.dumps({"model": "mine", "messages": messages}).encode())
 
 
 async def test_a_client_that_stops_reading_frees_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_UNREAD_PIECES", 1)
-    slow = FakeEngine(max_running=4, max_tokens_total=CAPACITY, script=saying("x" * 60), step_s=0.01)
+    slow = FakeEngine(max_running=4, max_tokens_total=CAPACITY, guest_places=1, script=saying("x" * 60), step_s=0.01)
     async with SteppedEngine(slow, GenerationMetrics()) as engine:
         await Policies(engine).update(published(tmp_path, 0))
         samples = ApiSampler(engine, CHARACTERS.decode, frozenset({EOS_ID}), slots=1)
         wanted = WantedCompletion(tuple(CHARACTERS.encode_prompt("say")), Sampling(max_new_tokens=100))
-        pieces = samples.pieces([wanted], LIMIT_S)
+        pieces = samples.pieces([wanted], "a", LIMIT_S)
         _, first = await anext(pieces)
-        (other,) = await asyncio.wait_for(samples.whole([wanted]), LIMIT_S)
+        (other,) = await asyncio.wait_for(samples.whole([wanted], "b"), LIMIT_S)
         rest = [piece async for _, piece in pieces]
     assert other.text == "x" * 60
     assert "".join(piece.text for piece in [first, *rest]) == "x" * 60, "nothing is lost for the slow one"

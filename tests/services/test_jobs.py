@@ -26,7 +26,7 @@ from nouscoder.config import JobsSection, VerifierSection
 from nouscoder.formats.json_values import BYTES_PER_WEIGHT
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader

@@ -12,7 +12,7 @@ import pytest
 _PROGRAM = """
 import sys
 from pathlib import Path
-from nouscoder.verifier.access.memory_budget import return_large_blocks
+from nouscoder.http_server.memory_budget import return_large_blocks
 
 def held() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

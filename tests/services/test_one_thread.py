@@ -11,8 +11,8 @@ import weakref
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.verifier.grading.fair_queue import QueueFull
-from nouscoder.verifier.grading.long_work import OneThread
+from nouscoder.http_server.fair_queue import QueueFull
+from nouscoder.http_server.one_thread import OneThread
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 
 

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import AssertTests, Submission
 from nouscoder.domain.verdict import Verdict
+from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.rpc.pairs import VERDICT
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
-from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.schema import parse_submission, parse_tests
 from nouscoder.verifier.api.servicer import Servicer
 from nouscoder.verifier.grading.grader import Grader

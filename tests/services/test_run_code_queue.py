@@ -21,7 +21,7 @@ from nouscoder.config import VerifierSection
 from nouscoder.formats.json_values import BYTES_PER_WEIGHT, json_weight
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.http_server.listener import start_http
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.api import run_code
 from nouscoder.verifier.api.rest import DrainState, make_app

@@ -26,6 +26,7 @@ from nouscoder.domain.conversation import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys, Quota, new_api_key
+from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable, open_channel
 from nouscoder.rpc.server import StatusCodes
 from nouscoder.rpc.verifier_client import InterpreterCalls, VerifierClient
@@ -33,7 +34,6 @@ from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.v1.verifier_pb2 import InterpretRequest
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, Quotas
 from nouscoder.verifier.api import servicer
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer

@@ -31,12 +31,12 @@ from nouscoder.http_server.api_keys import (
     parse_api_keys,
 )
 from nouscoder.http_server.listener import start_http
+from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.rpc.pairs import SUBMISSION
 from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import Caller, CallerFilter, current_caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, QuotaGrader, Quotas
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer

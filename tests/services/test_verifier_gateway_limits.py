@@ -25,16 +25,15 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.http_server import listener
+from nouscoder.http_server import listener, memory_budget
 from nouscoder.http_server.api_keys import ApiKeys, foreign_part
 from nouscoder.http_server.listener import start_http
+from nouscoder.http_server.memory_budget import MemoryBudget, Reservation
 from nouscoder.rpc.pairs import SUBMISSION
 from nouscoder.rpc.server import start_grpc
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier import service as service_module
-from nouscoder.verifier.access import memory_budget
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import (
     CodeRunner,

@@ -22,18 +22,18 @@ from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.formats.json_values import BYTES_PER_WEIGHT, MAX_WEIGHT, ValueCount
 from nouscoder.formats.tests import canonical_json, digest_of
-from nouscoder.store.case_files import StoredCases
-from nouscoder.verifier.access.memory_budget import (
+from nouscoder.http_server.memory_budget import (
     MemoryBudget,
     MemoryBudgetExceeded,
     charging,
     charging_part,
 )
+from nouscoder.http_server.parsing import MAX_BYTES, SMALL_WEIGHT
+from nouscoder.store.case_files import StoredCases
 from nouscoder.verifier.api.get_reward import rewarded_submissions
-from nouscoder.verifier.api.parsing import MAX_BYTES, SMALL_WEIGHT, parsed
 from nouscoder.verifier.api.run_code import parse_run_code
 from nouscoder.verifier.api.sandbox_fusion import submitted_answer
-from nouscoder.verifier.api.schema import parse_submission, parse_tests
+from nouscoder.verifier.api.schema import bodies, parse_submission, parse_tests
 from nouscoder.verifier.api.streaming import answer_line, batch_lines, lines_of
 from nouscoder.verifier.grading.grader import OnOutcome
 from nouscoder.verifier.grading.validation import InvalidSubmission, TooLarge
@@ -150,7 +150,7 @@ HOSTILE: dict[str, tuple[Parse, Callable[[], str], str]] = {
 async def test_a_body_with_very_many_items_is_refused_in_one_sentence(name: str) -> None:
     parse, body, field = HOSTILE[name]
     with pytest.raises(InvalidSubmission) as refused:
-        await parsed(body().encode(), parse)
+        await bodies.parsed(body().encode(), parse)
     assert refused.value.field.startswith(field)
     assert str(refused.value).startswith(f"{refused.value.field}: ")
     assert len(str(refused.value)) < 500
@@ -164,7 +164,7 @@ async def measure() -> None:
         Path("/proc/self/clear_refs").write_text("5")
         before = status_mib("VmRSS")
         with pytest.raises(InvalidSubmission):
-            await parsed(sent, parse)
+            await bodies.parsed(sent, parse)
         print(json.dumps([name, status_mib("VmHWM") - before]), flush=True)
 
 
@@ -222,7 +222,7 @@ LARGE: dict[str, tuple[Callable[[], str], Callable[[Submission], object], object
 @pytest.mark.parametrize("name", LARGE)
 async def test_a_large_ordinary_body_is_parsed_as_before(name: str) -> None:
     body, read, wanted = LARGE[name]
-    submission = await parsed(body().encode(), parse_submission)
+    submission = await bodies.parsed(body().encode(), parse_submission)
     assert read(submission) == wanted
 
 
@@ -233,9 +233,9 @@ def where(body: bytes, values: ValueCount) -> tuple[int, int, bool]:
 
 async def test_large_bodies_are_parsed_one_at_a_time_outside_of_the_event_loop_and_without_collections() -> None:
     texts, numbers = b'["' + b" " * 300_000 + b'"]', b"[" + b"1," * SMALL_WEIGHT + b"1]"
-    small = [await parsed(body, where) for body in (b"[1,2]", b'["' + b"," * 9_000 + b'"]')]
+    small = [await bodies.parsed(body, where) for body in (b"[1,2]", b'["' + b"," * 9_000 + b'"]')]
     assert {found[1:] for found in small} == {(threading.get_ident(), True)}
-    large = await asyncio.gather(*(parsed(body, where) for body in (texts, numbers) * 5))
+    large = await asyncio.gather(*(bodies.parsed(body, where) for body in (texts, numbers) * 5))
     assert {found[0] for found in large} == {2, SMALL_WEIGHT + 1}
     (thread, collects), *others = {found[1:] for found in large}
     assert (thread != threading.get_ident(), collects, others) == (True, False, [])
@@ -245,9 +245,9 @@ async def test_large_bodies_are_parsed_one_at_a_time_outside_of_the_event_loop_a
 async def test_what_is_too_large_is_never_decoded_and_names_the_way_for_large_tests() -> None:
     for body in (b" " * (MAX_BYTES + 1), b"[" + b"1," * MAX_WEIGHT + b"1]"):
         with pytest.raises(TooLarge, match="PUT /v1/tests"):
-            await parsed(body, where)
-    assert (await parsed(b" " * MAX_BYTES, where))[0] == 0
-    assert (await parsed(b"[" + b"1," * (MAX_WEIGHT - 1) + b"1]", where))[0] == MAX_WEIGHT
+            await bodies.parsed(body, where)
+    assert (await bodies.parsed(b" " * MAX_BYTES, where))[0] == 0
+    assert (await bodies.parsed(b"[" + b"1," * (MAX_WEIGHT - 1) + b"1]", where))[0] == MAX_WEIGHT
 
 
 @pytest.mark.parametrize("kind", TESTS_OF_KINDS)
@@ -273,17 +273,17 @@ async def test_the_values_of_a_body_count_against_the_budget_until_its_request_e
 
     parse = two_more
     with budget.request() as first, charging(first):
-        await parsed(body, parse)
+        await bodies.parsed(body, parse)
         assert budget.held_bytes == BYTES_PER_WEIGHT * 10_003
         with pytest.raises(MemoryBudgetExceeded), budget.request() as second, charging(second):
-            await parsed(b"[" + b"1," * 15_000 + b"1]", parse)
+            await bodies.parsed(b"[" + b"1," * 15_000 + b"1]", parse)
     assert budget.held_bytes == 0
     with budget.request() as alone, charging(alone):
         alone.add(800_000)
-        await parsed(body, parse)  # its values alone would not fit
+        await bodies.parsed(body, parse)  # its values alone would not fit
         assert budget.held_bytes == 875_000
         with charging_part():  # one line of it
-            await parsed(body, parse)
+            await bodies.parsed(body, parse)
             assert budget.held_bytes == 875_000
         await alone.add_answer(125_000)  # there is room for an answer
 

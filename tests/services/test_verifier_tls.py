@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry
 from nouscoder.client import AsyncClient, Patience, TlsFailed, Unreachable
 from nouscoder.config import ConfigError, TlsSection, load_config
 from nouscoder.http_server.listener import TlsUnusable, http_context, start_http
+from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
-from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
 from nouscoder.verifier.api.servicer import FULL_NAME, Servicer, grpc_credentials
 from nouscoder.verifier.grading.grader import Grader

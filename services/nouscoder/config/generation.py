@@ -244,10 +244,10 @@ class OpenAISection(Section):
     )
     tls: TlsSection = TlsSection()
     slots: int = Field(
-        8, ge=1, description="completions at the same time, in places of max_running; rollouts keep the others"
+        8, ge=1, description="completions at the same time, in places beside max_running, so rollouts keep theirs"
     )
     max_requests: int = Field(64, ge=1, description="requests in progress; more are refused")
-    max_body_bytes: int = Field(4 * 1024**2, ge=1024, description="largest request")
+    max_body_bytes: int = Field(4 * 1024**2, ge=1024, le=8 * 1024**2, description="largest request")
     request_limit_s: float = Field(3600.0, gt=0, description="seconds after which a request is given up")
 
 
@@ -298,6 +298,11 @@ class GenerationSection(ServiceSection):
         """The tokens of prompt and completion that the engine is started for."""
         return max(self.max_tokens_total, self.engine_tokens_total)
 
+    @property
+    def guest_places(self) -> int:
+        """The places of the engine for completions of the API, beside those of rollouts."""
+        return self.openai.slots if self.openai.http else 0
+
     @model_validator(mode="before")
     @classmethod
     def _refused(cls, given: Any) -> Any:
@@ -310,15 +315,6 @@ class GenerationSection(ServiceSection):
         if engine == "openai":
             raise ValueError(_OPENAI_ENGINE)
         return engine
-
-    @model_validator(mode="after")
-    def _rollouts_keep_places(self) -> GenerationSection:
-        if self.openai.http and self.openai.slots >= self.max_running:
-            raise ValueError(
-                f"openai.slots {self.openai.slots} must be less than max_running {self.max_running}, or no place in the"
-                " engine is left for rollouts"
-            )
-        return self
 
     @model_validator(mode="after")
     def _transfer_exists(self) -> GenerationSection:

@@ -141,7 +141,7 @@ def _served(config: Config, model: str, num_tokens: int, at_once: int, keys: Pat
     """`config` for a server of one policy, with places for `at_once` completions of `num_tokens` tokens."""
     # Evaluations wait for an answer as long as OpenAIServer does.
     api = OpenAISection(http="127.0.0.1:0", model=model, slots=at_once, max_requests=2 * at_once, tokens_file=str(keys))
-    changed = {"max_tokens_total": num_tokens, "engine_tokens_total": 0, "max_running": at_once, "openai": api}
+    changed = {"max_tokens_total": num_tokens, "engine_tokens_total": 0, "max_running": 1, "openai": api}
     return config.model_copy(update={"generation": config.generation.model_copy(update=changed)})
 
 

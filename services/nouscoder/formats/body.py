@@ -13,8 +13,16 @@ from pydantic_core import ErrorDetails
 from nouscoder.domain.submission import TEST_TYPES, Comparator, ComparatorKind, Limits
 
 _Item = TypeVar("_Item")
+
+
+class _FirstFault(FailFast):
+    """Hashable, for unions."""
+
+    __hash__ = object.__hash__
+
+
 # A client may send millions of items. Only the first that is wrong is a fault.
-ListOf = Annotated[list[_Item], FailFast()]
+ListOf = Annotated[list[_Item], _FirstFault()]
 MOST_FAULTS = 1000  # each takes microseconds and half a kilobyte to list
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -53,6 +54,18 @@ class ApiTokens(StrEnum):
     COMPLETION = "completion"
 
 
+class ApiCounts(Protocol):
+    """What the API counts."""
+
+    def count_request(self, route: str, status: str, seconds: float) -> None:
+        """Count a request that has ended."""
+        ...
+
+    def count_tokens(self, kind: str, number: int) -> None:
+        """Count tokens of a kind of ApiTokens."""
+        ...
+
+
 class ApiMetrics:
     """The metrics of the API in OpenAI's form. Thread-safe."""
 
@@ -81,6 +94,15 @@ class ApiMetrics:
         )
         for kind in ApiTokens:
             self.tokens.labels(kind.value)
+
+    def count_request(self, route: str, status: str, seconds: float) -> None:
+        """As ApiCounts.count_request."""
+        self.requests.labels(route, status).inc()
+        self.request_seconds.labels(route).observe(seconds)
+
+    def count_tokens(self, kind: str, number: int) -> None:
+        """As ApiCounts.count_tokens."""
+        self.tokens.labels(kind).inc(number)
 
 
 class GenerationMetrics:

@@ -114,6 +114,10 @@ def reason_to_start_again(started: Config, wanted: Config) -> str | None:
             f"generation.max_tokens_total {after.max_tokens_total} is more than the {before.engine_tokens} tokens that"
             " the engine was started for"
         )
+    if after.guest_places > before.guest_places:
+        return (
+            f"the engine was started with {before.guest_places} places for generation.openai, not {after.guest_places}"
+        )
     for name in type(after).model_fields:
         if name not in _LIVE and getattr(before, name) != getattr(after, name):
             return f"generation.{name} is not what the engine was started with"

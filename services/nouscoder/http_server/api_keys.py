@@ -179,6 +179,18 @@ def _read(file: Path) -> tuple[ApiKey, ...]:
         raise ApiKeysUnusable(f"{file} cannot be read: {reason}") from error
 
 
+def client_of(address: tuple[str, int] | None) -> str:
+    """The name of a client without a key: its address, or the network of one address of IPv6, which has very many."""
+    host = "" if address is None else address[0]
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if found.version == 4 or found.ipv4_mapped is not None:
+        return host
+    return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
+
+
 # Which requests from browsers a service without API keys accepts. Pure.
 
 _PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".svc")  # no public DNS has names like these

@@ -1,7 +1,8 @@
 """Serves an ASGI application in the service's own event loop, without installing signal handlers, over HTTP or HTTPS.
 
 INVARIANT: a connection that has not sent the complete head of a request is closed after HEAD_PATIENCE_S, or once it has
-sent MAX_HEAD_BYTES and one packet. `send` of ASGI returns when the transport has given the message to the system, or
+sent MAX_HEAD_BYTES and one packet. At most MOST_CONNECTIONS are open: one more ends the oldest that has not sent its
+whole request, or itself. `send` of ASGI returns when the transport has given the message to the system, or
 the connection has ended, so an application that holds an answer until then knows how long it takes memory. A client has
 ANSWER_PATIENCE_S for each message (a whole answer, or a part of a stream). Then its connection is ended.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
@@ -103,6 +105,9 @@ else:  # the installed parser: httptools or h11
 STOP_PATIENCE_S = 5.0
 HEAD_PATIENCE_S = 30.0
 MAX_HEAD_BYTES = 65536
+_MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+# At most half of the files that the process may have open, so that connections leave the others to its work.
+MOST_CONNECTIONS = 4096 if _MOST_FILES == resource.RLIM_INFINITY else min(4096, _MOST_FILES // 2)
 
 
 class _Protocol(_UvicornProtocol):
@@ -117,7 +122,10 @@ class _Protocol(_UvicornProtocol):
         self._delivery = Delivery(self.app, transport, self.flow)
         self.app = self._delivery
         self._delivery.begin()
+        self._since_s = self.loop.time()
         self._wait()
+        if len(self.connections) > MOST_CONNECTIONS:
+            self._end_one()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -162,6 +170,16 @@ class _Protocol(_UvicornProtocol):
         if self.closed is not None:
             self.closed()
 
+    @property
+    def _is_unfinished(self) -> bool:
+        """Whether bytes of a request are to come."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def _end_one(self) -> None:
+        others = [other for other in self.connections if isinstance(other, _Protocol) and other is not self]
+        unfinished = [other for other in others if other._is_unfinished and not other.transport.is_closing()]
+        min(unfinished, key=lambda other: other._since_s, default=self).transport.abort()
+
     def _wait(self) -> None:
         self._wait_no_more()
         self._patience = self.loop.call_later(HEAD_PATIENCE_S, self.transport.close)
@@ -187,8 +205,15 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl
     """
     listening = listen(address)
     host, _ = split_address(address)
-    _run(_server_of(app, tls), [listening], stack)
+    await serve_http(app, listening, stack, tls)
     return f"{host}:{listening.getsockname()[1]}"
+
+
+async def serve_http(
+    app: FastAPI, listening: socket.socket, stack: AsyncExitStack, tls: ssl.SSLContext | None = None
+) -> None:
+    """Serve on a listening socket until `stack` closes, which also closes the socket."""
+    _run(_server_of(app, tls), [listening], stack)
 
 
 async def start_taking(

@@ -21,8 +21,10 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
+from nouscoder.http_server import parsing
 from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
 from nouscoder.http_server.listener import http_context, start_http
+from nouscoder.http_server.memory_budget import MemoryBudget, return_large_blocks
 from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
@@ -32,12 +34,11 @@ from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.caller import CallerFilter
 from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.memory_budget import MemoryBudget, return_large_blocks
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
-from nouscoder.verifier.api import parsing
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.rest import DrainState, GradingApi, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
+from nouscoder.verifier.api.schema import bodies
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer, grpc_credentials
 from nouscoder.verifier.grading import long_work
 from nouscoder.verifier.grading.grader import Grader, Grading
@@ -154,7 +155,7 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
     """Make the parts, and start the sandboxes. `stack` closes them."""
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
-    metrics.watch_threads(lambda: {"body": parsing.thread.waits, "test": long_work.thread.waits})
+    metrics.watch_threads(lambda: {"body": bodies.thread.waits, "test": long_work.thread.waits})
     sandbox = await _start_sandbox(section, metrics, stack)
     tracing = open_tracing(section.tracing_endpoint, stack)
     run_lock, quotas = (share.run_lock, share.quotas) if share else (ExclusiveRunLock(), Quotas())

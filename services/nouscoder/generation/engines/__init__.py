@@ -36,6 +36,7 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
         return FakeEngine(
             max_running=generation.max_running,
             max_tokens_total=generation.engine_tokens,
+            guest_places=generation.guest_places,
             script=script_of(generation.fake.median_tokens, generation.fake.sigma),
             step_s=generation.fake.step_s,
         )
@@ -45,6 +46,7 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
         policy_folder,
         max_running=generation.max_running,
         max_tokens_total=generation.engine_tokens,
+        guest_places=generation.guest_places,
         device=generation.device,
         threads=generation.threads,
         records_experts=config.policy.router_replay,

@@ -6,7 +6,7 @@ An engine has no text, no problem and no tokenizer. Each request names the token
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -35,17 +35,17 @@ class SampleRequest:
     """A request for the completion of `prompt_token_ids` [prompt tokens]. It ends with one of `stop_token_ids`.
 
     The stop token is part of the completion. Without one the completion is cut at `sampling.max_new_tokens` tokens, or
-    at the capacity of the engine. `request_id` is unique among the current requests of an engine. One that `goes_first`
-    gets the next free place, before all that wait and do not. The last `num_kept` tokens of the prompt are the first
-    tokens of the same answer, which were sampled earlier: the random stream of the request goes on after them. They are
-    not in the completion, and `max_new_tokens` does not count them.
+    at the capacity of the engine. `request_id` is unique among the current requests of an engine. One that `is_guest`
+    comes from the API in OpenAI's form, and gets one of the places for guests. The last `num_kept` tokens of the prompt
+    are the first tokens of the same answer, which were sampled earlier: the random stream of the request goes on after
+    them. They are not in the completion, and `max_new_tokens` does not count them.
     """
 
     request_id: str
     prompt_token_ids: Sequence[int]
     sampling: Sampling
     stop_token_ids: frozenset[int]
-    goes_first: bool = False
+    is_guest: bool = False
     num_kept: int = 0
 
 
@@ -157,7 +157,7 @@ class Engine(Protocol):
         ...
 
 
-# What all engines share: the order of waiting requests, and the checks of a request.
+# What all engines share: the places, and the checks of a request.
 
 
 class WaitingRow(Protocol):
@@ -169,12 +169,30 @@ class WaitingRow(Protocol):
 WaitingT = TypeVar("WaitingT", bound=WaitingRow)
 
 
-def join_line(waiting: dict[str, WaitingT], row: WaitingT) -> None:
-    """Add a row to those that wait, the next one first: at the end, or, if it goes first, before all that do not."""
-    waiting[row.request.request_id] = row
-    if row.request.goes_first:
-        for name in [name for name, other in waiting.items() if not other.request.goes_first]:
-            waiting[name] = waiting.pop(name)
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How many requests are decoded at a time. Guests have places beside those of rollouts, and never take theirs."""
+
+    rollouts: int
+    guests: int = 0
+
+    @property
+    def total(self) -> int:
+        """All places."""
+        return self.rollouts + self.guests
+
+    def admitted(self, waiting: Iterable[WaitingT], running: Iterable[WaitingT]) -> list[WaitingT]:
+        """The waiting requests that have a place beside the running ones: guests, then rollouts, the oldest first."""
+        kinds = [row.request.is_guest for row in running]
+        free_of_guests, free_of_rollouts = self.guests - sum(kinds), self.rollouts - kinds.count(False)
+        guests: list[WaitingT] = []
+        rollouts: list[WaitingT] = []
+        for row in waiting:
+            if row.request.is_guest:
+                guests.append(row)
+            elif len(rollouts) < free_of_rollouts:
+                rollouts.append(row)
+        return guests[: max(0, free_of_guests)] + rollouts
 
 
 def checked_max_tokens(request: SampleRequest, ids_in_use: Collection[str], capacity: int) -> int:

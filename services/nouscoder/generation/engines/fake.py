@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, float32, int32, spans_of
-from nouscoder.generation.engines.base import EngineError, SampleRequest, checked_max_tokens, join_line
+from nouscoder.generation.engines.base import EngineError, Places, SampleRequest, checked_max_tokens
 
 _LOGPROB = -0.5
 _HEADER_BYTES = 8
@@ -72,9 +72,15 @@ class FakeEngine:
     name = "fake"
 
     def __init__(
-        self, *, max_running: int, max_tokens_total: int, script: Script = default_script, step_s: float = 0.0
+        self,
+        *,
+        max_running: int,
+        max_tokens_total: int,
+        guest_places: int = 0,
+        script: Script = default_script,
+        step_s: float = 0.0,
     ) -> None:
-        self._max_running = max_running
+        self._places = Places(max_running, guest_places)
         self._max_tokens_total = max_tokens_total
         self._script = script
         self._step_s = step_s
@@ -104,7 +110,7 @@ class FakeEngine:
         script = [*self._script(request), *sorted(request.stop_token_ids)[:1]]
         if not request.stop_token_ids:
             script *= request.num_kept + max_tokens  # only its limit ends it
-        join_line(self._waiting, _Row(request, script[request.num_kept :], max_tokens))
+        self._waiting[request.request_id] = _Row(request, script[request.num_kept :], max_tokens)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request."""
@@ -128,9 +134,8 @@ class FakeEngine:
             raise EngineError("no policy has been loaded")
         if self._step_s:
             time.sleep(self._step_s)
-        while self._waiting and len(self._running) < self._max_running:
-            request_id = next(iter(self._waiting))
-            self._running[request_id] = self._waiting.pop(request_id)
+        for row in self._places.admitted(self._waiting.values(), self._running.values()):
+            self._running[row.request.request_id] = self._waiting.pop(row.request.request_id)
         finished: list[tuple[str, Completion]] = []
         for request_id, row in list(self._running.items()):
             row.versions.append(self.policy_version)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nouscoder.domain.tokens import Completion, SampledTokens
-from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest, checked_max_tokens, join_line
+from nouscoder.generation.engines.base import EngineError, EngineUnusable, Places, SampleRequest, checked_max_tokens
 from nouscoder.generation.engines.slots import ExpertRecorder, KeyValueCache, PromptPass, Row, Slots, decode_mask
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained
@@ -104,6 +104,7 @@ class TorchEngine:
         *,
         max_running: int,
         max_tokens_total: int,
+        guest_places: int = 0,
         device: str = "cpu",
         threads: int = 1,
         records_experts: bool = False,
@@ -122,9 +123,9 @@ class TorchEngine:
         self._weights = ModelWeights(self._model)
         config = self._model.config
         self._capacity = min(max_tokens_total, config.max_position_embeddings)
-        self._max_running = max_running
-        self._cache = KeyValueCache(config, max_running, self._capacity, self._device)
-        self._slots = Slots(self._cache, max_running, self._capacity, self._device)
+        self._places = Places(max_running, guest_places)
+        self._cache = KeyValueCache(config, self._places.total, self._capacity, self._device)
+        self._slots = Slots(self._cache, self._places.total, self._capacity, self._device)
         self._waiting: dict[str, Row] = {}
         self.policy_version: int | None = None
         self.num_tokens = 0
@@ -149,7 +150,7 @@ class TorchEngine:
         """Queue a request. Raises EngineError naming it."""
         ids_in_use = self._waiting.keys() | {row.request.request_id for row in self._slots.rows}
         max_tokens = checked_max_tokens(request, ids_in_use, self._capacity)
-        join_line(self._waiting, Row(request, tuple(request.prompt_token_ids), max_tokens))
+        self._waiting[request.request_id] = Row(request, tuple(request.prompt_token_ids), max_tokens)
 
     def cancel(self, request_id: str) -> None:
         """Remove a request."""
@@ -184,17 +185,19 @@ class TorchEngine:
         return finished
 
     def _next_to_join(self) -> list[Row]:
-        room = min(self._max_running - len(self._slots), len(self._waiting))
-        worth_it = max(1, self._max_running // _JOIN_SHARE)
-        if not room or (self._slots.rows and room < worth_it and self._steps_since_join < worth_it):
+        if not self._waiting:
+            return []
+        admitted = self._places.admitted(self._waiting.values(), self._slots.rows)
+        worth_it = max(1, self._places.rollouts // _JOIN_SHARE)
+        if not admitted or (self._slots.rows and len(admitted) < worth_it and self._steps_since_join < worth_it):
             return []
         rows: list[Row] = []
         prompts: set[tuple[int, ...]] = set()
         width = 0
-        for row in self._waiting.values():
+        for row in admitted:
             prompts.add(row.prompt_token_ids)
             width = max(width, len(row.prompt_token_ids))
-            if len(rows) == room or (rows and width * len(prompts) > _MAX_PROMPT_PASS_TOKENS):
+            if rows and width * len(prompts) > _MAX_PROMPT_PASS_TOKENS:
                 break
             rows.append(row)
         return rows

@@ -28,7 +28,7 @@ from typing import Any, Self
 from nouscoder.config.generation import GenerationSection
 from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.domain.tokens import Completion, SampledTokens
-from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
+from nouscoder.generation.engines.base import EngineError, EngineStopped, Places, SampleRequest
 from nouscoder.generation.engines.vllm_control import Architecture, VllmControl, VllmStaging
 from nouscoder.generation.engines.vllm_requests import VllmRequests
 from nouscoder.generation.engines.vllm_start import start_vllm
@@ -74,6 +74,7 @@ class VllmEngine:
         self._metrics = metrics
         self._architecture = Architecture(folder)
         self._capacity = min(settings.engine_tokens, self._architecture.max_tokens)
+        self._places = Places(settings.max_running, settings.guest_places)
         self._version: int | None = None
         self._weights: dict[str, Any] = {}  # where those in use came from: the fields of PolicyUpdateInfo
         self._paused_until_s: float | None = None
@@ -214,7 +215,7 @@ class VllmEngine:
     def _admit(self) -> None:
         """Give waiting requests to vLLM while there is room."""
         if self._version is not None and not (self.paused or self._updating or self._failure.done()):
-            self._requests.admit(self._settings.max_running, self._version)
+            self._requests.admit(self._places, self._version)
         self._account()
 
     def _on_step(self, num_tokens: int) -> None:

@@ -16,9 +16,9 @@ from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, Ver
 from nouscoder.generation.engines.base import (
     EngineError,
     EngineStopped,
+    Places,
     SampleRequest,
     checked_max_tokens,
-    join_line,
     seed_of,
 )
 
@@ -169,14 +169,14 @@ class VllmRequests:
         """Queue a request, whose completion `future` gets. Raises EngineError naming it."""
         ids_in_use = self._waiting.keys() | self._running.keys()
         row = _Row(request, checked_max_tokens(request, ids_in_use, self._capacity), future)
-        join_line(self._waiting, row)
+        self._waiting[request.request_id] = row
         future.add_done_callback(lambda _: self._leave(row))
 
-    def admit(self, max_running: int, policy_version: int) -> None:
-        """Give waiting requests to vLLM while fewer than `max_running` run."""
-        while self._waiting and len(self._running) < max_running:
-            request_id = next(iter(self._waiting))
-            row = self._running[request_id] = self._waiting.pop(request_id)
+    def admit(self, places: Places, policy_version: int) -> None:
+        """Give waiting requests to vLLM that have a place."""
+        for row in places.admitted(self._waiting.values(), self._running.values()) if self._waiting else ():
+            request_id = row.request.request_id
+            self._running[request_id] = self._waiting.pop(request_id)
             row.task = asyncio.create_task(self._run(row, policy_version))
 
     async def all_taken(self) -> None:

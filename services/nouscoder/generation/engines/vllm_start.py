@@ -72,7 +72,7 @@ def _arguments(settings: GenerationSection, folder: Path, max_tokens_total: int)
         "worker_extension_cls": _WORKER_EXTENSION,
         "dtype": vllm.dtype,
         "max_model_len": max_tokens_total,
-        "max_num_seqs": settings.max_running,
+        "max_num_seqs": settings.max_running + settings.guest_places,
         "max_num_batched_tokens": vllm.max_num_batched_tokens or None,
         "tensor_parallel_size": vllm.tensor_parallel_size,
         "gpu_memory_utilization": vllm.gpu_memory_utilization,

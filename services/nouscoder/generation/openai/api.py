@@ -1,4 +1,4 @@
-"""The routes of the API, who may use them, and the start of the API: beside an engine, or with one of its own.
+"""The routes of the API, who may use them, and the start of the API in a process of its own.
 
     POST /v1/chat/completions, /v1/completions    whole, or as server-sent events with "stream": true
     GET  /v1/models                               the policy in use
@@ -7,10 +7,10 @@
 The model is NAME, or NAME@VERSION for a client that wants no other policy version.
 
 INVARIANT: no request to a path outside `OPEN` reaches the API without a valid token, when tokens are configured.
-Without tokens no request that a browser sends for a foreign site does (http_server/api_keys.py). At most
-`max_requests` requests are in progress, from before their body is read until the last byte of their answer; a client
-that takes nothing of its answer is given up (http_server/listener.py). Each request outside `OPEN` is counted once,
-when it ends in any way. One whose client hung up before the status has 499.
+Without tokens no request that a browser sends for a foreign site does (http_server/api_keys.py). A body is read within
+the memory budget (http_server/memory_budget.py) and its time limit, and parsed, without a place. At most `max_requests`
+requests have a place, from then until the last byte of their answer, shared fairly by clients (places.py). Each request
+outside `OPEN` is counted once, when it ends in any way. One whose client hung up before the status has 499.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
@@ -33,17 +34,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nouscoder import __version__
 from nouscoder.config import Config
+from nouscoder.config.generation import OpenAISection
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
-from nouscoder.generation.metrics import ApiMetrics, ApiRoute, GenerationMetrics
+from nouscoder.generation.metrics import ApiCounts, ApiMetrics, ApiRoute, GenerationMetrics
 from nouscoder.generation.openai.completions import Completions, PreparedRequest, PromptEncoder, event
+from nouscoder.generation.openai.guests import GuestEngine, open_desk
+from nouscoder.generation.openai.places import Place, PlaceTaken, RequestPlaces
+from nouscoder.generation.openai.process import start_front
 from nouscoder.generation.openai.sampling import ApiSampler
-from nouscoder.generation.openai.schema import ApiFault, ChatRequest, parsed
+from nouscoder.generation.openai.schema import ApiFault, ChatRequest, busy, parsed
 from nouscoder.generation.weights.policies import Policies
-from nouscoder.http_server.api_keys import ApiKeys, foreign_part
+from nouscoder.http_server.api_keys import ApiKeys, client_of, foreign_part
 from nouscoder.http_server.body import BodyFault, read_body, while_connected
-from nouscoder.http_server.listener import http_context, start_http
+from nouscoder.http_server.fair_queue import QueueFull
+from nouscoder.http_server.listener import http_context, listen, serve_http
+from nouscoder.http_server.memory_budget import CLIENT_KEY, CountMemory, MemoryBudget, Refusals
 from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import shards_of
@@ -53,68 +60,95 @@ log = logging.getLogger(__name__)
 OPEN = frozenset({"/healthz", "/readyz"})
 _ROUTES = {route.value for route in ApiRoute}
 _RETRY_AFTER_S = "1"
+_BODIES_IN_BUDGET = 32  # the memory budget, in largest bodies
+_PLACE = "nouscoder.place"
 
 
 class ApiGate:
     """ASGI middleware around `app`: admits and counts requests. `hosts`: public names of a service without tokens."""
 
     def __init__(
-        self, app: ASGIApp, api_keys: ApiKeys, hosts: Collection[str], max_requests: int, metrics: ApiMetrics
+        self, app: ASGIApp, api_keys: ApiKeys, hosts: Collection[str], places: RequestPlaces, counts: ApiCounts
     ) -> None:
         self._app = app
         self._api_keys = api_keys
         self._hosts = frozenset(host.lower() for host in hosts)
-        self._max_requests = max_requests
-        self._metrics = metrics
-        self._num_requests = 0
+        self._places = places
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http" or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        status, started_s = 499, time.monotonic()
-
-        async def noted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        headers = {bytes(name).lower(): bytes(value).decode("latin-1") for name, value in scope["headers"]}
-        fault = self._fault(headers)
-        self._num_requests += fault is None
+        started_s = time.monotonic()
+        answer = _Answer(send)
         try:
-            await (self._app if fault is None else response(fault))(scope, receive, noted)
+            await self._admit(scope, receive, answer)
         except Exception:
-            status = 500 if status == 499 else status
+            answer.status = 500 if answer.status == 499 else answer.status
             raise
         finally:
-            self._num_requests -= fault is None
             route = scope["path"] if scope["path"] in _ROUTES else ApiRoute.OTHER.value
-            self._metrics.requests.labels(route, str(status)).inc()
-            self._metrics.request_seconds.labels(route).observe(time.monotonic() - started_s)
+            self._counts.count_request(route, str(answer.status), time.monotonic() - started_s)
 
-    def _fault(self, headers: dict[bytes, str]) -> ApiFault | None:
-        """Why a request with these headers is not admitted."""
-        if self._api_keys.is_open:
-            foreign = foreign_part(headers.get(b"host"), headers.get(b"origin"), self._hosts)
-            if foreign is not None:
-                message = (
-                    f"{foreign}: a service without tokens takes no request from another site; name the site in"
-                    " generation.openai.hosts, or use tokens"
-                )
-                return ApiFault(403, message, code="foreign_site")
-        elif not self._is_known(headers.get(b"authorization", "")):
-            return ApiFault(401, "a valid token is required: Authorization: Bearer TOKEN", code="invalid_api_key")
-        if self._num_requests >= self._max_requests:
-            message = f"{self._num_requests} requests are in progress, the most that are taken; retry later"
-            return ApiFault(429, message, code="rate_limit_exceeded", kind="rate_limit_error")
-        return None
+    async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        headers = {bytes(name).lower(): bytes(value).decode("latin-1") for name, value in scope["headers"]}
+        try:
+            client = self._client(scope, headers)
+        except ApiFault as fault:
+            await response(fault)(scope, receive, answer.send)
+            return
+        try:
+            with self._places.place(client) as place:
+                await self._app({**scope, CLIENT_KEY: client, _PLACE: place}, receive, answer.send)
+        except PlaceTaken as error:
+            await answer.cut(busy(str(error)), scope, receive)
 
-    def _is_known(self, authorization: str) -> bool:
-        kind, _, secret = authorization.partition(" ")
-        return kind.lower() == "bearer" and self._api_keys.find(secret.strip()) is not None
+    def _client(self, scope: Scope, headers: dict[bytes, str]) -> str:
+        """Whose request it is. Raises ApiFault when it is not admitted."""
+        if not self._api_keys.is_open:
+            kind, _, secret = headers.get(b"authorization", "").partition(" ")
+            key = self._api_keys.find(secret.strip()) if kind.lower() == "bearer" else None
+            if key is None:
+                message = "a valid token is required: Authorization: Bearer TOKEN"
+                raise ApiFault(401, message, code="invalid_api_key")
+            return key.client
+        foreign = foreign_part(headers.get(b"host"), headers.get(b"origin"), self._hosts)
+        if foreign is not None:
+            message = (
+                f"{foreign}: a service without tokens takes no request from another site; name the site in"
+                " generation.openai.hosts, or use tokens"
+            )
+            raise ApiFault(403, message, code="foreign_site")
+        return client_of(scope.get("client"))
+
+
+class _Answer:
+    """One answer. It records its status, and whether it is a stream, so that it can be ended at any time."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_begun = False
+        self._is_stream = False
+        self._is_ended = False
+        self.status = 499
+
+    async def send(self, message: Message) -> None:
+        """ASGI's `send`."""
+        if message["type"] == "http.response.start":
+            self.status, self._is_begun = message["status"], True
+            self._is_stream = any(b"event-stream" in bytes(value) for _, value in message["headers"])
+        elif not message.get("more_body", False):
+            self._is_ended = True
+        await self._send(message)
+
+    async def cut(self, fault: ApiFault, scope: Scope, receive: Receive) -> None:
+        """End the answer: with the fault's status if it has not begun, else with a last event."""
+        if not self._is_begun:
+            await response(fault)(scope, receive, self.send)
+        elif self._is_stream and not self._is_ended:
+            await self.send({"type": "http.response.body", "body": event(fault.record)})
 
 
 def response(fault: ApiFault) -> JSONResponse:
@@ -125,6 +159,11 @@ def response(fault: ApiFault) -> JSONResponse:
     return JSONResponse(fault.record, fault.status, headers=headers)
 
 
+_REFUSALS = Refusals(
+    lambda message: json.dumps(busy(message).record).encode(), lambda _, message: event(busy(message).record)
+)
+
+
 def make_app(completions: Completions, max_body_bytes: int) -> FastAPI:
     """The API, for any caller; ApiGate admits callers."""
     # A redirect to the path without a slash would repeat the Host of the request.
@@ -133,10 +172,13 @@ def make_app(completions: Completions, max_body_bytes: int) -> FastAPI:
     )
     _add_faults(app)
 
-    async def answered(request: Request, read: Callable[[bytes], Awaitable[PreparedRequest]]) -> Response:
-        prepared = await read(await read_body(request, max_body_bytes))
+    async def answered(request: Request, read: Callable[[bytes, Place], Awaitable[PreparedRequest]]) -> Response:
+        body = await read_body(request, max_body_bytes)
+        prepared = await while_connected(request.receive, read(body, request.scope[_PLACE]))
+        del body
         if not prepared.is_stream:
-            return JSONResponse(await while_connected(request.receive, completions.whole(prepared)))
+            whole = await while_connected(request.receive, completions.whole(prepared))
+            return Response(whole, media_type="application/json")
         events = completions.events(prepared)
         # Awaited before the status is sent, so that a refusal has its own status.
         first = await while_connected(request.receive, anext(events))
@@ -178,7 +220,7 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         try:
             async for each in events:
                 yield each
-        except (ApiFault, EngineError) as error:
+        except (ApiFault, EngineError, QueueFull) as error:
             yield event(_fault_of(error).record)
 
 
@@ -189,6 +231,8 @@ def _fault_of(error: Exception) -> ApiFault:
             return error
         case BodyFault():
             return ApiFault(error.status, f"body: {error}")
+        case QueueFull() | PlaceTaken():
+            return busy(str(error))
         case EngineStopped():
             return ApiFault(503, str(error), code="engine_stopped")
         case EngineError():
@@ -205,42 +249,80 @@ def _add_faults(app: FastAPI) -> None:
     async def refused(_: Request, error: Exception) -> Response:
         return response(_fault_of(error))
 
-    for kind in (ApiFault, EngineError, BodyFault, HTTPException, ClientDisconnect):
+    for kind in (ApiFault, EngineError, BodyFault, QueueFull, PlaceTaken, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, refused)
 
 
-async def start_openai(
-    config: Config, folder: Path, engine: Engine, policies: Policies, metrics: ApiMetrics, stack: AsyncExitStack
-) -> str:
-    """Listen until `stack` closes. Returns the address in use.
-
-    Raises AddressError, ApiKeysUnusable, TlsUnusable and EngineUnusable.
-    """
-    settings = config.generation.openai
+async def serve_api(
+    settings: OpenAISection,
+    name: str,
+    folder: Path,
+    capacity: int,
+    engine: GuestEngine,
+    counts: ApiCounts,
+    listening: socket.socket,
+    stack: AsyncExitStack,
+) -> None:
+    """Serve on a listening socket until `stack` closes. Raises ApiKeysUnusable, TlsUnusable and EngineUnusable."""
     try:
         # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
         encoder, decoder = [await asyncio.to_thread(load_tokenizer, folder) for _ in range(2)]
     except TokenizerError as error:
         raise EngineUnusable(str(error)) from error
-    api_keys = ApiKeys(Path(settings.tokens_file) if settings.tokens_file else None)
-    if api_keys.is_open:
-        log.warning("no tokens are configured: anyone who can reach this address may sample")
-    capacity = min(config.generation.max_tokens_total, context_tokens(folder) or config.generation.max_tokens_total)
     completions = Completions(
-        settings.model or config.run.name,
-        policies,
+        name,
+        engine,
         ApiSampler(engine, decoder.decode, decoder.stop_ids, settings.slots),
         PromptEncoder(encoder, capacity),
         decoder.decode,
         settings.request_limit_s,
-        metrics,
+        counts,
     )
     app = make_app(completions, settings.max_body_bytes)
-    app.add_middleware(
-        ApiGate, api_keys=api_keys, hosts=settings.hosts, max_requests=settings.max_requests, metrics=metrics
-    )
-    address = await start_http(app, settings.http, stack, http_context(settings.tls))
+    budget = MemoryBudget(_BODIES_IN_BUDGET * settings.max_body_bytes)
+    app.add_middleware(CountMemory, budget=budget, is_open_path=OPEN.__contains__, refusals=_REFUSALS)
+    places = RequestPlaces(settings.max_requests)
+    app.add_middleware(ApiGate, api_keys=_api_keys(settings), hosts=settings.hosts, places=places, counts=counts)
+    await serve_http(app, listening, stack, http_context(settings.tls))
+
+
+def _api_keys(settings: OpenAISection) -> ApiKeys:
+    return ApiKeys(Path(settings.tokens_file) if settings.tokens_file else None)
+
+
+async def start_openai(
+    config: Config,
+    folder: Path,
+    engine: Engine,
+    policies: Policies,
+    metrics: ApiMetrics,
+    stack: AsyncExitStack,
+    *,
+    waits: bool = False,
+) -> str:
+    """Serve in a process of its own until `stack` closes. Returns the address in use, at once unless it `waits`.
+
+    Raises AddressError, ApiKeysUnusable and TlsUnusable. If it waits until the process listens, also EngineUnusable.
+    """
+    settings = config.generation.openai
+    if _api_keys(settings).is_open:
+        log.warning("no tokens are configured: anyone who can reach this address may sample")
+    http_context(settings.tls)  # so that files which cannot be used are told at once
+    listening = listen(settings.http)
+    stack.callback(listening.close)
+    desk = await stack.enter_async_context(open_desk(engine, policies, settings.slots))
+    most = config.generation.max_tokens_total
+    begin = {
+        "settings": settings.model_dump(mode="json"),
+        "name": settings.model or config.run.name,
+        "folder": str(folder),
+        "capacity": min(most, context_tokens(folder) or most),
+    }
+    listens = start_front(begin, desk, metrics, listening, stack)
+    address = f"{settings.http.rpartition(':')[0]}:{listening.getsockname()[1]}"
     log.info("listening", extra={"openai": address})
+    if waits:
+        await listens
     return address
 
 
@@ -258,7 +340,7 @@ async def serving_folder(config: Config, folder: Path) -> AsyncIterator[str]:
         policies = Policies(engine)
         shards = await asyncio.to_thread(shards_of, folder)
         await policies.update(PolicyManifest(0, 0, str(folder), shards))
-        yield await start_openai(config, folder, engine, policies, metrics.api, stack)
+        yield await start_openai(config, folder, engine, policies, metrics.api, stack, waits=True)
 
 
 async def longest_prompt(folder: Path, requests: Iterable[dict[str, Any]]) -> int:
@@ -269,5 +351,5 @@ async def longest_prompt(folder: Path, requests: Iterable[dict[str, Any]]) -> in
         raise EngineUnusable(str(error)) from error
     longest = 0
     for request in requests:
-        longest = max(longest, len(await encoder.of_chat(parsed(ChatRequest, json.dumps(request).encode()))))
+        longest = max(longest, len(await encoder.of_chat(parsed(ChatRequest, json.dumps(request).encode()), "")))
     return longest

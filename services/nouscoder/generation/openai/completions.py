@@ -18,8 +18,11 @@ from typing import Any, TypeVar
 
 from nouscoder.domain.conversation import Role
 from nouscoder.domain.rollout import Sampling
-from nouscoder.generation.metrics import ApiMetrics, ApiTokens
-from nouscoder.generation.openai.sampling import ApiSampler, CompletionPiece, WantedCompletion
+from nouscoder.formats.json_values import give_way
+from nouscoder.generation.metrics import ApiCounts, ApiTokens
+from nouscoder.generation.openai.guests import GuestEngine
+from nouscoder.generation.openai.places import Place
+from nouscoder.generation.openai.sampling import ApiSampler, CompletionPiece, StreamUnread, WantedCompletion
 from nouscoder.generation.openai.schema import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_CHOICES,
@@ -27,70 +30,96 @@ from nouscoder.generation.openai.schema import (
     ChatRequest,
     CompletionRequest,
     SamplingRequest,
+    bodies,
     invalid,
-    parsed,
+    parsed_body,
 )
-from nouscoder.generation.weights.policies import Policies
+from nouscoder.http_server.fair_queue import FairSlots
+from nouscoder.http_server.memory_budget import charge_decoded
 from nouscoder.policy_folder.chat_template import PROCESSES
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
+CHARACTERS_OF_TOKEN = 16  # more than the mean of any text that a policy is asked
+_MOST_WAITING = 100_000  # of prompts and completions: requests with a place wait with one at a time
+_BYTES_OF_TOKEN = 40
+_BYTES_OF_SAMPLED = 128  # id, log-probability, text
+_FEW_TOKENS = 2_000  # of an answer that is written in the event loop
 _REPLACEMENT = "\ufffd"
 Made = TypeVar("Made")
 
 
 class PromptEncoder:
-    """Encodes in a thread, one request at a time, so that a long text does not delay the rest of the service.
+    """Encodes in a thread, one prompt at a time, so that a long text does not delay the rest of the service.
 
     A tokenizer is not safe in two threads, so `tokenizer` must not be used elsewhere. Its chat template is: a slow one
-    delays no other request. Prompt and completion together have at most `capacity` tokens.
+    delays no other request. Prompt and completion together have at most `capacity` tokens. A prompt of more than
+    CHARACTERS_OF_TOKEN characters for each is refused before it is encoded. Clients take turns with their prompts.
     """
 
     def __init__(self, tokenizer: PolicyTokenizer, capacity: int) -> None:
         self._tokenizer = tokenizer
         self.capacity = capacity
-        self._alone = asyncio.Lock()
-        self._rendering = asyncio.Semaphore(PROCESSES)  # further requests would wait in threads
+        self._turns = FairSlots(1, _MOST_WAITING, lambda waiting, busy: None)
+        self._rendering = FairSlots(PROCESSES, _MOST_WAITING, lambda waiting, busy: None)
 
-    async def of_chat(self, request: ChatRequest) -> tuple[int, ...]:
+    async def of_chat(self, request: ChatRequest, client: str) -> tuple[int, ...]:
         """Token ids [prompt tokens] of a conversation. Raises ApiFault.
 
         A policy without a chat template takes one message of a user, as its text.
         """
         messages = [message.message() for message in request.messages]
+        self._check_length(sum(len(message.content) for message in messages), "messages")
         if self._tokenizer.has_chat_template:
             thinking = request.chat_template_kwargs.enable_thinking
             chat = await self._in_thread(
-                self._rendering, lambda: self._tokenizer.render(messages, thinking), "messages"
+                self._rendering, lambda: self._tokenizer.render(messages, thinking), "messages", client
             )
-            ids = await self._encoded(lambda: self._tokenizer.encode_rendered(chat), "messages")
+            ids = await self._encoded(lambda: self._tokenizer.encode_rendered(chat), "messages", client)
         elif [message.role for message in messages] == [Role.USER]:
-            ids = await self._encoded(lambda: self._tokenizer.encode(messages[0].content), "messages")
+            ids = await self._encoded(lambda: self._tokenizer.encode(messages[0].content), "messages", client)
         else:
             raise invalid("the policy has no chat template: it takes one message, of the user", "messages")
         return self._checked(ids, "messages")
 
-    async def of_completion(self, request: CompletionRequest) -> list[tuple[int, ...]]:
+    async def of_completion(self, request: CompletionRequest, client: str) -> list[tuple[int, ...]]:
         """Token ids of each prompt. Raises ApiFault."""
-        return [await self._of_prompt(prompt) for prompt in request.prompts]
+        for prompt in request.prompts:
+            if isinstance(prompt, str):
+                self._check_length(len(prompt), "prompt")
+        return [await self._of_prompt(prompt, client) for prompt in request.prompts]
 
-    async def _of_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
+    async def _of_prompt(self, prompt: str | list[int], client: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            return self._checked(await self._encoded(lambda: self._tokenizer.encode(prompt), "prompt"), "prompt")
-        ids = self._checked(prompt, "prompt")  # its length first, because the next check looks at each token
+            ids = await self._encoded(lambda: self._tokenizer.encode(prompt), "prompt", client)
+            return self._checked(ids, "prompt")
+        given = self._checked(prompt, "prompt")  # its length first, because the next check looks at each token
         size = self._tokenizer.vocabulary_size
-        if not all(0 <= token_id < size for token_id in ids):
+        if not all(0 <= token_id < size for token_id in given):
             raise invalid(f"prompt: a token id is not in the vocabulary of {size} tokens", "prompt")
-        return ids
+        return given
 
-    async def _encoded(self, encode: Callable[[], list[int]], param: str) -> list[int]:
-        return await self._in_thread(self._alone, encode, param)
+    async def _encoded(self, encode: Callable[[], list[int]], param: str, client: str) -> list[int]:
+        return await self._in_thread(self._turns, encode, param, client)
 
-    async def _in_thread(self, place: asyncio.Lock | asyncio.Semaphore, call: Callable[[], Made], param: str) -> Made:
-        async with place:
+    async def _in_thread(self, places: FairSlots, call: Callable[[], Made], param: str, client: str) -> Made:
+        async with places.slot(client):
+            running = asyncio.ensure_future(asyncio.to_thread(call))
             try:
-                return await asyncio.to_thread(call)
+                return await asyncio.shield(running)
             except TokenizerError as error:
                 raise invalid(f"{param}: {error}", param) from None
+            finally:  # a client that hangs up does not end the thread, and the place is its own until it ends
+                await asyncio.wait({running})
+
+    def _check_length(self, num_characters: int, param: str) -> None:
+        most = CHARACTERS_OF_TOKEN * self.capacity
+        if num_characters > most:
+            raise invalid(
+                f"the prompt has {num_characters} characters, and prompt and completion together may have"
+                f" {self.capacity} tokens: at most {most} characters are read",
+                param,
+                "context_length_exceeded",
+            )
 
     def _checked(self, ids: list[int], param: str) -> tuple[int, ...]:
         if not ids:
@@ -101,6 +130,7 @@ class PromptEncoder:
                 param,
                 "context_length_exceeded",
             )
+        charge_decoded(_BYTES_OF_TOKEN * len(ids))
         return tuple(ids)
 
 
@@ -120,11 +150,16 @@ class AnswerForm:
         self._begun: set[int] = set()
         self._num_characters: dict[int, int] = {}  # of the tokens so far of each completion
 
-    def whole(self, pieces: Sequence[CompletionPiece], num_prompt_tokens: int) -> dict[str, Any]:
-        """The answer with every completion, each as one piece."""
-        choices = [self._choice(index, piece, is_part=False) for index, piece in enumerate(pieces)]
+    def whole(self, pieces: Sequence[CompletionPiece], num_prompt_tokens: int) -> bytes:
+        """The answer with every completion, each as one piece. Written one by one, because each takes a while."""
         kind = "chat.completion" if self._is_chat else "text_completion"
-        return self._record(kind, choices, self._fingerprint(pieces)) | usage(num_prompt_tokens, pieces)
+        record = self._record(kind, [], self._fingerprint(pieces)) | usage(num_prompt_tokens, pieces)
+        del record["choices"]
+        parts = []
+        for index, piece in enumerate(pieces):
+            parts.append(json.dumps(self._choice(index, piece, is_part=False)).encode())
+            give_way(len(parts[-1]))
+        return json.dumps(record).encode()[:-1] + b', "choices": [' + b", ".join(parts) + b"]}"
 
     def part(self, index: int, piece: CompletionPiece, policy_version: int) -> dict[str, Any]:
         """One piece of the completion at this position. `policy_version` is named until the end is known."""
@@ -206,6 +241,7 @@ class PreparedRequest:
     num_prompt_tokens: int
     is_stream: bool
     with_usage: bool
+    client: str
 
 
 class Completions:
@@ -214,69 +250,81 @@ class Completions:
     def __init__(
         self,
         name: str,
-        policies: Policies,
+        engine: GuestEngine,
         sampler: ApiSampler,
         encoder: PromptEncoder,
         decode: Callable[[Sequence[int]], str],
         limit_s: float,
-        metrics: ApiMetrics,
+        counts: ApiCounts,
     ) -> None:
         """`decode` is used in the event loop; `encoder` has a tokenizer of its own."""
         self._name = name
-        self._policies = policies
+        self._engine = engine
         self._sampler = sampler
         self._encoder = encoder
         self._decode = decode
         self._limit_s = limit_s
-        self._tokens = metrics.tokens
+        self._counts = counts
 
     @property
     def policy_version(self) -> int:
         """The version in use. Raises ApiFault before the first policy."""
-        if self._policies.current is None:
+        version = self._engine.policy_version
+        if version is None:
             raise ApiFault(503, "no policy has been loaded yet; retry later", code="policy_missing")
-        return self._policies.current.policy_version
+        return version
 
     @property
     def models(self) -> list[str]:
         """The names that a request may give. Raises ApiFault before the first policy."""
         return [self._name, f"{self._name}@{self.policy_version}"]
 
-    async def of_chat(self, body: bytes) -> PreparedRequest:
-        """The request in the body of /v1/chat/completions. Raises ApiFault."""
-        request = parsed(ChatRequest, body)
+    async def of_chat(self, body: bytes, place: Place) -> PreparedRequest:
+        """The request in the body of /v1/chat/completions, which takes its place.
+
+        Raises ApiFault, MemoryBudgetExceeded, QueueFull and PlaceTaken.
+        """
+        request = await parsed_body(ChatRequest, body)
         self._check_model(request.model)
-        prompt = await self._encoder.of_chat(request)
+        place.take(request.n)
+        prompt = await self._encoder.of_chat(request, place.client)
         limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
         form = AnswerForm(self._name, self._decode, is_chat=True, with_logprobs=request.logprobs)
-        return self._prepared(request, [prompt], min(limits, default=None), form)
+        return self._prepared(request, [prompt], min(limits, default=None), form, place.client)
 
-    async def of_text(self, body: bytes) -> PreparedRequest:
-        """The request in the body of /v1/completions. Raises ApiFault."""
-        request = parsed(CompletionRequest, body)
+    async def of_text(self, body: bytes, place: Place) -> PreparedRequest:
+        """The request in the body of /v1/completions. Raises as `of_chat`."""
+        request = await parsed_body(CompletionRequest, body)
         self._check_model(request.model)
         num_prompts = len(request.prompts)
         if num_prompts * request.n > MAX_CHOICES:  # before they are encoded, which takes long
             raise invalid(f"n: {num_prompts} prompts times n must be at most {MAX_CHOICES}", "n")
-        prompts = await self._encoder.of_completion(request)
+        place.take(num_prompts * request.n)
+        prompts = await self._encoder.of_completion(request, place.client)
         form = AnswerForm(self._name, self._decode, is_chat=False, with_logprobs=request.logprobs is not None)
-        return self._prepared(request, prompts, request.max_tokens or DEFAULT_COMPLETION_TOKENS, form)
+        return self._prepared(request, prompts, request.max_tokens or DEFAULT_COMPLETION_TOKENS, form, place.client)
 
-    async def whole(self, prepared: PreparedRequest) -> dict[str, Any]:
-        """The answer. Raises EngineError, and ApiFault when it takes too long."""
+    async def whole(self, prepared: PreparedRequest) -> bytes:
+        """The answer. Raises EngineError, MemoryBudgetExceeded, and ApiFault when it takes too long."""
+
+        def ended(piece: CompletionPiece) -> None:
+            charge_decoded(_BYTES_OF_SAMPLED * len(piece.token_ids))
+
         try:
             async with asyncio.timeout(self._limit_s):
-                pieces = await self._sampler.whole(prepared.wanted)
+                pieces = await self._sampler.whole(prepared.wanted, prepared.client, ended)
         except TimeoutError:
             raise self._too_slow() from None
         self._count_ends(pieces)
-        return prepared.form.whole(pieces, prepared.num_prompt_tokens)
+        if sum(len(piece.token_ids) for piece in pieces) <= _FEW_TOKENS:
+            return prepared.form.whole(pieces, prepared.num_prompt_tokens)
+        return await bodies.thread.run(prepared.form.whole, pieces, prepared.num_prompt_tokens)
 
     async def events(self, prepared: PreparedRequest) -> AsyncIterator[bytes]:
         """The answer as server-sent events. Raises as `whole`."""
         ends: list[CompletionPiece] = []
         try:
-            async with aclosing(self._sampler.pieces(prepared.wanted, self._limit_s)) as pieces:  # type: ignore[type-var]
+            async with aclosing(self._sampler.pieces(prepared.wanted, prepared.client, self._limit_s)) as pieces:
                 async for index, piece in pieces:
                     yield event(prepared.form.part(index, piece, self.policy_version))
                     if piece.ending:
@@ -284,6 +332,8 @@ class Completions:
                         self._count_ends([piece])
         except TimeoutError:
             raise self._too_slow() from None
+        except StreamUnread as error:
+            raise ApiFault(408, str(error), code="timeout") from None
         if prepared.with_usage:
             yield event(prepared.form.usage_part(prepared.num_prompt_tokens, ends))
         yield b"data: [DONE]\n\n"
@@ -295,7 +345,12 @@ class Completions:
             raise ApiFault(404, message, "model", "model_not_found")
 
     def _prepared(
-        self, request: SamplingRequest, prompts: Sequence[tuple[int, ...]], limit: int | None, form: AnswerForm
+        self,
+        request: SamplingRequest,
+        prompts: Sequence[tuple[int, ...]],
+        limit: int | None,
+        form: AnswerForm,
+        client: str,
     ) -> PreparedRequest:
         """`limit`: tokens of a completion at most; None: as many as fit."""
         seed = secrets.randbits(64) if request.seed is None else request.seed
@@ -307,12 +362,13 @@ class Completions:
                 sampling = Sampling(request.temperature, request.top_p, max_tokens, _seed(seed, len(wanted)))
                 wanted.append(WantedCompletion(prompt, sampling, request.stops))
         num_prompt_tokens = sum(map(len, prompts))
-        self._tokens.labels(ApiTokens.PROMPT.value).inc(num_prompt_tokens)
-        return PreparedRequest(wanted, form, num_prompt_tokens, request.stream, request.stream_options.include_usage)
+        self._counts.count_tokens(ApiTokens.PROMPT.value, num_prompt_tokens)
+        with_usage = request.stream_options.include_usage
+        return PreparedRequest(wanted, form, num_prompt_tokens, request.stream, with_usage, client)
 
     def _count_ends(self, ends: Sequence[CompletionPiece]) -> None:
         num_tokens = sum(piece.ending.num_tokens for piece in ends if piece.ending)
-        self._tokens.labels(ApiTokens.COMPLETION.value).inc(num_tokens)
+        self._counts.count_tokens(ApiTokens.COMPLETION.value, num_tokens)
 
     def _too_slow(self) -> ApiFault:
         return ApiFault(503, f"the completion took longer than {self._limit_s:g} s", code="timeout")

@@ -1,30 +1,36 @@
 """Samples completions for the API, in a bounded number of the engine's places.
 
-INVARIANT: at most `slots` samples of the API are in the engine at a time, so rollouts keep all other places. When a
+INVARIANT: at most `slots` samples of the API are in the engine at a time. Clients take turns with their completions: a
+request for n completions takes n turns, and those after its first one get one slot in ten while first ones wait. When a
 sample ends in any way, a client that hangs up included, the engine has no request of it. The texts that
-`TextStream.add` and `end` return, joined, are the text of all tokens up to the first stop string.
-
-Samples of the API go before rollouts that wait for a place, so a person waits for the end of one rollout, not of all
-that wait.
+`TextStream.add` and `end` return, joined, are the text of all tokens up to the first stop string. Of a stream that its
+client does not take, at most _UNREAD_PIECES are kept, no further completion is begun, and after UNREAD_LIMIT_S its
+sampling has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, FinishReason
-from nouscoder.generation.engines.base import Engine, SampleRequest
+from nouscoder.generation.engines.base import SampleRequest
+from nouscoder.generation.openai.guests import GuestEngine
+from nouscoder.http_server.fair_queue import FairSlots
 
 # What a tokenizer writes for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\ufffd"
 # How often the tokens of a running sample are read, and how many pieces a slow reader may leave unread.
 _READ_EVERY_S = 0.05
 _UNREAD_PIECES = 256
+UNREAD_LIMIT_S = 20.0  # for the next place among them
+_TOKENS_AT_ONCE = 64  # decoded in the event loop
+_MOST_WAITING = 100_000  # each request waits with one completion at a time, and has a place itself
 
 
 class TextStream:
@@ -87,6 +93,23 @@ class WantedCompletion:
 
 
 @dataclass(frozen=True, slots=True)
+class _Sample:
+    """A completion that the engine works on."""
+
+    wanted: WantedCompletion
+    request_id: str
+    completing: asyncio.Future[Completion]
+
+    def end(self, _: object = None) -> None:
+        """End it in the engine, also when its reader never began."""
+        self.completing.cancel()
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionEnd:
     """How a completion ended: why, after how many tokens (the stop token included), and sampled by which versions.
 
@@ -112,69 +135,101 @@ class CompletionPiece:
     ending: CompletionEnd | None = None
 
 
+class StreamUnread(Exception):
+    """The client has not taken the parts of its stream."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the stream was not taken for {UNREAD_LIMIT_S:g} s, so its sampling has ended")
+
+
 class ApiSampler:
     """Samples on one engine. `decode` is the tokenizer's, and a token of `stop_ids` ends a completion."""
 
     def __init__(
-        self, engine: Engine, decode: Callable[[Sequence[int]], str], stop_ids: frozenset[int], slots: int
+        self, engine: GuestEngine, decode: Callable[[Sequence[int]], str], stop_ids: frozenset[int], slots: int
     ) -> None:
         self._engine = engine
         self._decode = decode
         self._stop_ids = stop_ids
-        self._slots = asyncio.Semaphore(slots)
+        self._slots = FairSlots(slots, _MOST_WAITING, lambda waiting, busy: None)
 
-    async def whole(self, wanted: Sequence[WantedCompletion]) -> list[CompletionPiece]:
-        """The completions, each as one piece. Raises EngineError."""
-        running = [asyncio.create_task(self._whole(one)) for one in wanted]
+    async def whole(
+        self, wanted: Sequence[WantedCompletion], client: str, on_end: Callable[[CompletionPiece], None] = _nothing
+    ) -> list[CompletionPiece]:
+        """The completions, each as one piece. `on_end` gets each when it has ended. Raises EngineError."""
+        running: list[asyncio.Task[CompletionPiece]] = []
+
+        async def ended(sample: _Sample) -> CompletionPiece:
+            piece = await self._whole(sample)
+            on_end(piece)
+            return piece
+
         try:
+            for position, one in enumerate(wanted):
+                if (failed := next((task for task in running if task.done() and task.exception()), None)) is not None:
+                    failed.result()
+                sample = await self._begun(one, client, is_first=not position)
+                running.append(asyncio.create_task(ended(sample)))
+                running[-1].add_done_callback(sample.end)
             return list(await asyncio.gather(*running))
         finally:
             await _end(running)
 
     async def pieces(
-        self, wanted: Sequence[WantedCompletion], limit_s: float
-    ) -> AsyncIterator[tuple[int, CompletionPiece]]:
+        self, wanted: Sequence[WantedCompletion], client: str, limit_s: float
+    ) -> AsyncGenerator[tuple[int, CompletionPiece]]:
         """The pieces of all completions as they come, each with the position of its completion.
 
-        Raises EngineError, and TimeoutError after `limit_s` seconds.
+        Raises EngineError, TimeoutError after `limit_s` seconds, and StreamUnread.
         """
-        coming: asyncio.Queue[tuple[int, CompletionPiece | Exception]] = asyncio.Queue(_UNREAD_PIECES)
+        coming: asyncio.Queue[tuple[int, CompletionPiece] | Exception] = asyncio.Queue()
+        room = asyncio.Semaphore(_UNREAD_PIECES)
 
-        async def read(position: int, one: WantedCompletion) -> None:
+        async def take(position: int, sample: _Sample) -> None:
+            async with aclosing(self._pieces(sample)) as pieces:
+                async for piece in pieces:
+                    await _room_for_piece(room)
+                    coming.put_nowait((position, piece))
+
+        async def produce() -> None:
             try:
-                async with asyncio.timeout(limit_s), aclosing(self._pieces(one)) as pieces:  # type: ignore[type-var]
-                    async for piece in pieces:
-                        await coming.put((position, piece))
-            except Exception as error:  # whatever it is, the reader of the pieces must get it
-                await coming.put((position, error))
+                async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
+                    for position, one in enumerate(wanted):
+                        await _room_for_piece(room)  # nothing more is sampled for a client that does not read
+                        room.release()
+                        sample = await self._begun(one, client, is_first=not position)
+                        group.create_task(take(position, sample)).add_done_callback(sample.end)
+            except* Exception as errors:  # whatever it is, the reader of the pieces must get it
+                coming.put_nowait(_first(errors))
 
-        running = [asyncio.create_task(read(position, one)) for position, one in enumerate(wanted)]
+        producing = asyncio.create_task(produce())
         try:
             unfinished = len(wanted)
             while unfinished:
-                position, piece = await coming.get()
-                if isinstance(piece, Exception):
-                    raise piece
-                yield position, piece
-                unfinished -= piece.ending is not None
+                found = await coming.get()
+                if isinstance(found, Exception):
+                    raise found
+                room.release()
+                yield found
+                unfinished -= found[1].ending is not None
         finally:
-            await _end(running)
+            await _end([producing])
 
-    async def _whole(self, wanted: WantedCompletion) -> CompletionPiece:
-        if wanted.stops:
-            async with aclosing(self._pieces(wanted)) as pieces:  # type: ignore[type-var]
+    async def _whole(self, sample: _Sample) -> CompletionPiece:
+        if sample.wanted.stops:
+            async with aclosing(self._pieces(sample)) as pieces:
                 return _joined([piece async for piece in pieces])
-        completion = await (await self._in_slot(self._request(wanted)))
+        completion = await sample.completing
         shown = _shown(completion)
         token_ids = completion.token_ids[:shown].tolist()
         return CompletionPiece(
             self._decode(token_ids), token_ids, completion.logprobs[:shown].tolist(), _ending(completion)
         )
 
-    async def _pieces(self, wanted: WantedCompletion) -> AsyncIterator[CompletionPiece]:
-        text, num_read = TextStream(self._decode, wanted.stops), 0
+    async def _pieces(self, sample: _Sample) -> AsyncGenerator[CompletionPiece]:
+        text, num_read = TextStream(self._decode, sample.wanted.stops), 0
 
-        def read(token_ids: Sequence[int], logprobs: Sequence[float]) -> CompletionPiece:
+        async def read(token_ids: Sequence[int], logprobs: Sequence[float]) -> CompletionPiece:
             nonlocal num_read
             parts, num_before = [], num_read
             for token_id in token_ids:
@@ -182,19 +237,20 @@ class ApiSampler:
                     break
                 parts.append(text.add(token_id))
                 num_read += 1
+                if num_read % _TOKENS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
             num_new = num_read - num_before
             return CompletionPiece("".join(parts), token_ids[:num_new], logprobs[:num_new])
 
-        request = self._request(wanted)
-        completing = await self._in_slot(request)
+        request_id, completing = sample.request_id, sample.completing
         version = self._engine.policy_version or 0
         try:
             while not (await asyncio.wait({completing}, timeout=_READ_EVERY_S))[0]:
-                found = await self._engine.sampled({request.request_id: num_read})
-                sampled = found.get(request.request_id)
+                found = await self._engine.sampled({request_id: num_read})
+                sampled = found.get(request_id)
                 if sampled is None:
                     continue
-                piece = read(sampled.token_ids.tolist(), sampled.logprobs.tolist())
+                piece = await read(sampled.token_ids.tolist(), sampled.logprobs.tolist())
                 if text.stopped:
                     newest = self._engine.policy_version or version
                     ending = CompletionEnd(FinishReason.STOP, num_read, version, newest)
@@ -206,18 +262,38 @@ class ApiSampler:
         finally:
             completing.cancel()
         shown = _shown(completion)
-        piece = read(completion.token_ids[num_read:shown].tolist(), completion.logprobs[num_read:shown].tolist())
+        piece = await read(completion.token_ids[num_read:shown].tolist(), completion.logprobs[num_read:shown].tolist())
         ending = _ending(completion)
         if text.stopped:
             ending = CompletionEnd(FinishReason.STOP, num_read, ending.oldest_version, ending.newest_version)
         yield CompletionPiece(piece.text + text.end(), piece.token_ids, piece.logprobs, ending)
 
-    async def _in_slot(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        """Wait for a slot and sample. The slot is free when the engine has ended, also if nobody reads the pieces."""
-        await self._slots.acquire()
-        completing = self._engine.sample(request)
-        completing.add_done_callback(lambda _: self._slots.release())
-        return completing
+    async def _begun(self, wanted: WantedCompletion, client: str, *, is_first: bool) -> _Sample:
+        """Wait for a slot and sample. The slot is free when the engine has ended, also if nobody reads the pieces.
+
+        A request waits with one completion at a time, and those after its first one give way to first ones.
+        """
+        request = self._request(wanted)
+        begun: asyncio.Future[asyncio.Future[Completion]] = asyncio.get_running_loop().create_future()
+
+        async def hold() -> None:
+            async with self._slots.slot(client, in_background=not is_first):
+                completing = self._engine.sample(request)
+                begun.set_result(completing)
+                await asyncio.wait({completing})
+
+        holding = asyncio.create_task(hold())
+        waiting: set[asyncio.Future[Any]] = {begun, holding}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not begun.done():
+                holding.result()
+            return _Sample(wanted, request.request_id, begun.result())
+        except asyncio.CancelledError:
+            holding.cancel()
+            if begun.done():
+                begun.result().cancel()
+            raise
 
     def _request(self, wanted: WantedCompletion) -> SampleRequest:
         return SampleRequest(
@@ -225,7 +301,7 @@ class ApiSampler:
             prompt_token_ids=wanted.prompt_token_ids,
             sampling=wanted.sampling,
             stop_token_ids=self._stop_ids,
-            goes_first=True,
+            is_guest=True,
         )
 
 
@@ -246,6 +322,21 @@ def _joined(pieces: Sequence[CompletionPiece]) -> CompletionPiece:
         logprobs=[logprob for piece in pieces for logprob in piece.logprobs],
         ending=pieces[-1].ending,
     )
+
+
+async def _room_for_piece(room: asyncio.Semaphore) -> None:
+    """Raises StreamUnread when the client takes nothing."""
+    try:
+        async with asyncio.timeout(UNREAD_LIMIT_S):
+            await room.acquire()
+    except TimeoutError:
+        raise StreamUnread from None
+
+
+def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
+    """The first error of a group, which may hold groups."""
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _end(tasks: Sequence[asyncio.Task[object]]) -> None:

@@ -14,10 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.errors import NousCoderError
+from nouscoder.formats.body import ListOf
+from nouscoder.formats.json_values import ValueCount, json_value
+from nouscoder.http_server.parsing import BodyParser
 
 MAX_CHOICES = 128
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions in OpenAI's API
+_MESSAGE_CHARS = 200
 _MAX_MESSAGES = 4096  # checking more would hold up the whole service
 # vLLM takes no smaller one, and the logarithms of the torch engine would overflow at about 1e-38.
 _MIN_TEMPERATURE = 0.01
@@ -61,6 +65,14 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiFault(400, message, param, code)
 
 
+def busy(message: str) -> ApiFault:
+    """A request that can be repeated later."""
+    return ApiFault(429, message, code="rate_limit_exceeded", kind="rate_limit_error")
+
+
+bodies = BodyParser(lambda message: ApiFault(413, f"body: {message}"))
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -76,7 +88,7 @@ class ChatMessage(_Model):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | ListOf[TextPart]
 
     def message(self) -> Message:
         """For the chat template."""
@@ -105,7 +117,7 @@ class SamplingRequest(_Model):
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1)
     seed: int | None = None
-    stop: str | list[str] = []
+    stop: str | ListOf[str] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -147,7 +159,7 @@ class SamplingRequest(_Model):
 class ChatRequest(SamplingRequest):
     """The body of /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=_MAX_MESSAGES)
+    messages: ListOf[ChatMessage] = Field(min_length=1, max_length=_MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     chat_template_kwargs: TemplateSettings = TemplateSettings()
@@ -156,7 +168,7 @@ class ChatRequest(SamplingRequest):
 class CompletionRequest(SamplingRequest):
     """The body of /v1/completions. A prompt is a text or token ids; there may be several."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | ListOf[str] | ListOf[int] | ListOf[ListOf[int]]
     # Only the sampled token's: 0 alternatives.
     logprobs: int | None = Field(None, ge=0, le=0)
 
@@ -175,12 +187,38 @@ Parsed = TypeVar("Parsed", bound=SamplingRequest)
 
 def parsed(kind: type[Parsed], body: bytes) -> Parsed:
     """The request in a body. Raises ApiFault naming the field at fault."""
+    found = _request_or_fault(kind, body)
+    if not isinstance(found, ApiFault):
+        return found
     try:
-        return kind.model_validate(json.loads(body))
+        raise found
+    finally:  # what the traceback holds would wait for a collection of garbage
+        del found, body
+
+
+def _request_or_fault(kind: type[Parsed], body: bytes) -> Parsed | ApiFault:
+    try:
+        return kind.model_validate(json_value(body))
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(part for part in map(str, fault["loc"]) if not part.startswith(_TYPES)) or None
-        message = fault["msg"].removeprefix("Value error, ")
-        raise invalid(f"{field}: {message}" if field else message, field) from None
-    except (ValueError, RecursionError):  # also bytes that are no text
-        raise invalid("the body is not JSON") from None
+        return _fault_in(error)
+    except (ValueError, RecursionError) as error:  # also bytes that are no text
+        return invalid(f"the body is not JSON: {error}"[:_MESSAGE_CHARS])
+
+
+def _fault_in(error: ValidationError) -> ApiFault:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(part for part in map(str, fault["loc"]) if not part.startswith(_TYPES)) or None
+    message = fault["msg"].removeprefix("Value error, ")
+    return invalid(f"{field}: {message}" if field else message, field)
+
+
+async def parsed_body(kind: type[Parsed], body: bytes) -> Parsed:
+    """As `parsed`, for a body of anybody: bounded, and beside the event loop when it is large.
+
+    Also raises MemoryBudgetExceeded and QueueFull.
+    """
+
+    def parse(body: bytes, values: ValueCount) -> Parsed:
+        return parsed(kind, body)
+
+    return await bodies.parsed(body, parse)

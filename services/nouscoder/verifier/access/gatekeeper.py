@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from nouscoder.http_server.api_keys import ApiKeys, foreign_part
+from nouscoder.http_server.memory_budget import Refusals
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 
 # Errors as JSON, for middleware: a whole answer, or the last record of a stream that has begun.
@@ -29,6 +30,10 @@ def last_record(content_type: str, record: bytes) -> bytes:
     """The error as the last part of a stream of this type: an event `fault`, or a line."""
     return b"event: fault\ndata: " + record + b"\n\n" if "event-stream" in content_type else record + b"\n"
 
+
+REFUSALS = Refusals(
+    lambda detail: fault_record(detail, None), lambda kind, detail: last_record(kind, fault_record(detail, None))
+)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -15,11 +15,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
 from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.rpc.server import rebuilt
 from nouscoder.rpc.tests_convert import has_more_fields
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
-from nouscoder.verifier.access.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
 
 MOST_FIELDS = 45_000  # of a message with those inside it: 10,000 tests have 30,000
 _FEW_FIELDS_BYTES = 64 * 1024  # the fields of a shorter message are not counted

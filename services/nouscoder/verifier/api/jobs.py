@@ -10,8 +10,8 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nouscoder.formats.body import first_fault
+from nouscoder.http_server.memory_budget import stored_parts
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.access.memory_budget import stored_parts
 from nouscoder.verifier.api.faults import FAULTS, UnknownForm, fault
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.grading.validation import InvalidSubmission

@@ -25,16 +25,16 @@ from nouscoder import __version__
 from nouscoder.domain.submission import Comparator, ComparatorKind
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.body import read_body, read_whole, while_connected
+from nouscoder.http_server.memory_budget import CountMemory, MemoryBudget
+from nouscoder.http_server.parsing import BODIES_OF_MANY
 from nouscoder.verifier.access.client_tests import ClientTests
-from nouscoder.verifier.access.gatekeeper import App, Gatekeeper, Receive, Scope, Send
-from nouscoder.verifier.access.memory_budget import CountMemory, MemoryBudget
+from nouscoder.verifier.access.gatekeeper import REFUSALS, App, Gatekeeper, Receive, Scope, Send, is_open_path
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.docs_page import docs_page, docs_parts
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to
 from nouscoder.verifier.api.get_reward import GetRewardAnswer, rewarded_submissions, rewards
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import openapi_document
-from nouscoder.verifier.api.parsing import BODIES_OF_MANY, parsed
 from nouscoder.verifier.api.playground import highlighter, highlighter_path, playground
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.sandbox_fusion import add_run_code, add_submit
@@ -43,6 +43,7 @@ from nouscoder.verifier.api.schema import (
     GradeAnswer,
     StoredTestsAnswer,
     answer_json,
+    bodies,
     parse_submission,
 )
 from nouscoder.verifier.api.streaming import batch_lines, lines_of, server_events
@@ -85,7 +86,7 @@ class GradeFront:
         self._enter()
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         body = await read_whole(declared.decode("latin-1"), receive, self._max_body_bytes)
-        submission = await parsed(body, parse_submission)
+        submission = await bodies.parsed(body, parse_submission)
         return answer_json(await while_connected(receive, self._grader.grade(submission)))
 
 
@@ -158,7 +159,7 @@ def make_app(
         redirect_slashes=False,
     )
     if budget is not None:
-        app.wrap(CountMemory, budget=budget)
+        app.wrap(CountMemory, budget=budget, is_open_path=is_open_path, refusals=REFUSALS)
     keys = api_keys or ApiKeys()
     app.wrap(Gatekeeper, api_keys=keys, hosts=hosts)
     add_faults(app)
@@ -196,7 +197,7 @@ def _add_grading(
     async def grade_stream(request: Request) -> Response:
         """Grade one submission: an event `outcome` for each test as it ends, then one event `verdict`."""
         _enter(drain_state)
-        submission = await parsed(await read_body(request, max_body_bytes), parse_submission)
+        submission = await bodies.parsed(await read_body(request, max_body_bytes), parse_submission)
         events = server_events(grader, submission)
         first = await anext(events)  # awaited before the status is sent, so that a refusal has its own status
         return StreamingResponse(_chain(first, events), media_type="text/event-stream")
@@ -218,7 +219,7 @@ def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_
     async def get_reward(request: Request) -> Response:
         """Grade answers as OpenRLHF's remote reward: `labels` are the tests."""
         _enter(drain_state)
-        submissions = await parsed(await read_body(request, max_body_bytes), rewarded_submissions)
+        submissions = await bodies.parsed(await read_body(request, max_body_bytes), rewarded_submissions)
         answer = await while_connected(request.receive, rewards(grader, submissions))
         return Response(answer.model_dump_json(), media_type=_JSON)
 

@@ -26,10 +26,9 @@ from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, Verdict
 from nouscoder.formats.body import first_fault
 from nouscoder.formats.json_values import TooManyValues, ValueCount, with_whole_characters
 from nouscoder.http_server.body import read_body, while_connected
-from nouscoder.verifier.access.memory_budget import add_answer
+from nouscoder.http_server.memory_budget import add_answer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, fault
 from nouscoder.verifier.api.get_reward import NotGraded
-from nouscoder.verifier.api.parsing import parsed
 from nouscoder.verifier.api.run_code import (
     CodeRunner,
     CommandResult,
@@ -38,7 +37,7 @@ from nouscoder.verifier.api.run_code import (
     RunStatus,
     parse_run_code,
 )
-from nouscoder.verifier.api.schema import Fault
+from nouscoder.verifier.api.schema import Fault, bodies
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.extract import extract_code
 from nouscoder.verifier.grading.grader import Grading, QueueFull
@@ -278,7 +277,7 @@ def add_run_code(app: FastAPI, runner: CodeRunner, enter: Callable[[], None], ma
         """Run one program once, like SandboxFusion."""
         try:
             enter()
-            run_request = await parsed(await read_body(request, max_body_bytes), parse_run_code)
+            run_request = await bodies.parsed(await read_body(request, max_body_bytes), parse_run_code)
             answer = await while_connected(request.receive, runner.run(run_request))
             return await _counted(request.scope, answer)
         except (QueueFull, Draining, CompileStarved) as error:
@@ -308,7 +307,7 @@ def add_submit(app: FastAPI, grader: Grading, enter: Callable[[], None], max_bod
     async def submit(request: Request) -> Response:
         """Grade an answer with tests in the request, like SandboxFusion."""
         enter()
-        sent = await parsed(await read_body(request, max_body_bytes), submitted_answer)
+        sent = await bodies.parsed(await read_body(request, max_body_bytes), submitted_answer)
         answer = await while_connected(request.receive, evaluated(grader, sent))
         return Response(answer.model_dump_json(), media_type=_JSON)
 

@@ -20,8 +20,12 @@ from nouscoder.formats.body import MOST_FAULTS, Body, ComparatorBody, LimitsBody
 from nouscoder.formats.json_values import TooManyValues, ValueCount, give_way, with_whole_characters
 from nouscoder.formats.public_shapes import NotTests, rewritten
 from nouscoder.formats.tests import TestsBody, TestsReferenceBody, canonical_json, tests_from_json
+from nouscoder.http_server.parsing import BodyParser
 from nouscoder.store.case_files import packed, unpacked
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, validate_tests
+
+# The tests of a body that is too large can be stored with PUT /v1/tests (tests_upload.py).
+bodies = BodyParser(lambda message: TooLarge("body", message))
 
 _MOST_AS_OBJECTS = Bounds().num_tests  # weight of values, which the garbage collector looks at while they are graded
 

@@ -24,6 +24,7 @@ from nouscoder.domain.submission import Limits, Submission, Tests, TestsReferenc
 from nouscoder.domain.verdict import Verdict
 from nouscoder.formats.json_values import MAX_WEIGHT, ValueCount, without_collections
 from nouscoder.http_server.listener import checked_context, files_of
+from nouscoder.http_server.memory_budget import MemoryBudget, Reservation
 from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.rpc.pairs import ANSWER, LIMITS, OUTCOME, SUBMISSION, VERDICT
 from nouscoder.rpc.tests_convert import tests_from, tests_from_text, weight_of_calls
@@ -31,9 +32,7 @@ from nouscoder.rpc.tls import following
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
-from nouscoder.verifier.api.parsing import parsed
-from nouscoder.verifier.api.schema import compact
+from nouscoder.verifier.api.schema import bodies, compact
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
 from nouscoder.verifier.api.tests_upload import tests_of_message
 from nouscoder.verifier.grading.grader import Grading, QueueFull
@@ -210,7 +209,7 @@ async def _submission(message: verdict_pb2.Submission) -> Submission:
             return await _submission_of_json(message, tests.json)
         case "call":
             data = await asyncio.to_thread(tests.SerializeToString)
-            return await parsed(
+            return await bodies.parsed(
                 data,
                 lambda _, values: compact(SUBMISSION.of(message), values),
                 weigh=lambda _: weight_of_calls(tests, MAX_WEIGHT),
@@ -228,7 +227,7 @@ async def _submission_of_json(message: verdict_pb2.Submission, text: bytes) -> S
         return compact(SUBMISSION.of(message, tests=tests_from_text(text)), values)
 
     try:
-        return await parsed(text, parse)
+        return await bodies.parsed(text, parse)
     except TooLarge:
         found, digest = await tests_of_message(text)
         return replace(SUBMISSION.of(message, tests=found), tests_digest=digest)

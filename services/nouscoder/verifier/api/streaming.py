@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.formats.json_values import ValueCount, json_bytes
+from nouscoder.http_server.memory_budget import charging_part
+from nouscoder.http_server.parsing import Charge
 from nouscoder.store.blobs import BlobsUnavailable
-from nouscoder.verifier.access.memory_budget import charging_part
-from nouscoder.verifier.api.parsing import Charge, parsed
-from nouscoder.verifier.api.schema import answer_json, answer_record, outcome_record, parse_submission
+from nouscoder.verifier.api.schema import answer_json, answer_record, bodies, outcome_record, parse_submission
 from nouscoder.verifier.grading.grader import Grading, OnOutcome, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
@@ -174,7 +174,7 @@ async def answer_line(
     request_id: object = number
     try:
         with charging_part():
-            found_id, submission = await parsed(line, _parse_line, patiently)
+            found_id, submission = await bodies.parsed(line, _parse_line, patiently)
             request_id = number if found_id is _Id.ABSENT else found_id
             if isinstance(submission, InvalidSubmission):
                 raise submission

@@ -28,13 +28,12 @@ from fastapi import Request
 from nouscoder.domain.submission import Tests
 from nouscoder.formats.sent_tests import NotTests, sent_tests
 from nouscoder.http_server.body import read_body, while_connected, write_body
+from nouscoder.http_server.memory_budget import stored_parts
 from nouscoder.store.case_files import unpacked, write_tests
 from nouscoder.store.tests import StoredTests
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.client_tests import ClientTests
-from nouscoder.verifier.access.memory_budget import stored_parts
-from nouscoder.verifier.api.parsing import parsed
-from nouscoder.verifier.api.schema import parse_tests
+from nouscoder.verifier.api.schema import bodies, parse_tests
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, validate_tests
 
@@ -67,7 +66,7 @@ class TestsUpload:
         if declared.isdigit() and int(declared) <= self._max_body_bytes:
             body = await read_body(request, self._max_body_bytes)
             try:
-                return await self._client_tests.put(client, await parsed(body, parse_tests))
+                return await self._client_tests.put(client, await bodies.parsed(body, parse_tests))
             except TooLarge:
                 parts = _one_part(body)
         lock = self._of_clients.setdefault(client, asyncio.Lock())

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from nouscoder.domain.submission import Profile, Submission
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
-from nouscoder.verifier.grading.fair_queue import FairSlots
+from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.verifier.grading.progress import SubmissionProgress
 from nouscoder.verifier.grading.runs import CaseRuns, Ran, open_runs, partner_patience_s
 from nouscoder.verifier.grading.time_limits import (

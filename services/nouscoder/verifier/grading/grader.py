@@ -24,12 +24,12 @@ from typing import Protocol
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import AssertTests, MathTests, Profile, Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.http_server.fair_queue import FairSlots
+from nouscoder.http_server.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
 from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error
 from nouscoder.verifier.grading.extract import text_to_grade
-from nouscoder.verifier.grading.fair_queue import FairSlots
-from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.grading.math_lane import MathLane
 from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first

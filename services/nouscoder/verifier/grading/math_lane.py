@@ -15,9 +15,9 @@ import os
 
 from nouscoder.domain.submission import MathTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.case_workers import OnOutcome, count_error, count_failure
-from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.progress import SubmissionProgress
 from nouscoder.verifier.judges.judge import encoded
 from nouscoder.verifier.judges.math_worker import End

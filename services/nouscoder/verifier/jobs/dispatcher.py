@@ -38,11 +38,11 @@ from nouscoder.atomic_files import StorageError
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
+from nouscoder.http_server.memory_budget import MemoryBudget, Reservation, charging
+from nouscoder.http_server.parsing import Charge
 from nouscoder.retry import Retry
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.caller import set_caller
-from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation, charging
-from nouscoder.verifier.api.parsing import Charge
 from nouscoder.verifier.api.streaming import answer_line, map_concurrently
 from nouscoder.verifier.grading.grader import Grading, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission

@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nouscoder.atomic_files import write_whole
 from nouscoder.errors import NousCoderError
 from nouscoder.http_server.api_keys import Quota
+from nouscoder.http_server.fair_queue import QueueFull
 from nouscoder.record_log import LogUnusable, RecordLog
 from nouscoder.verifier.access.caller import Caller
-from nouscoder.verifier.grading.fair_queue import QueueFull
 
 # The records of a job: what its client asked for, how it ended, and its state as the API shows it.
 

@@ -19,8 +19,8 @@ import httpx
 from nouscoder.atomic_files import FolderInUse, StorageError
 from nouscoder.config import ConfigError, JobsSection
 from nouscoder.errors import Unusable
+from nouscoder.http_server.memory_budget import SMALL_ANSWER_BYTES, MemoryBudget
 from nouscoder.verifier.access.caller import Caller
-from nouscoder.verifier.access.memory_budget import SMALL_ANSWER_BYTES, MemoryBudget
 from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.jobs.dispatcher import JobDispatcher, Webhooks

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from nouscoder.verifier.grading.fair_queue import QueueFull
+from nouscoder.http_server.fair_queue import QueueFull
 
 _LOOK_EVERY_S = 1.0
 _RETRY_AFTER_S = 30

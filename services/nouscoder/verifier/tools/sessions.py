@@ -27,9 +27,9 @@ from nouscoder.config import ToolSessionsSection
 from nouscoder.domain.conversation import CallEnd, InterpreterAnswer
 from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError
+from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.quotas import Quotas
-from nouscoder.verifier.grading.fair_queue import FairSlots
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.audit import AuditLog

@@ -7,6 +7,8 @@ most SMALL_ANSWER_BYTES are never refused, because they cost little more than th
 the budget is refused at once and can be repeated. An answer waits for room first: for ROOM_PATIENCE_S at most, and all
 that wait together have at most an eighth of the budget. The bytes of a request are free again when it ends.
 
+INVARIANT: where the scope names a client (CLIENT_KEY), the requests of one client hold at most half of the budget.
+
 INVARIANT: over REST an answer is counted before it is sent, and until `send` has returned (http_server/listener.py:
 until the transport has it). An answer of known length for which there is no room becomes a 429. A stream gets a last
 record.
@@ -19,12 +21,12 @@ import ctypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 
-from nouscoder.verifier.access.gatekeeper import fault_record, is_open_path, last_record
-from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.http_server.fair_queue import QueueFull
 
 SMALL_ANSWER_BYTES = 16 * 1024
 ROOM_PATIENCE_S = 2.0
@@ -194,39 +196,66 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
+CLIENT_KEY = "nouscoder.client"  # of a scope: whose request it is
 _SCOPE_KEY = "nouscoder.reservation"
+_CLIENT_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """How a service writes that there is no room: as a whole answer, and as the last part of a stream of a type."""
+
+    whole: Callable[[str], bytes]
+    last: Callable[[str, str], bytes]  # content type and message
 
 
 class CountMemory:
-    """Counts until the request's answer has been sent. Pages that everybody may read are the same bytes for all.
+    """Counts until the request's answer has been sent, except for paths that are open to everybody.
 
-    The reader of a body that exceeds the budget gets MemoryBudgetExceeded.
+    Pages that everybody may read are the same bytes for all. The reader of a body that exceeds the budget gets
+    MemoryBudgetExceeded.
     """
 
-    def __init__(self, app: App, budget: MemoryBudget) -> None:
+    def __init__(self, app: App, budget: MemoryBudget, is_open_path: Callable[[str], bool], refusals: Refusals) -> None:
         self._app = app
         self._budget = budget
+        self._is_open_path = is_open_path
+        self._refusals = refusals
+        self._of_clients: dict[str, MemoryBudget] = {}  # of those that hold something
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http" or is_open_path(scope["path"]):
+        if scope["type"] != "http" or self._is_open_path(scope["path"]):
             await self._app(scope, receive, send)
             return
-        with self._budget.request() as reservation:
+        with self._budget_of(scope.get(CLIENT_KEY)) as budget, budget.request() as reservation:
 
             async def counted() -> Message:
                 message = await receive()
                 reservation.add(len(message.get("body", b"")))
                 return message
 
-            answer = _CountedAnswer(reservation, send)
+            answer = _CountedAnswer(reservation, send, self._refusals)
             with charging(reservation):
                 await self._app({**scope, _SCOPE_KEY: reservation}, counted, answer.send)
 
+    @contextmanager
+    def _budget_of(self, client: str | None) -> Iterator[MemoryBudget]:
+        if client is None:
+            yield self._budget
+            return
+        budget = self._of_clients.setdefault(client, self._budget.part(_CLIENT_SHARE))
+        try:
+            yield budget
+        finally:
+            if not budget.held_bytes and self._of_clients.get(client) is budget:
+                del self._of_clients[client]
+
 
 class _CountedAnswer:
-    def __init__(self, reservation: Reservation, send: Send) -> None:
+    def __init__(self, reservation: Reservation, send: Send, refusals: Refusals) -> None:
         self._reservation = reservation
+        self._refusals = refusals
         self._send = send
         self._held_back: Message | None = None  # the head of an answer of known length, which may become a 429
         self._content_type = ""
@@ -256,10 +285,11 @@ class _CountedAnswer:
         await self._send(message)
 
     async def _refuse(self, error: MemoryBudgetExceeded) -> None:
-        record = fault_record(str(error), None)
         if self._held_back is None:
-            await self._send({"type": "http.response.body", "body": last_record(self._content_type, record)})
+            last = self._refusals.last(self._content_type, str(error))
+            await self._send({"type": "http.response.body", "body": last})
             return
+        record = self._refusals.whole(str(error))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(record)),

@@ -1,0 +1,170 @@
+"""The process of the API, as the worker sees it: started, answered, started again, and ended with the worker.
+
+The API reads what strangers send. In a process of its own it can take neither the interpreter of the worker, which
+makes rollouts, nor its memory. It has a lower priority for the CPU, too.
+
+INVARIANT: the process has no sample in the engine after it has ended. The worker holds the listening socket, so clients
+wait while a process that has ended is replaced, and nobody else takes the address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+from nouscoder.domain.tokens import Completion
+from nouscoder.generation.engines.base import EngineStopped, EngineUnusable
+from nouscoder.generation.metrics import ApiMetrics
+from nouscoder.generation.openai.guests import GuestDesk
+from nouscoder.generation.openai.link import Link, Record, request_of, tokens_record
+
+log = logging.getLogger(__name__)
+
+_START_LIMIT_S = 120.0
+_STOP_LIMIT_S = 15.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
+_PIECES_EVERY_S = 0.05
+
+
+class _Front:
+    """One process and its samples."""
+
+    def __init__(self, desk: GuestDesk, metrics: ApiMetrics) -> None:
+        self._desk = desk
+        self._metrics = metrics
+        self._samples: dict[str, asyncio.Future[Completion]] = {}
+        self._followed: dict[str, int] = {}  # samples whose pieces are wanted, and how many tokens were sent
+
+    async def run(self, listening: socket.socket, begin: Record, listens: Callable[[], None]) -> str:
+        """Start the process and answer it until it ends. Returns why it ended. `listens` is called once it does."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            numbers = theirs.fileno(), listening.fileno()
+            command = [sys.executable, "-P", "-m", "nouscoder.generation.openai.front", *map(str, numbers)]
+            process = await asyncio.create_subprocess_exec(
+                *command, pass_fds=numbers, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
+        self._link = await Link.on(ours)
+        try:
+            self._link.send({"start": {**begin, "policy_version": self._desk.policy_version}})
+            records = self._link.records()
+            async with asyncio.timeout(_START_LIMIT_S):
+                first: Record = await anext(records, {})
+            if not first.get("ready"):
+                return str(first.get("unusable", "it ended before it listened"))
+            listens()
+            await self._answer(records)
+        except TimeoutError:
+            return f"it did not listen within {_START_LIMIT_S:.0f} s"
+        finally:
+            self._link.close()
+            await _ended(process)
+        return f"it ended with code {process.returncode}"
+
+    async def _answer(self, records: AsyncIterator[Record]) -> None:
+        telling = [asyncio.create_task(self._tell_policies()), asyncio.create_task(self._send_pieces())]
+        try:
+            async for record in records:
+                self._take(record)
+        finally:
+            for task in telling:
+                task.cancel()
+            await asyncio.gather(*telling, return_exceptions=True)
+            for sample in list(self._samples.values()):
+                sample.cancel()
+
+    def _take(self, record: Record) -> None:
+        match record:
+            case {"sample": dict() as asked}:
+                request = request_of(asked)
+                sample = self._samples[request.request_id] = self._desk.sample(request)
+                sample.add_done_callback(lambda ended: self._send_end(request.request_id, ended))
+            case {"follow": str() as name} if name in self._samples:
+                self._followed[name] = 0
+            case {"cancel": str() as name} if name in self._samples:
+                self._samples[name].cancel()
+            case {"counts": list() as counts}:
+                for name, *counted in counts:
+                    (self._metrics.count_request if name == "request" else self._metrics.count_tokens)(*counted)
+
+    def _send_end(self, name: str, sample: asyncio.Future[Completion]) -> None:
+        del self._samples[name]
+        self._followed.pop(name, None)
+        if sample.cancelled():
+            return
+        error = sample.exception()
+        if error is not None:
+            self._link.send({"id": name, "error": str(error), "is_stopped": isinstance(error, EngineStopped)})
+            return
+        completion = sample.result()
+        self._link.send({"id": name, "end": completion.finish_reason.value, "tokens": tokens_record(completion)})
+
+    async def _tell_policies(self) -> None:
+        version = -1
+        while True:
+            version = await self._desk.policy_after(version)
+            self._link.send({"policy": version})
+
+    async def _send_pieces(self) -> None:
+        while True:
+            await asyncio.sleep(_PIECES_EVERY_S)
+            if not self._followed:
+                continue
+            for name, tokens in (await self._desk.sampled(dict(self._followed))).items():
+                if name in self._followed:
+                    self._followed[name] += len(tokens.token_ids)
+                    self._link.send({"id": name, "tokens": tokens_record(tokens)})
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait for the process, which stops when its link has closed; it is killed when it does not."""
+    try:
+        await asyncio.wait_for(process.wait(), _STOP_LIMIT_S)
+    except TimeoutError:
+        log.warning("the process of the API did not stop by itself")
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def start_front(
+    begin: Record, desk: GuestDesk, metrics: ApiMetrics, listening: socket.socket, stack: AsyncExitStack
+) -> asyncio.Future[None]:
+    """Serve the API in a process of its own until `stack` closes. Returns a future that is done when it listens.
+
+    The future raises EngineUnusable with the reason when the first process did not. A run does not depend on the API,
+    so a process that has ended is started again and again, with growing waits.
+    """
+    listens: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    listens.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def told() -> None:
+        if not listens.done():
+            listens.set_result(None)
+
+    async def keep() -> None:
+        wait_s = _FIRST_WAIT_S
+        while True:
+            begun_s = time.monotonic()
+            reason = await _Front(desk, metrics).run(listening, begin, told)
+            lasted = time.monotonic() - begun_s > _LONGEST_WAIT_S
+            wait_s = _FIRST_WAIT_S if lasted else min(_LONGEST_WAIT_S, 2 * wait_s)
+            log.error("the process of the API is started again", extra={"reason": reason, "wait_s": wait_s})
+            if not listens.done():
+                listens.set_exception(EngineUnusable(f"generation.openai: {reason}"))
+            await asyncio.sleep(wait_s)
+
+    keeping = asyncio.create_task(keep(), name="api")
+
+    async def end() -> None:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    stack.push_async_callback(end)
+    return listens

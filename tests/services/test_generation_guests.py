@@ -1,0 +1,489 @@
+"""Guests of the API: fair turns, bounded prompts and streams, their share of the engine, and the API's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import socket
+import threading
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.services.test_generation_openai import (
+    CAPACITY,
+    CHARACTERS,
+    CHAT,
+    TEXT,
+    Service,
+    published,
+    request_of,
+    saying,
+    serving,
+    until,
+)
+
+from nouscoder.config import load_config
+from nouscoder.demo.policy import EOS_ID
+from nouscoder.domain.rollout import Sampling
+from nouscoder.generation.engines.base import Engine, SampleRequest
+from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.engines.stepped import SteppedEngine
+from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.openai import guests, sampling
+from nouscoder.generation.openai.api import start_openai
+from nouscoder.generation.openai.completions import CHARACTERS_OF_TOKEN, PromptEncoder
+from nouscoder.generation.openai.guests import CREDIT_TOKENS, GUEST_SHARE, PROMPT_TOKENS, GuestShare, open_desk
+from nouscoder.generation.openai.places import PlaceTaken, RequestPlaces
+from nouscoder.generation.openai.sampling import ApiSampler, StreamUnread, WantedCompletion
+from nouscoder.generation.openai.schema import ApiFault, ChatRequest, CompletionRequest, parsed, parsed_body
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.http_server import listener
+from nouscoder.http_server.api_keys import client_of
+
+LIMIT_S = 60.0
+WANTED = WantedCompletion(tuple(CHARACTERS.encode_prompt("say")), Sampling(max_new_tokens=100))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("policy")
+    CHARACTERS.save(made)
+    return made
+
+
+# Bodies
+
+
+NUMBERS = "[" + ",".join(["1"] * 2_000_000) + "]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatRequest, '{"model":"mine","messages":[{"role":"user","content":' + NUMBERS + "}]}"),
+        (CompletionRequest, '{"model":"mine","prompt":' + NUMBERS + "}"),
+        (CompletionRequest, '{"model":"mine","prompt":[' + "[" * 1_000_000),
+    ],
+)
+async def test_a_body_with_very_many_values_is_never_decoded(kind: Any, body: str) -> None:
+    """Before, 4 MiB of numbers as content stopped the event loop for 12 s and took 3 GiB."""
+    sent = body.encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiFault, match="holds too many values"):
+            await parsed_body(kind, sent)
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+async def test_of_very_many_wrong_values_only_the_first_is_a_fault() -> None:
+    wrong = json.dumps({"model": "mine", "prompt": [None] * 60_000})
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiFault, match="prompt"):
+            parsed(CompletionRequest, wrong.encode())
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20  # 60 MiB for all faults
+    finally:
+        tracemalloc.stop()
+
+
+async def test_refused_bodies_keep_no_memory_until_a_collection_of_garbage() -> None:
+    body = json.dumps({"model": "mine", "prompt": ["a"] * 240_000}).encode()
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            with suppress(ApiFault):
+                await parsed_body(CompletionRequest, body)
+        assert tracemalloc.get_traced_memory()[0] < 4 * 2**20  # 17 MiB of each
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+def slow_body(service: Service, num_bytes: int = 0) -> socket.socket:
+    """A connection with a request whose body does not come, but for so many bytes."""
+    host, _, port = service.url.removeprefix("http://").rpartition(":")
+    client = socket.create_connection((host, int(port)))
+    client.settimeout(LIMIT_S)
+    client.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 20000\r\n\r\n".encode() + b" " * num_bytes)
+    return client
+
+
+@asynccontextmanager
+async def another_client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+    """It has another address."""
+    transport = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with httpx.AsyncClient(base_url=service.url, transport=transport, timeout=LIMIT_S) as client:
+        yield client
+
+
+async def test_one_client_holds_at_most_half_of_the_memory_for_bodies(folder: Path, tmp_path: Path) -> None:
+    large = request_of(CHAT, user="x" * 15_000)
+    async with (
+        serving(folder, tmp_path, "generation.openai.max_body_bytes=20000") as service,
+        another_client(service) as other,
+    ):
+        slow = [slow_body(service, 19_000) for _ in range(40)]  # the budget is that of 32
+        async with asyncio.timeout(LIMIT_S):
+            while (await service.post(CHAT, large)).status_code != 429:
+                await asyncio.sleep(0.01)
+        assert (await other.post(CHAT, json=large)).status_code == 200
+        for client in slow:
+            client.close()
+
+
+async def test_connections_that_send_nothing_keep_nobody_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have sent no whole request are ended, the oldest first."""
+    monkeypatch.setattr(listener, "MOST_CONNECTIONS", 4)
+    async with serving(folder, tmp_path) as service:
+        slow = [slow_body(service) for _ in range(9)]
+        assert (await service.ask())["choices"]
+        ended = [client for client in slow if await asyncio.to_thread(is_ended, client)]
+        assert ended == slow[:6]
+        for client in slow:
+            client.close()
+
+
+def is_ended(client: socket.socket) -> bool:
+    """Whether the other side has ended the connection. One that is open sends nothing before its limit."""
+    client.settimeout(0.5)
+    try:
+        return client.recv(1) == b""
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+
+
+async def test_bodies_that_do_not_come_take_no_place(folder: Path, tmp_path: Path) -> None:
+    """Before, as many of them as max_requests kept everybody out."""
+    async with serving(folder, tmp_path, "generation.openai.max_requests=2") as service:
+        slow = [slow_body(service) for _ in range(6)]
+        for _ in range(3):
+            assert (await service.ask())["choices"]
+        for client in slow:
+            client.close()
+
+
+# Prompts
+
+
+class HeldTokenizer:
+    """Encodes when it may. `begun` has the texts in order."""
+
+    has_chat_template = False
+    vocabulary_size = 10
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.may = threading.Semaphore(0)
+
+    def encode(self, text: str) -> list[int]:
+        self.begun.append(text)
+        assert self.may.acquire(timeout=LIMIT_S)
+        return [1, 2]
+
+
+def encoder_of(tokenizer: Any, capacity: int = 10) -> PromptEncoder:
+    return PromptEncoder(tokenizer, capacity)
+
+
+def asking(*prompts: str) -> CompletionRequest:
+    return CompletionRequest(model="mine", prompt=list(prompts))
+
+
+@pytest.mark.parametrize("num_more", [0, 1])
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(num_more: int) -> None:
+    tokenizer = HeldTokenizer()
+    tokenizer.may.release(10)
+    text = "x" * (CHARACTERS_OF_TOKEN * 10 + num_more)
+    chat = ChatRequest.model_validate({"model": "mine", "messages": [{"role": "user", "content": text}]})
+    for encoding in (
+        encoder_of(tokenizer).of_completion(asking("a", text), "me"),
+        encoder_of(tokenizer).of_chat(chat, "me"),
+    ):
+        if not num_more:
+            assert await encoding
+            continue
+        with pytest.raises(ApiFault, match=f"has {len(text)} characters") as raised:
+            await encoding
+        assert raised.value.record["error"]["code"] == "context_length_exceeded"
+        assert not tokenizer.begun
+
+
+async def test_clients_take_turns_with_their_prompts() -> None:
+    tokenizer = HeldTokenizer()
+    encoder = encoder_of(tokenizer)
+    greedy = asyncio.create_task(encoder.of_completion(asking(*(f"g{number}" for number in range(20))), "greedy"))
+    await until(lambda: bool(tokenizer.begun))
+    honest = asyncio.create_task(encoder.of_completion(asking("honest"), "honest"))
+    await asyncio.sleep(0)
+    tokenizer.may.release(3)
+    assert await asyncio.wait_for(honest, LIMIT_S) == [(1, 2)]
+    assert tokenizer.begun.index("honest") <= 2
+    tokenizer.may.release(100)
+    assert len(await asyncio.wait_for(greedy, LIMIT_S)) == 20
+
+
+async def test_a_tokenizer_is_used_once_at_a_time_also_after_a_client_hung_up() -> None:
+    tokenizer = HeldTokenizer()
+    encoder = encoder_of(tokenizer)
+    gone = asyncio.create_task(encoder.of_completion(asking("gone"), "a"))
+    await until(lambda: bool(tokenizer.begun))
+    gone.cancel()
+    other = asyncio.create_task(encoder.of_completion(asking("other"), "b"))
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert tokenizer.begun == ["gone"]
+    tokenizer.may.release(2)
+    assert await asyncio.wait_for(other, LIMIT_S) == [(1, 2)]
+
+
+# Turns and streams
+
+
+@asynccontextmanager
+async def sampler(tmp_path: Path, slots: int = 1, text: str = "abc") -> AsyncIterator[tuple[ApiSampler, Engine]]:
+    steps = FakeEngine(max_running=4, max_tokens_total=CAPACITY, guest_places=slots, script=saying(text))
+    async with SteppedEngine(steps, GenerationMetrics()) as engine:
+        policies = Policies(engine)
+        await policies.update(published(tmp_path, 0))
+        async with open_desk(engine, policies, slots) as desk:
+            yield ApiSampler(desk, CHARACTERS.decode, frozenset({EOS_ID}), slots), engine
+
+
+@pytest.mark.parametrize("other", ["another", "greedy"])
+async def test_a_request_for_many_completions_takes_as_many_turns(tmp_path: Path, other: str) -> None:
+    """Before, all completions of a request stood before those of a later request."""
+    async with sampler(tmp_path) as (samples, _):
+        ended = 0
+
+        def count(_: object) -> None:
+            nonlocal ended
+            ended += 1
+
+        greedy = asyncio.create_task(samples.whole([WANTED] * 100, "greedy", count))
+        await until(lambda: ended > 0)
+        before = ended
+        assert len(await samples.whole([WANTED], other)) == 1
+        assert ended - before <= 3
+        assert len(await greedy) == 100
+
+
+async def test_a_stream_that_nobody_reads_is_sampled_no_further_and_then_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_UNREAD_PIECES", 3)
+    monkeypatch.setattr(sampling, "UNREAD_LIMIT_S", 0.05)
+    async with sampler(tmp_path, slots=2) as (samples, engine):
+        pieces = samples.pieces([WANTED] * 50, "slow", LIMIT_S)
+        await anext(pieces)
+        await until(lambda: engine.num_running + engine.num_waiting == 0)
+        (other,) = await samples.whole([WANTED], "other")
+        assert other.text == "abc"
+        await asyncio.sleep(0.3)  # longer than the limit, in the same event loop
+        num_read = 1
+
+        async def read() -> None:
+            nonlocal num_read
+            async for _ in pieces:
+                num_read += 1
+
+        with pytest.raises(StreamUnread, match="was not taken for 0"):
+            await read()
+        assert num_read <= 10
+        assert engine.num_tokens < 15 * 4, "not all of the 50 completions were sampled"
+
+
+async def test_a_client_gets_the_place_of_one_that_has_more() -> None:
+    places = RequestPlaces(4)
+    told: list[str] = []
+
+    async def request(client: str, name: str, num: int = 1) -> None:
+        try:
+            with places.place(client) as place:
+                place.take(num)
+                told.append(f"{name} begins")
+                await asyncio.sleep(LIMIT_S)
+        except PlaceTaken:
+            told.append(f"{name} has no place")
+
+    tasks = []
+    for client, name in [*(("greedy", f"g{number}") for number in range(5)), ("a", "a0"), ("b", "b0"), ("b", "b1")]:
+        tasks.append(asyncio.create_task(request(client, name)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert told == [
+        *(f"g{number} begins" for number in range(4)),
+        "g4 has no place",
+        *("a0 begins", "g3 has no place", "b0 begins", "g2 has no place", "b1 has no place"),
+    ]
+    tasks.append(asyncio.create_task(request("many", "n128", 128)))
+    await asyncio.sleep(0)
+    assert told.pop() == "n128 has no place", "nobody has asked for more"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not places._taken
+
+
+async def test_a_request_for_very_many_completions_does_not_keep_others_out() -> None:
+    places = RequestPlaces(1)
+
+    async def greedy() -> None:
+        with places.place("greedy") as place:
+            place.take(128)
+            await asyncio.sleep(LIMIT_S)
+
+    task = asyncio.create_task(greedy())
+    await asyncio.sleep(0)
+    with places.place("honest") as place:
+        place.take(1)
+        with pytest.raises(PlaceTaken):
+            await task
+
+
+async def test_a_request_whose_place_goes_to_another_client_is_told_so(folder: Path, tmp_path: Path) -> None:
+    bounds = ("generation.openai.max_requests=2", "generation.openai.slots=1")
+    async with serving(folder, tmp_path, *bounds) as service, AsyncExitStack() as stack:
+        await service.engine.pause(LIMIT_S)
+        first = asyncio.create_task(service.post(CHAT, request_of(CHAT)))
+        await until(lambda: service.engine.num_waiting == 1)
+        newest = asyncio.create_task(service.post(CHAT, request_of(CHAT)))
+        other = await stack.enter_async_context(another_client(service))
+        await until(lambda: service.metric("tokens_total", kind="prompt") == 8)
+        asking = asyncio.create_task(other.post(CHAT, json=request_of(CHAT)))
+        refused = await newest
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        await service.engine.resume()
+        assert [(await task).status_code for task in (first, asking)] == [200, 200]
+
+
+def test_whose_request_it_is() -> None:
+    assert client_of(("10.0.0.1", 5)) == client_of(("10.0.0.1", 6)) != client_of(("10.0.0.2", 5))
+    assert client_of(("2001:db8::1", 5)) == client_of(("2001:db8::ffff:2", 5)) == "2001:db8::/64"
+    assert client_of(("2001:db8:0:1::1", 5)) != client_of(("2001:db8::1", 5))
+    assert client_of(("::ffff:10.0.0.1", 5)) == "::ffff:10.0.0.1"
+    assert client_of(None) == ""
+
+
+# The share of the engine
+
+
+def test_guests_have_their_share_of_what_rollouts_sample() -> None:
+    share = GuestShare()
+    rollout_tokens = guest_tokens = 0
+    for _ in range(10_000):
+        share.look(rollout_tokens, has_rollouts=True)
+        if share.is_left:
+            share.begin(40, 100)
+            share.end(30)
+            guest_tokens += 70 + 40 // PROMPT_TOKENS
+        rollout_tokens += 16
+    assert guest_tokens <= GUEST_SHARE * rollout_tokens + CREDIT_TOKENS + 110
+    assert guest_tokens >= GUEST_SHARE * rollout_tokens - 110
+    share.look(rollout_tokens, has_rollouts=False)
+    assert share.is_left
+
+
+async def test_rollouts_keep_their_places_and_their_share_whatever_guests_ask(tmp_path: Path) -> None:
+    steps = FakeEngine(max_running=4, max_tokens_total=CAPACITY, guest_places=2, script=lambda _: [5] * 60)
+    async with SteppedEngine(steps, GenerationMetrics()) as engine, AsyncExitStack() as stack:
+        policies = Policies(engine)
+        await policies.update(published(tmp_path, 0))
+        desk = await stack.enter_async_context(open_desk(engine, policies, 2))
+        number = num_guest_tokens = most_guests = 0
+
+        async def rollouts() -> None:
+            nonlocal number
+            while True:
+                number += 1
+                await engine.sample(SampleRequest(f"r{number}", (5, 6), Sampling(), frozenset()))
+
+        async def guest(name: str) -> None:
+            nonlocal num_guest_tokens, most_guests
+            for number in range(1000):
+                request = SampleRequest(f"{name}{number}", (5, 6), Sampling(max_new_tokens=50), frozenset(), True)
+                num_guest_tokens += len((await desk.sample(request)).token_ids)
+                most_guests = max(most_guests, sum(name.startswith("guest") for name in engine.progress))
+
+        tasks = [asyncio.create_task(rollouts()) for _ in range(5)]
+        await until(lambda: engine.num_tokens > 100)
+        tasks += [asyncio.create_task(guest(f"guest{number}-")) for number in range(4)]
+        await until(lambda: engine.num_tokens > 30_000)
+        shared = num_guest_tokens <= guests.GUEST_SHARE * engine.num_tokens + CREDIT_TOKENS + 2 * 50
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert shared
+        assert num_guest_tokens > 0
+        assert most_guests <= 2
+
+
+# The process
+
+
+@asynccontextmanager
+async def apart(folder: Path, weights: Path, *overrides: str) -> AsyncIterator[Service]:
+    """The API as the worker starts it: in a process of its own."""
+    settings = ["run.name=mine", "generation.openai.http=127.0.0.1:0", f"generation.max_tokens_total={CAPACITY}"]
+    config = load_config(None, [*settings, *overrides])
+    async with AsyncExitStack() as stack:
+        steps: Any = FakeEngine(
+            max_running=4, max_tokens_total=CAPACITY, guest_places=8, script=saying("hello"), step_s=0.001
+        )
+        metrics = GenerationMetrics()
+        engine = await stack.enter_async_context(SteppedEngine(steps, metrics))
+        policies = Policies(engine)
+        await policies.update(published(weights, 0))
+        address = await start_openai(config, folder, engine, policies, metrics.api, stack, waits=True)
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{address}", timeout=LIMIT_S))
+        yield Service(f"http://{address}", engine, steps, policies, metrics, http)
+
+
+def children() -> set[int]:
+    return set(map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()))
+
+
+async def test_the_api_answers_from_a_process_of_its_own_which_is_replaced(folder: Path, tmp_path: Path) -> None:
+    before = children()
+    async with apart(folder, tmp_path) as service:
+        (process,) = children() - before
+        assert (await service.ask())["choices"][0]["message"]["content"] == "hello"
+        parts = await service.stream(n=2, stop="lo")
+        assert "".join(part["choices"][0]["delta"]["content"] for part in parts) == "helhel"
+        assert (await service.post(CHAT, request_of(CHAT, n=0))).status_code == 400
+        await service.policies.update(published(tmp_path, 1))
+        await until(lambda: service.metric("requests_total", route=CHAT, status="400") == 1)
+        assert (await service.http.get("/v1/models")).json()["data"][1]["id"] == "mine@1"
+        await service.engine.pause(LIMIT_S)
+        asking = asyncio.create_task(service.post(TEXT, request_of(TEXT, stream=True, n=3)))
+        await until(lambda: service.engine.num_waiting == 3)
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            await asking
+        await service.idle()
+        await service.engine.resume()
+        assert (await service.ask())["system_fingerprint"] == "mine@1", "the next process has the address"
+        assert children() - before != {process}
+    await until(lambda: children() == before)
+
+
+async def test_a_policy_without_a_tokenizer_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"generation\.openai: .* tokenizer"):
+        async with apart(tmp_path, tmp_path):
+            pass
