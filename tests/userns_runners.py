@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nouscoder.bench.measuring import free_addresses
 from nouscoder.config import SandboxSection
-from nouscoder.run.local import free_addresses
 from nouscoder.verifier.runner import __file__ as runner_init
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.kernel import why_not_userns

@@ -262,7 +262,7 @@ async def test_prompts_of_others_are_encoded_while_a_template_is_at_work(tmp_pat
 
     async def chat(text: str) -> tuple[int, ...]:
         body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-        return await encoder.of_chat(parsed(ChatRequest, json.dumps(body).encode()))
+        return await encoder.of_chat(parsed(ChatRequest, json.dumps(body).encode()), text)
 
     completion = parsed(CompletionRequest, json.dumps({"model": "m", "prompt": "Add."}).encode())
     wanted = await chat("Add.")
@@ -270,7 +270,7 @@ async def test_prompts_of_others_are_encoded_while_a_template_is_at_work(tmp_pat
     encoded = 0
     while not slow.done():
         assert await chat("Add.") == wanted
-        assert await encoder.of_completion(completion)
+        assert await encoder.of_completion(completion, "another")
         encoded += 1
     with pytest.raises(ApiFault, match=r"messages: the chat template of .* took more than 1 s of CPU time"):
         await slow
