@@ -130,7 +130,9 @@ def _can_run(program: Mapping[str, Any]) -> bool:
 async def grader() -> AsyncIterator[Grader]:
     sandbox = open_sandbox(with_libraries(load_config(None).verifier))
     await sandbox.start()
-    yield Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+    yield grader
+    await grader.close()
     await sandbox.close()
     await asyncio.sleep(0.1)  # lets the pipes of the slots' processes close before the loop does
 
