@@ -79,7 +79,7 @@ class Rollouts:
 
     def _counted_step(self) -> list[tuple[str, Completion]]:
         """Each running request, and each that ended, got one token."""
-        ended = self._step()
+        ended: list[tuple[str, Completion]] = self._step()
         names = [*self._stepping.progress, *(name for name, _ in ended)]
         self.num_tokens += sum(name.startswith("rollout") for name in names)
         return ended
