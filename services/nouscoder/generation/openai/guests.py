@@ -18,7 +18,7 @@ from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import Engine, EngineStopped, SampleRequest
 from nouscoder.generation.weights.policies import Policies
 
-GUEST_SHARE = 0.04
+GUEST_SHARE = 0.02
 PROMPT_TOKENS = 4  # reading them costs an engine about as much as sampling one token, or less
 CREDIT_TOKENS = 64.0
 _LOOK_S = 0.02
