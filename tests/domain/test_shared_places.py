@@ -12,7 +12,7 @@ from pathlib import Path
 import nouscoder
 
 ROOT = Path(nouscoder.__file__).parent
-SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/run/user", "~")
+SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/run/user", "~/")
 CALLS = {"gettempdir", "tempdir", "expanduser", "home", "mktemp"}
 # Where these words mean a sandbox's own /tmp, or a folder that is only looked at.
 ALLOWED = {
@@ -34,7 +34,9 @@ def named(tree: ast.AST) -> Iterator[str]:
             yield node.attr
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = node.value
-            if any(text == place or text.startswith(f"{place}/") for place in SHARED) or text.startswith("XDG_"):
+            if any(text == place or text.startswith(f"{place.rstrip('/')}/") for place in SHARED) or text.startswith(
+                "XDG_"
+            ):
                 yield text
 
 
