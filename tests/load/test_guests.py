@@ -24,8 +24,9 @@ WINDOW_S = float(os.environ.get("NOUSCODER_WINDOW_S", "5"))
 REST_S = 1.5  # after an attack, for connections that end
 MOST_STOP_S = 0.25
 MOST_KEPT_MIB = 64.0
-# Of the tokens for a second of the worker's CPU in the quiet windows. A busy machine changes only the tokens a second.
-LEAST_SHARE = 0.85
+# Of the tokens for a second of the worker's CPU in the quiet windows. With a free core it is 0.91 and more. On a
+# machine with four times as much work as cores it was 0.83, and without a process for the API 0.01.
+LEAST_SHARE = 0.6
 HONEST_FROM = "127.0.0.200"
 REQUEST = {"model": "mine", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 

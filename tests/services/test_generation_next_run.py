@@ -43,6 +43,7 @@ def config_of(folder: Path, *values: str) -> Config:
 REASONS = {
     "generation.max_tokens_total=91": "generation.max_tokens_total 91 is more than the 90 tokens",
     "generation.max_running=3": "generation.max_running is not what the engine was started with",
+    "generation.openai.http=127.0.0.1:0": "the engine was started with 0 places for generation.openai, not 8",
     "generation.engine=torch": "generation.engine is not",
     "generation.vllm.dtype=float16": "generation.vllm is not",
     "generation.grpc=127.0.0.1:1": "generation.grpc is not",
