@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import stat
 import tempfile
 from contextlib import suppress
@@ -140,6 +141,8 @@ def socket_folder(folder: Path) -> Path:
                 raise
     link = folder.resolve() / "sockets"
     made = Path(tempfile.mkdtemp(prefix="nouscoder-", dir=_short_place()))
+    if link.is_dir() and not link.is_symlink():  # the folder was moved or copied here from a shorter path
+        shutil.rmtree(link)
     link.unlink(missing_ok=True)
     link.symlink_to(made)
     return made

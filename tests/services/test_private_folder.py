@@ -299,3 +299,14 @@ def test_only_this_user_reaches_the_socket_of_redis(tmp_path: Path) -> None:
     finally:
         server.close()
     assert module.sockets_of(tmp_path / "redis") == path.parent
+
+
+def test_a_folder_that_was_moved_to_a_longer_path_gets_other_sockets(tmp_path: Path) -> None:
+    deep = tmp_path / ("deep" * 30)
+    (deep / "sockets").mkdir(parents=True)
+    (deep / "sockets" / "old").touch()
+    place = socket_folder(deep)
+    assert (deep / "sockets").is_symlink()
+    assert place == socket_folder(deep)
+    assert not [*place.iterdir()]
+    place.rmdir()

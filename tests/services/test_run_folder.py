@@ -10,6 +10,7 @@ import pytest
 
 from nouscoder.atomic_files import FolderInUse
 from nouscoder.config import Config, load_config
+from nouscoder.private_folder import sockets_of
 from nouscoder.run.folder import RunFolder, RunFolderError, unused_name
 from nouscoder.run.local import SERVICES, rewrite_addresses
 
@@ -72,7 +73,8 @@ def test_every_address_of_a_local_run_is_a_socket_of_its_own_in_a_closed_folder(
     config = rewrite_addresses(folder, config_in(tmp_path))
     addresses = [getattr(getattr(config, name), kind) for name in SERVICES for kind in ("grpc", "metrics")]
     assert len(set(addresses)) == 2 * len(SERVICES)
-    assert {address.rpartition("/")[0] for address in addresses} == {f"unix:{folder.path}/sockets"}
-    assert all(place.stat().st_mode & 0o077 == 0 for place in (folder.path, folder.path / "sockets"))
+    sockets = sockets_of(folder.path)
+    assert {address.rpartition("/")[0] for address in addresses} == {f"unix:{sockets}"}
+    assert all(place.stat().st_mode & 0o077 == 0 for place in (folder.path, sockets))
     assert load_config(folder.config_file) == config
     folder.close()

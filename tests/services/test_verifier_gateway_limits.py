@@ -194,7 +194,7 @@ async def test_more_calls_at_once_than_may_be_are_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(service_module, "_MORE_CALLS", 1)
     async with running() as service, grpc.aio.insecure_channel(service.grpc) as channel:
         start = channel.stream_stream(f"/{FULL_NAME}/GradeBatch", bytes, bytes)
-        open_calls = [start(timeout=60), start(timeout=60)]
+        open_calls = [start(timeout=60) for _ in range(3)]  # two for each place in the queue, and one more
         for call in open_calls:
             await call.initial_metadata()
         assert await start(timeout=60).code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -33,13 +33,13 @@ class ForgetfulRedis:
         """What it holds now is what it goes back to."""
         shutil.rmtree(self._copy, ignore_errors=True)
         ignored = shutil.ignore_patterns("*.sock", "*.log")
-        shutil.copytree(self._folder, self._copy, ignore=ignored)
+        shutil.copytree(self._folder, self._copy, ignore=ignored, symlinks=True)
 
     def roll_back(self) -> None:
         """Dies, and comes back as it was when `remember` was called: all later writes are lost."""
         self.die()
         shutil.rmtree(self._folder)
-        shutil.copytree(self._copy, self._folder)
+        shutil.copytree(self._copy, self._folder, symlinks=True)
         self.come_back()
 
     def wipe(self) -> None:
