@@ -23,7 +23,7 @@ test: .venv/dev.ready
 # Takes a quarter of an hour: the demo, killed and resumed exactly; a run with external services; a Redis that forgets; a
 # large batch; the grading service at twice its capacity; the fuzzers of libFuzzer and of the REST API.
 # Files whose tests may run beside each other. The others run alone, because they measure, and print figures.
-BESIDE := tests/attacks/test_attack_corpus.py tests/chart tests/e2e/test_playground_sharing.py tests/fuzz tests/services/test_modal_backend.py
+BESIDE := tests/attacks/test_attack_corpus.py tests/chart tests/contract tests/e2e/test_examples.py tests/e2e/test_loop.py tests/e2e/test_playground_sharing.py tests/fuzz tests/services/test_jobs.py tests/services/test_modal_backend.py tests/services/test_on_policy.py tests/services/test_run_services.py tests/services/test_userns_runner.py
 test-heavy: .venv/dev.ready
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "heavy and not soak" --durations=15 $(BESIDE)
 	$(BIN)/pytest -s -m "heavy and not soak" --durations=30 $(BESIDE:%=--ignore=%)

@@ -49,6 +49,7 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_the_loop_on_one_page_trains_two_small_batches_and_balances(tmp_path: Path) -> None:
     printed = example("one_file_rl.py", "--small", "--batches", "2", "--folder", tmp_path, limit_s=580)

@@ -57,6 +57,7 @@ def assert_nothing_is_scored_without(run: Any, verifier: int) -> None:
         os.kill(verifier, signal.SIGCONT)
 
 
+@pytest.mark.heavy
 def test_a_run_makes_no_progress_without_the_verifier_and_survives_a_kill_of_every_service(loop_run: MakeRun) -> None:
     run = loop_run()
     run.start()

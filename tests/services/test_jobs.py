@@ -596,6 +596,7 @@ async def test_a_service_without_a_folder_says_so(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.heavy
 def test_a_killed_service_process_resumes_its_job(tmp_path: Path) -> None:
     """SIGKILL in the middle of a job, with the real command and real programs: each submission has one right result."""
     count = 40

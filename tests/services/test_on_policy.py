@@ -152,6 +152,7 @@ def index_of_problems(folder: Path) -> ProblemIndex:
     return ProblemIndex(folder / "problems.sqlite", store)
 
 
+@pytest.mark.heavy
 async def test_with_k_1_and_one_step_the_services_train_as_a_synchronous_loop(broker_rig: Any, tmp_path: Path) -> None:
     """The staleness of every token is 0, and the losses of 20 steps are equal, bit for bit."""
     config = config_of(tmp_path)

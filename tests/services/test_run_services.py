@@ -172,6 +172,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.heavy
 def test_a_killed_preparation_gives_the_same_files_when_repeated(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
