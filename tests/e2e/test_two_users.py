@@ -32,8 +32,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 
 @pytest.fixture
-def host() -> Iterator[Path]:
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that every user may enter, with a shared temporary folder. pytest's own are closed to others."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it in a process that compiles
     place = Path(tempfile.mkdtemp(prefix="two-users-", dir="/tmp"))
     place.chmod(0o755)
     for name, mode in (("tmp", 0o1777), ("cache", 0o755)):
