@@ -55,7 +55,9 @@ async def test_a_candidate_has_no_rights(capabilities: tuple[str, ...]) -> None:
 
 async def cut(sandbox: GvisorSandbox) -> None:
     """End the connection of a slot while a program of many process groups runs. Raises SandboxError."""
-    spinning = "import os\nfor _ in range(5):\n    if os.fork() == 0: os.setsid()\nwhile True: pass\n"
+    spinning = (
+        "import os\nfor _ in range(5):\n    if os.fork() == 0:\n        os.setsid()\n        break\nwhile True: pass\n"
+    )
     async with sandbox.session(Program(registry()["python"], spinning, LIMITS)) as session:
         running = asyncio.create_task(session.run(b""))
         done, _ = await asyncio.wait({running}, timeout=2)
