@@ -57,6 +57,7 @@ async def test_frames_of_an_aborted_call_hold_no_request(method: str) -> None:
     server.add_generic_rpc_handlers((Handler(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    gc.collect()  # frames of earlier tests, which hold large requests of their own
     gc.disable()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
