@@ -33,6 +33,7 @@ from tests.services.test_generation_openai import (
 from nouscoder.config import load_config
 from nouscoder.demo.policy import EOS_ID
 from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import Engine, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
@@ -409,10 +410,15 @@ async def test_rollouts_keep_their_places_and_their_share_whatever_guests_ask(tm
         number = num_guest_tokens = most_guests = 0
 
         async def rollouts() -> None:
+            """Two at a time, so that the engine is never without one: then guests have no limit."""
             nonlocal number
+            before: asyncio.Future[Completion] | None = None
             while True:
                 number += 1
-                await engine.sample(SampleRequest(f"r{number}", (5, 6), Sampling(), frozenset()))
+                begun = engine.sample(SampleRequest(f"r{number}", (5, 6), Sampling(), frozenset()))
+                if before is not None:
+                    await before
+                before = begun
 
         async def guest(name: str) -> None:
             nonlocal num_guest_tokens, most_guests
