@@ -130,6 +130,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def num_rollouts(self) -> int:
+        """Requests that no guest made and that have not ended, also those that the engine has not taken up yet."""
+        ...
+
+    @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
         ...
