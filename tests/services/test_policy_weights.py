@@ -13,9 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, Qwen3MoeConfig
 
-from nouscoder.generation.engines.base import EngineError
+from nouscoder.config import load_config
+from nouscoder.generation.engines import open_engine
+from nouscoder.generation.engines.base import EngineError, EngineUnusable
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.engines.vllm_control import Architecture
+from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.learner.model.weights import WeightsError, load_model, stored_dtypes
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.inspection import weights_faults
@@ -142,6 +145,14 @@ def test_every_reader_refuses_weights_that_do_not_fit_in_one_sentence(tmp_path: 
             read(folder)
         assert "\n" not in str(refused.value), reader
     assert bool(weights_faults(folder)) is (fault in IN_HEADERS)
+
+
+@pytest.mark.parametrize("fault", [no_gate, no_shard, unknown_tensor, other_shape, two_sources])
+def test_an_engine_does_not_start_for_weights_that_do_not_fit(tmp_path: Path, fault: Any) -> None:
+    folder = tmp_path / "policy"
+    named = fault(folder)
+    with pytest.raises(EngineUnusable, match=named):
+        open_engine(load_config(None, []), folder, GenerationMetrics())
 
 
 def test_a_reward_model_without_its_head_is_refused(tmp_path: Path) -> None:
