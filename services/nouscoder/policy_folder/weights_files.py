@@ -32,7 +32,7 @@ ADAPTER_CONFIG_FILE = "adapter_config.json"
 _IGNORED = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq")
 _OF_EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<expert>\d+)\.(?P<kind>.+)")
 _MAX_HEADER_BYTES = 100_000_000  # of safetensors, as its library bounds it
-_READERS = 8  # threads; hashing and reading leave Python's lock
+READERS = 8  # threads; hashing and reading leave Python's lock
 
 # What changes when a file is replaced or written: its inode, its size, and the time of its last change [ns].
 FileState = tuple[int, int, int]
@@ -184,7 +184,7 @@ def state_of(file: Path) -> FileState:
 
 def shards_of(folder: Path) -> tuple[Shard, ...]:
     """The weights of a folder as shards of a manifest. Reads every byte. Raises WeightsMissing."""
-    with ThreadPoolExecutor(_READERS) as readers:
+    with ThreadPoolExecutor(READERS) as readers:
         return tuple(readers.map(_shard, weights_files(folder)))
 
 

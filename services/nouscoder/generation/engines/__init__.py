@@ -27,8 +27,8 @@ __all__ = ["open_engine", "step_engine"]
 def open_engine(config: Config, policy_folder: Path, metrics: GenerationMetrics) -> AbstractAsyncContextManager[Engine]:
     """The engine that `config.generation.engine` names, with the architecture in `policy_folder`, without weights.
 
-    It samples while the context is open. The weights in the folder, if any, must fit the architecture: their headers are
-    read here, so that a run ends before it has begun. Raises EngineUnusable.
+    It samples while the context is open. The weights in the folder, if any, must fit the architecture: their headers
+    are read here, so that a run ends before it has begun. Raises EngineUnusable.
     """
     if config.generation.engine != "fake":
         _check_first_weights(policy_folder)

@@ -83,7 +83,9 @@ def merge_adapters(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[s
     for path, layer in model.named_modules():
         if isinstance(layer, LoraLinear):
             a, b = weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]
-            result[f"{path}.weight"] = merged(weights[f"{path}.weight"], a, b, layer.scale)
+            weight = weights[f"{path}.weight"]
+            # At the beginning B is 0. The sum would change -0.0 to 0.0, and the first version is that of the files.
+            result[f"{path}.weight"] = merged(weight, a, b, layer.scale) if bool(b.any()) else weight
     return result
 
 
