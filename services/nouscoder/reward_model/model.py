@@ -59,10 +59,12 @@ class AnswerEncoder:
 
 
 def end_token_of(tokenizer: PolicyTokenizer) -> int:
-    """The token at which an answer is scored: a stop token, and one that is not padding if there is one.
+    """The token at which an answer is scored: the end of a turn in the chat template, or another stop token.
 
-    transformers scores the last token before padding, so the two should differ.
+    transformers scores the last token before padding, so it is not padding if there is another one.
     """
+    if tokenizer.turn_end and tokenizer.turn_end[-1] != tokenizer.pad_id:
+        return tokenizer.turn_end[-1]
     return min(tokenizer.stop_ids - {tokenizer.pad_id} or tokenizer.stop_ids)
 
 
