@@ -25,7 +25,7 @@ from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.rollouts import Rollouts
+from nouscoder.generation.rollouts import Rollouts, RunSampling
 from nouscoder.generation.weights.cache import PoliciesDiffer, PolicyCache, PolicyMissing, PolicyRefused, PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource, LearnerMemory, LearnerSource, PolicySource
@@ -301,7 +301,8 @@ async def _open_rollouts(
     """The rollouts of one run: its environment, its tools and its context limit. Raises EnvironmentUnusable."""
     tools = await _open_tools(config, stack)
     environment = await asyncio.to_thread(open_environment, config, folder, tools)
-    return Rollouts(environment, engine, policies, tools, metrics, config.generation.max_tokens_total)
+    sampling = await asyncio.to_thread(RunSampling.of, config.generation.sampling, folder)
+    return Rollouts(environment, engine, policies, tools, metrics, config.generation.max_tokens_total, sampling)
 
 
 async def _start_openai(
