@@ -118,13 +118,14 @@ class Prompts:
             except TokenizerError as error:
                 raise EnvironmentUnusable(str(error)) from error
         self._tokenizer = tokenizer
+        self._stop_ids = tokenizer.stop_ids  # here, because it may wait for the template
         self._settings = settings
         self._thinking = THINKING[settings.thinking]
         self._encoded = lru_cache(maxsize=_CACHED_PROMPTS)(self._encode_prompt)
 
     def begin(self, task: Task, sampler: Sampler) -> Episode:
         """A rollout in progress that begins with the prompt of the task. Raises TaskRefused."""
-        episode = Episode(task, sampler, self._tokenizer.stop_ids)
+        episode = Episode(task, sampler, self._stop_ids)
         episode.give(self.prompt_of(task))
         return episode
 
@@ -147,12 +148,15 @@ class Prompts:
             ids = self._tokenizer.encode_reply(Message(Role.USER, text), self._thinking)
         except TokenizerError:
             return []
-        is_ended = answer.finish_reason is FinishReason.STOP and ids[:1] == [answer.token_ids[-1]]
-        return ids[1:] if is_ended else ids
+        ended = [answer.token_ids[-1]] if answer.finish_reason is FinishReason.STOP else []
+        for end in ([*self._tokenizer.turn_end], ids[:1]):  # a turn may end with several tokens
+            if end and ended == end[-1:] and ids[: len(end)] == end:
+                return ids[len(end) :]
+        return ids
 
     def text_of(self, answer: Completion) -> str:
-        """The text of an answer, without its stop token."""
-        stopped = answer.finish_reason is FinishReason.STOP
+        """The text of an answer, without its stop token. A text of generation.sampling.stop stays."""
+        stopped = answer.finish_reason is FinishReason.STOP and answer.token_ids[-1] in self._stop_ids
         return self._tokenizer.decode(answer.token_ids[:-1] if stopped else answer.token_ids)
 
     def _encode_prompt(self, prompt: str, template: str) -> list[int]:
