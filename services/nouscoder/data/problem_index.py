@@ -16,7 +16,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -83,10 +83,14 @@ class IndexedProblem:
 
 
 class ProblemIndex:
-    """A complete index without the held-out problems, and the store that has its tests. Not thread-safe."""
+    """A complete index without the held-out problems, and the store that has its tests. Not thread-safe.
+
+    `left_out` has the problems whose prompts are too long, with their tokens; `problem_ids` are the others.
+    """
 
     def __init__(self, file: Path, tests: TestStore, held_out_share: float = 0.0) -> None:
         self.tests = tests
+        self.left_out: Mapping[str, int] = {}
         self._database = sqlite3.connect(f"file:{file}?mode=ro", uri=True, check_same_thread=False)
         rows = self._database.execute("SELECT problem_id FROM problems ORDER BY number")
         self.problem_ids: tuple[str, ...] = tuple(

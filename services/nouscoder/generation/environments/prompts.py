@@ -17,8 +17,8 @@ from nouscoder.config.generation import EnvironmentSection
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, int32
-from nouscoder.generation.engines.base import SampleRequest
-from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, TaskRefused
+from nouscoder.generation.engines.base import PromptTooLong, SampleRequest
+from nouscoder.generation.environments.base import EnvironmentUnusable, ProblemRefused, Sampler, TaskRefused
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
 # The rollouts of a group have the same prompt, and their tasks arrive one after another.
@@ -61,7 +61,10 @@ class Episode:
         self._tokens += token_ids
 
     async def sample(self, max_tokens: int | None = None) -> Completion:
-        """Sample the next turn of at most `max_tokens` tokens after all tokens so far. Raises EngineError."""
+        """Sample the next turn of at most `max_tokens` tokens after all tokens so far.
+
+        Raises EngineError, and ProblemRefused when the prompt leaves no room.
+        """
         limit = self.tokens_left if max_tokens is None else min(max_tokens, self.tokens_left)
         request = SampleRequest(
             request_id=self._task.rollout_id if not self._num_turns else f"{self._task.rollout_id}/{self._num_turns}",
@@ -69,7 +72,12 @@ class Episode:
             sampling=replace(self._task.sampling, seed=self._seed_of_turn(), max_new_tokens=limit),
             stop_token_ids=self._stop_token_ids,
         )
-        completion = await self._sampler.sample(request)
+        try:
+            completion = await self._sampler.sample(request)
+        except PromptTooLong as error:
+            if self._num_turns:
+                raise
+            raise ProblemRefused(str(error)) from error
         self._parts.append(completion)
         self._tokens += completion.token_ids
         self._num_turns += 1
@@ -123,17 +131,17 @@ class Prompts:
         self._encoded = lru_cache(maxsize=_CACHED_PROMPTS)(self._encode_prompt)
 
     def begin(self, task: Task, sampler: Sampler) -> Episode:
-        """A rollout in progress that begins with the prompt of the task. Raises TaskRefused."""
+        """A rollout in progress that begins with the prompt of the task. Raises ProblemRefused."""
         episode = Episode(task, sampler, self._tokenizer.stop_ids)
         episode.give(self.prompt_of(task))
         return episode
 
     def prompt_of(self, task: Task) -> list[int]:
-        """Token ids [tokens] of the task's prompt. Raises TaskRefused."""
+        """Token ids [tokens] of the task's prompt. Raises ProblemRefused."""
         try:
             return self._encoded(task.prompt, task.prompt_template)
         except TokenizerError as error:
-            raise TaskRefused(f"task {task.rollout_id}: {error}") from error
+            raise ProblemRefused(f"the prompt cannot be encoded: {error}") from error
 
     def reply_to(self, answer: Completion, text: str) -> list[int]:
         """Token ids [tokens] that follow the policy's `answer` when the environment replies with `text`.
