@@ -72,7 +72,7 @@ class Broker:
 
     async def check_state(self) -> None:
         """Raises Refused when Redis holds a run that began with other settings or problems."""
-        await check_state(self.store, self._config, self._problems.problem_ids)
+        await check_state(self.store, self._config, self._problems.all_ids)
 
     async def close(self) -> None:
         """End every wait and close the connections to Redis."""
@@ -178,7 +178,7 @@ class Broker:
         check_settings(trained.identity, self._config, "the learner's run")
         restored = await recovery.restore(self.store, trained, self._most_groups, self._furthest)
         await restore_state(self.store, trained.curriculum)
-        await note_problems(self.store, self._problems.problem_ids, self._config.run.name)
+        await note_problems(self.store, self._problems.all_ids, self._config.run.name)
         await self._wake_those_with_work()
         return restored
 

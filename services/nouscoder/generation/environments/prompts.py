@@ -14,6 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from nouscoder.config.generation import EnvironmentSection
+from nouscoder.data.prompt_lengths import PromptText
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, int32
@@ -23,6 +24,7 @@ from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
 # The rollouts of a group have the same prompt, and their tasks arrive one after another.
 _CACHED_PROMPTS = 256
+_COUNTED_AT_ONCE = 256
 THINKING = {"auto": None, "on": True, "off": False}
 
 
@@ -143,6 +145,17 @@ class Prompts:
         except TokenizerError as error:
             raise ProblemRefused(f"the prompt cannot be encoded: {error}") from error
 
+    def count(self, texts: Sequence[PromptText]) -> list[int]:
+        """How many tokens the prompt of each text has; 0 for one that cannot be encoded. Raises TokenizerError."""
+        counts: list[int] = []
+        for start in range(0, len(texts), _COUNTED_AT_ONCE):
+            part = [self._text(text.prompt, text.template) for text in texts[start : start + _COUNTED_AT_ONCE]]
+            if self.as_messages:
+                counts += self._tokenizer.count_messages([self._messages(text) for text in part], self._thinking)
+            else:
+                counts += self._tokenizer.count(part)
+        return counts
+
     def reply_to(self, answer: Completion, text: str) -> list[int]:
         """Token ids [tokens] that follow the policy's `answer` when the environment replies with `text`.
 
@@ -166,13 +179,18 @@ class Prompts:
     def _encode_prompt(self, prompt: str, template: str) -> list[int]:
         if not prompt:
             raise TokenizerError("the prompt is empty")
-        # Not str.format, because a problem's statement may contain braces.
-        text = (template or self._settings.prompt_template).replace("{prompt}", prompt)
+        text = self._text(prompt, template)
         if not self.as_messages:
             return self._tokenizer.encode(text)
+        return self._tokenizer.encode_messages(self._messages(text), self._thinking)
+
+    def _text(self, prompt: str, template: str) -> str:
+        # Not str.format, because a problem's statement may contain braces.
+        return (template or self._settings.prompt_template).replace("{prompt}", prompt)
+
+    def _messages(self, text: str) -> list[Message]:
         system = self._settings.system_prompt
-        messages = [Message(Role.SYSTEM, system)] if system else []
-        return self._tokenizer.encode_messages([*messages, Message(Role.USER, text)], self._thinking)
+        return [*([Message(Role.SYSTEM, system)] if system else []), Message(Role.USER, text)]
 
 
 class SingleTurn:
