@@ -5,10 +5,10 @@ The folder of an adapter has the adapter's file instead, and the weights are tho
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
+from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import Shard
 from nouscoder.errors import NousCoderError
 
@@ -71,9 +71,7 @@ def shards_of(folder: Path) -> tuple[Shard, ...]:
     shards: list[Shard] = []
     for file in weights_files(folder):
         try:
-            with file.open("rb") as data:
-                sha256 = hashlib.file_digest(data, "sha256").hexdigest()
-            shards.append(Shard(file.name, sha256, file.stat().st_size))
+            shards.append(Shard(file.name, sha256_of(file), file.stat().st_size))
         except OSError as error:
             raise WeightsMissing(f"{file} cannot be read: {error.strerror}") from error
         except ValueError as error:

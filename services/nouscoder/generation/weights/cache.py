@@ -16,6 +16,7 @@ from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta
@@ -162,8 +163,7 @@ def _make(final: Path, shard: Shard, base: Path, delta: Path) -> None:
     try:
         with _naming_faults(final):
             apply_delta(base, delta, part)
-            with part.open("rb") as made:
-                sha256 = hashlib.file_digest(made, "sha256").hexdigest()
+            sha256 = sha256_of(part)
             if sha256 != shard.sha256:
                 raise PolicyUnusable(f"{final.name} made from a delta has the SHA-256 {sha256}, not {shard.sha256}")
             part.replace(final)
