@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save, save_file
+from safetensors.torch import load_file, save, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.generation.engines.base import EngineError
 from nouscoder.generation.engines.vllm_control import Architecture
+from nouscoder.generation.weights import cache as cache_module
+from nouscoder.generation.weights.cache import PolicyCache
 from nouscoder.policy_folder import stored_tensors
 from nouscoder.policy_folder.stored_tensors import (
     LENGTH_BYTES,
@@ -108,10 +114,34 @@ def test_a_file_that_is_not_whole_is_refused_by_its_name(tmp_path: Path, num_byt
 def test_a_policy_is_refused_by_the_name_of_the_bad_tensor(random_policy: Callable[..., Path], tmp_path: Path) -> None:
     folder = random_policy(tmp_path)
     architecture = Architecture(folder)
-    from safetensors.torch import load_file
-
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(EngineError, match=r"^a policy: model\.norm\.weight holds values that are not finite$"):
         architecture.check([folder / "model.safetensors"], "a policy")
+
+
+async def test_a_fetched_file_is_written_with_few_calls_in_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them waits for Python's lock: 1,135 pieces of 1 MiB of a 0.6B policy were 2,270 calls."""
+    calls, to_thread = [], asyncio.to_thread
+
+    async def counted(function: Any, *arguments: Any) -> Any:
+        calls.append(function)
+        return await to_thread(function, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    monkeypatch.setattr(cache_module, "_WRITTEN_BYTES", 1000)
+    data = bytes(range(256)) * 12
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), 10):
+            yield data[start : start + 10]
+
+    cache = PolicyCache(tmp_path / "cache")
+    shard = Shard("model.safetensors", hashlib.sha256(data).hexdigest(), len(data))
+    (path,) = cache.paths_of(PolicyManifest(1, 1, "", (shard,)))
+    await cache.keep_shard(path, shard, pieces())
+    cache.close()
+    assert (path.read_bytes(), len(calls)) == (data, 4)

@@ -185,7 +185,10 @@ class VllmSection(Section):
         0, ge=0, description="bytes of the KV cache; 0: what gpu_memory_utilization leaves"
     )
     max_num_batched_tokens: int = Field(
-        0, ge=0, description="maximum number of tokens in one step, longer prompts take several; 0: vLLM's choice"
+        0,
+        ge=0,
+        description="maximum number of tokens in one step, longer prompts take several; 0: vLLM's choice for work"
+        " offline, which on an H100 or H200 is 16,384",
     )
     prefix_caching: bool = Field(
         True, description="compute equal beginnings of prompts once; keys and values of older weights are never reused"

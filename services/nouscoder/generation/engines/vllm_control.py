@@ -29,6 +29,7 @@ from nouscoder.policy_folder.weights_files import ADAPTER_FILE, FileState, Weigh
 # A pause ends after the step in progress; the other calls are instant.
 _CALL_LIMIT_S = 120.0
 _LOOK_AGAIN_S = 0.05
+_TICK_S = 0.001
 
 Shape = tuple[int, ...]
 
@@ -47,6 +48,20 @@ class VllmControl:
     async def pause(self) -> None:
         """Stop decoding after the step in progress. Requests, keys and values stay."""
         await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
+
+    async def all_told(self) -> None:
+        """Wait, during a pause, until the outputs of all steps have been read in this process.
+
+        vLLM sends the answer to `pause` behind the outputs of its last steps. But one task reads answers, and another
+        one the outputs, which under load is some steps behind.
+        """
+        await self._call(self._outputs_read())
+
+    async def _outputs_read(self) -> None:
+        outputs = self._llm.engine_core.outputs_queue
+        # The task that reads them waits in `get` when it has dealt with all. Without any request there is none yet.
+        while self._llm.output_handler is not None and (outputs.qsize() or not outputs._getters):
+            await asyncio.sleep(_TICK_S)
 
     async def resume(self) -> None:
         """Decode again. Raises EngineStopped for every failure, because a paused engine is of no use."""
