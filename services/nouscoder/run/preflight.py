@@ -167,9 +167,7 @@ def _transfer_faults(config: Config) -> Iterator[str]:
 def _shared_device_faults(config: Config) -> Iterator[str]:
     """vLLM refuses to start on a device that has not its share free, and the learner begins to fill it meanwhile."""
     generation, share = config.generation, config.generation.vllm.gpu_memory_utilization
-    device, learners = (name.replace("cuda:0", "cuda") for name in (generation.device, config.learner.device))
-    is_shared = config.run.services == "local" and device == learners != "cpu"
-    if generation.engine == "vllm" and is_shared and share > _MOST_SHARED:
+    if generation.engine == "vllm" and config.shares_device and share > _MOST_SHARED:
         yield (
             f"generation.vllm.gpu_memory_utilization: vLLM would take {share:g} of {generation.device}, and the learner"
             f" needs it too: set at most {_MOST_SHARED:g} (docs/operating.md, One GPU), or another generation.device"
