@@ -44,6 +44,7 @@ from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1 import learner_pb2_grpc
 
 LIMIT_S = 120.0
+PIECE_BYTES = 1000
 CPU = torch.device("cpu")
 BY_TCP_OR_MEMORY = [WeightTransfer.GLOO, WeightTransfer.IPC]
 
@@ -63,7 +64,7 @@ def weights(version: int) -> dict[str, Tensor]:
 @pytest.fixture(autouse=True)
 def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a shard has several."""
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(transfer, "PIECE_BYTES", PIECE_BYTES)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1000, 10**6])
@@ -219,7 +220,7 @@ def received_by_another_process(
         "got = transfer.receive_shards([Shard(*shard) for shard in shards], met, 1, 60.0, torch.device(device))\n"
         "[Path(folder, str(i)).write_bytes(data.numpy().tobytes()) for i, data in enumerate(got)]"
     )
-    place = [rendezvous.host, rendezvous.port, rendezvous.num_ranks, rendezvous.transfer, transfer.PIECE_BYTES]
+    place = [rendezvous.host, rendezvous.port, rendezvous.num_ranks, rendezvous.transfer, PIECE_BYTES]
     return subprocess.Popen([sys.executable, "-c", program, json.dumps(orders), json.dumps(place)])
 
 

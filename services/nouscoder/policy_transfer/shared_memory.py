@@ -38,7 +38,7 @@ class SharedBuffer:
         self._file: int | None = None
         if device.type == "cuda":
             self.data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-            about = self.data.untyped_storage()._share_cuda_()
+            about = self.data.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
             self.handle = json.dumps([each.hex() if isinstance(each, bytes) else each for each in about])
             return
         self._file = os.memfd_create("nouscoder-transfer")

@@ -86,6 +86,7 @@ def _head_groups(query: Tensor, key: Tensor, segments: Segments) -> tuple[int, .
 def _one_call(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, window: int | None
 ) -> Tensor:
+    groups: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if _IS_TOLD_OF_GROUPS else {}
     output = varlen_attn(
         query,
         key,
@@ -96,7 +97,7 @@ def _one_call(
         segments.max_keys,
         scale=scale,
         window_size=_sides(window),
-        **({"enable_gqa": query.shape[1] != key.shape[1]} if _IS_TOLD_OF_GROUPS else {}),
+        **groups,
     )
     assert isinstance(output, Tensor)
     return output
