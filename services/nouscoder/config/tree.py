@@ -142,6 +142,12 @@ class Config(Section):
             )
         return self
 
+    @property
+    def shares_device(self) -> bool:
+        """Whether the engine and the learner of a local run use the same GPU."""
+        engine, learner = (each.device.replace("cuda:0", "cuda") for each in (self.generation, self.learner))
+        return self.run.services == "local" and engine == learner != "cpu"
+
     @model_validator(mode="after")
     def _experts_are_recorded(self) -> Config:
         if self.policy.router_replay and self.generation.engine != "torch":

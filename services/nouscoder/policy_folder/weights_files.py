@@ -9,7 +9,6 @@ every model computes itself (`is_ignored`) are never read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import defaultdict
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import Shard
 from nouscoder.errors import NousCoderError
 
@@ -190,9 +190,7 @@ def shards_of(folder: Path) -> tuple[Shard, ...]:
 
 def _shard(file: Path) -> Shard:
     try:
-        with file.open("rb") as data:
-            sha256 = hashlib.file_digest(data, "sha256").hexdigest()
-        return Shard(file.name, sha256, file.stat().st_size)
+        return Shard(file.name, sha256_of(file), file.stat().st_size)
     except OSError as error:
         raise WeightsMissing(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
