@@ -21,7 +21,7 @@ from nouscoder.demo.problems import Split
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallCase, CallTests, Limits
 
-NUM_TESTS = 10
+NUM_TESTS = 20
 _HELD_OUT_SHARE = 4  # one task in four is held out
 _LIMITS = Limits(wall_time_s=2.0, cpu_time_s=1.0, memory_bytes=256 * 1024**2, output_bytes=64 * 1024, processes=8)
 
@@ -57,8 +57,19 @@ class Kind:
     tasks: tuple[Task, ...]
 
 
+def _integer(random: Random) -> list[Any]:
+    return [random.randint(-2, 11) if random.random() < 0.9 else random.randint(-99, 99)]
+
+
+def _pair(random: Random) -> list[Any]:
+    first = random.randint(1, 12)
+    return [first, random.choice((first, 2 * first, random.randint(1, 12), random.randint(1, 12)))]
+
+
 def _list(random: Random) -> list[Any]:
-    return [[random.randint(-9, 12) for _ in range(random.randint(1, 8))]]
+    lowest = random.choice((-9, -9, 1))
+    numbers = [random.randint(lowest, 10) for _ in range(random.randint(1, 8))]
+    return [sorted(numbers) if random.random() < 0.3 else numbers]
 
 
 def _text(random: Random) -> list[Any]:
@@ -68,7 +79,7 @@ def _text(random: Random) -> list[Any]:
 
 def _two_texts(random: Random) -> list[Any]:
     first = random.choice(_WORDS)
-    return [first, random.choice((first, first[:2], first[-2:], random.choice(_WORDS)))]
+    return [first, random.choice((first, first[:2], first[-2:], first[1], first[::-1], random.choice(_WORDS)))]
 
 
 def _words(random: Random) -> list[Any]:
@@ -81,7 +92,7 @@ _INTEGER = (
     Task("n minus {k}", lambda n, k: n - k, NUMBERS),
     Task("{k} minus n", lambda n, k: k - n, NUMBERS),
     Task("True if n is divisible by {k}, otherwise False", lambda n, k: n % k == 0, NUMBERS[1:]),
-    Task("the remainder of n divided by {k}", lambda n, k: n % k, NUMBERS),
+    Task("the remainder of n divided by {k}", lambda n, k: n % k, NUMBERS[1:]),
     Task("n divided by {k}, rounded down to an integer", lambda n, k: n // k, NUMBERS),
     Task("the larger of n and {k}", lambda n, k: max(n, k), NUMBERS),
     Task("the smaller of n and {k}", lambda n, k: min(n, k), NUMBERS),
@@ -144,7 +155,7 @@ _PAIR = (
     Task("True if a is divisible by b, otherwise False", lambda a, b: a % b == 0),
     Task("True if both are even, otherwise False", lambda a, b: a % 2 == 0 and b % 2 == 0),
     Task("a plus {k} times b", lambda a, b, k: a + k * b, NUMBERS),
-    Task("{k} times their sum", lambda a, b, k: k * (a + b), NUMBERS),
+    Task("{k} times their sum", lambda a, b, k: k * (a + b), NUMBERS[1:]),
     Task("the perimeter of a rectangle with sides a and b", lambda a, b: 2 * (a + b)),
     Task("the list of both in increasing order", lambda a, b: sorted((a, b))),
     Task("the list of b and then a", lambda a, b: [b, a]),
@@ -229,7 +240,7 @@ _TEXT = (
     Task("every second character of it, beginning with the first", lambda s: s[::2]),
     Task("it followed by an exclamation mark", lambda s: s + "!"),
     Task("it between square brackets", lambda s: f"[{s}]"),
-    Task("True if it is longer than {k} characters, otherwise False", lambda s, k: len(s) > k, NUMBERS[3:]),
+    Task("True if it is longer than {k} characters, otherwise False", lambda s, k: len(s) > k, (5, 7, 10)),
     Task("the number of digits in it", lambda s: sum(c.isdigit() for c in s)),
     Task("it with its words in reverse order, joined by spaces", lambda s: " ".join(s.split()[::-1])),
 )
@@ -266,9 +277,9 @@ _WORD_LIST = (
 )
 
 KINDS = (
-    Kind("n", "an integer n", lambda random: [random.randint(-12, 40)], _INTEGER),
+    Kind("n", "an integer n", _integer, _INTEGER),
     Kind("n", "a positive integer n", lambda random: [random.randint(1, 30)], _POSITIVE),
-    Kind("a, b", "two positive integers a and b", lambda random: [random.randint(1, 12) for _ in "ab"], _PAIR),
+    Kind("a, b", "two positive integers a and b", _pair, _PAIR),
     Kind("numbers", "a list of integers", _list, _LIST),
     Kind("text", "a string", _text, _TEXT),
     Kind("a, b", "two strings a and b", _two_texts, _TWO_TEXTS),
@@ -319,7 +330,7 @@ def _problems_of(kind: Kind, task: Task, seed: int) -> list[Problem]:
             Problem(
                 problem_id=f"{digest}-{number:02d}",
                 prompt=sentence.format(call=f"{name}({kind.arguments})", takes=kind.takes, what=what),
-                tests=CallTests(name, tests_of(kind, task, constant, random)),
+                tests=CallTests(name, cases_of(kind, task, constant, random)),
                 limits=_LIMITS,
                 family=kind.takes,
             )
@@ -327,7 +338,7 @@ def _problems_of(kind: Kind, task: Task, seed: int) -> list[Problem]:
     return made
 
 
-def tests_of(kind: Kind, task: Task, constant: Any, random: Random) -> tuple[CallCase, ...]:
+def cases_of(kind: Kind, task: Task, constant: Any, random: Random) -> tuple[CallCase, ...]:
     """Tests with different arguments, for a task with this constant."""
     known = () if constant is None else (constant,)
     cases: dict[str, CallCase] = {}
