@@ -82,7 +82,7 @@ class KeyValueCache:
     """Static storage [layers, 2, slots, kv_heads, capacity, head_dim]. Running requests use the first slots."""
 
     def __init__(
-        self, model_config: Any, num_slots: int, capacity: int, device: torch.device, dtype: torch.dtype
+        self, model_config: Any, num_slots: int, capacity: int, device: torch.device, dtype: torch.dtype = torch.float32
     ) -> None:
         heads = model_config.num_attention_heads
         head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // heads
@@ -105,7 +105,7 @@ class KeyValueCache:
         self._store[:, :, target, :, :length] = self._store[:, :, source, :, :length]
 
 
-def decode_mask(lengths: Tensor, longest: int, dtype: torch.dtype) -> Tensor:
+def decode_mask(lengths: Tensor, longest: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Additive mask [rows, 1, 1, longest] that lets each row attend to its columns 0 .. length, `lengths` [rows]."""
     columns = torch.arange(longest, device=lengths.device)
     mask = torch.zeros((len(lengths), longest), device=lengths.device, dtype=dtype)
