@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nouscoder.demo.functions import KINDS, Kind, Task, function_problems, split_of, cases_of
+from nouscoder.demo.functions import KINDS, Kind, Task, cases_of, function_problems, split_of
 from nouscoder.demo.problems import Split
 from nouscoder.domain.submission import CallTests
 
