@@ -33,15 +33,23 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="seed of problems, policy and sampling")] = 0,
     name: Annotated[str | None, typer.Option(help="name of the run folder; default demo-SEED")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an earlier run of this name")] = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="a real language model, SmolLM2-135M-Instruct: about half an hour")
+    ] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="with --real: on a GPU, with configs/smollm2-135m.toml")] = False,
     engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.TORCH,
     overrides: SetOption = None,
 ) -> None:
     """Train a small policy with real services and real sandboxes: about five minutes on two cores."""
-    from nouscoder.demo.run import demo_run
+    from nouscoder.demo.run import computes_in_bfloat16, demo_run
 
-    own = _SMALL_VLLM if engine is EngineChoice.VLLM else ()
-    values = [f"generation.engine={engine.value}", *own, *(overrides or [])]
-    raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=values)))
+    if gpu and not real:
+        raise typer.BadParameter("--gpu is for --real: the policy of the plain demo is too small for a GPU")
+    recipe = "smollm2-135m" if gpu else "demo-real" if real else "demo"
+    own = _SMALL_VLLM if engine is EngineChoice.VLLM and not real else ()
+    types = ("generation.dtype=bfloat16", "learner.dtype=bfloat16") if real and computes_in_bfloat16() else ()
+    values = [f"generation.engine={engine.value}", *own, *types, *(overrides or [])]
+    raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=values, recipe=recipe)))
 
 
 def train(

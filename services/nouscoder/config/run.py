@@ -172,6 +172,11 @@ class PolicySection(Section):
 class DemoSection(Section):
     """What `nouscoder demo` and `nouscoder prepare-run` prepare; `nouscoder train` does not read it."""
 
+    problems: Literal["programs", "functions"] = Field(
+        "programs",
+        description="programs: tiny programs, for a policy that is made and warm-started here; functions: Python"
+        " functions asked for in a sentence, for SmolLM2-135M-Instruct, which is fetched (demo --real)",
+    )
     train_problems: int = Field(1200, ge=1, description="problems to train on")
     held_out_problems: int = Field(180, ge=1, description="problems for pass@1 before and after")
     warm_start_share: float = Field(1.0, gt=0, description="factor on the number of steps of the supervised phase")

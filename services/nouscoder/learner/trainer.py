@@ -246,8 +246,8 @@ class Trainer:
     def _rows(self, rollouts: Sequence[Rollout]) -> list[MicroBatch]:
         """The rows of this rank."""
         rows = rounds(input_lengths(rollouts), self._settings.microbatch_tokens, self.ranks.num_rows, self._cost)
-        device, experts = self._computation.device, self._replays_experts
-        return [pack_row(rollouts, row[self.ranks.row_number], device, replays_experts=experts) for row in rows]
+        settings = {"replays_experts": self._replays_experts, "shares_prompts": self._computation.shares_prompts}
+        return [pack_row(rollouts, row[self.ranks.row_number], self._computation.device, **settings) for row in rows]
 
     def _with_old_scores(self, minibatch: _Minibatch) -> _Minibatch:
         return replace(minibatch, old_scores=self._scores(self._computation.scorer, minibatch.parts))
