@@ -1,7 +1,7 @@
 """One transfer: rank 0 sends the bytes of a policy's shards, and the other ranks of its rendezvous receive them.
 
 Both sides cut each shard into pieces of `PIECE_BYTES`, so that nothing but the sizes must be known beforehand. The
-bytes are those of a safetensors file (policy_folder/stored_tensors.py), made from tensors in memory and read as tensors
+bytes are those of a safetensors file (policy_folder/weights_files.py), made from tensors in memory and read as tensors
 without a copy.
 
 INVARIANT: the pieces of `ShardImage` together are the bytes of the file whose header it has. `receive_shards` and
@@ -25,8 +25,8 @@ from torch.distributed.distributed_c10d import Store
 
 from nouscoder.domain.policy import Rendezvous, Shard
 from nouscoder.policy_folder.delta import DeltaUnusable, change
-from nouscoder.policy_folder.stored_tensors import LENGTH_BYTES, header_length, not_finite_in, spans_of
-from nouscoder.policy_folder.weights_files import WeightsUnusable
+from nouscoder.policy_folder.finite_values import not_finite_in
+from nouscoder.policy_folder.weights_files import LENGTH_BYTES, WeightsUnusable, header_length, spans_of
 from nouscoder.policy_transfer.group import (
     PIECE_BYTES,
     SILENCE_LIMIT_S,

@@ -22,9 +22,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.generation.engines.base import EngineError, EngineStopped, EngineUnusable
 from nouscoder.generation.weights.receiver import ReceiverState, order_of
+from nouscoder.policy_folder.finite_values import not_finite_in_file
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, split_experts
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained
-from nouscoder.policy_folder.stored_tensors import not_finite_in_file
 from nouscoder.policy_folder.weights_files import ADAPTER_FILE, FileState, WeightsUnusable
 
 # A pause ends after the step in progress; the other calls are instant.

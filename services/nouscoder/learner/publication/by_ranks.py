@@ -35,8 +35,7 @@ from nouscoder.atomic_files import StorageError, whole_folder
 from nouscoder.learner.model.weights import own_weights
 from nouscoder.learner.parallel.ranks import RankLost, Ranks
 from nouscoder.policy_folder.delta import write_changes
-from nouscoder.policy_folder.stored_tensors import LENGTH_BYTES, TensorSpan, header_length, spans_of
-from nouscoder.policy_folder.weights_files import INDEX_FILE
+from nouscoder.policy_folder.weights_files import INDEX_FILE, LENGTH_BYTES, TensorSpan, header_length, spans_of
 
 _LOOK_AGAIN_S = 0.02
 _DONE = "done"

@@ -20,15 +20,9 @@ from nouscoder.generation.engines.base import EngineError
 from nouscoder.generation.engines.vllm_control import Architecture
 from nouscoder.generation.weights import cache as cache_module
 from nouscoder.generation.weights.cache import PolicyCache
-from nouscoder.policy_folder import stored_tensors
-from nouscoder.policy_folder.stored_tensors import (
-    LENGTH_BYTES,
-    header_length,
-    not_finite_in,
-    not_finite_in_file,
-    spans_of,
-)
-from nouscoder.policy_folder.weights_files import WeightsUnusable
+from nouscoder.policy_folder import finite_values
+from nouscoder.policy_folder.finite_values import not_finite_in, not_finite_in_file
+from nouscoder.policy_folder.weights_files import LENGTH_BYTES, TensorSpan, WeightsUnusable, header_length, spans_of
 
 DTYPES = {torch.float64: 64, torch.float32: 32, torch.bfloat16: 16, torch.float16: 16}
 
@@ -62,7 +56,7 @@ def test_the_number_of_calls_follows_from_the_bytes_and_not_from_the_number_of_t
     begin = LENGTH_BYTES + header_length(data[:LENGTH_BYTES].tobytes())
     pieces = []
 
-    def piece(start: int, end: int) -> stored_tensors.Bytes:
+    def piece(start: int, end: int) -> finite_values.Bytes:
         pieces.append(end - start)
         return data[begin + start : begin + end]
 
@@ -77,7 +71,7 @@ def test_a_value_that_is_not_finite_is_found_by_the_name_of_its_tensor(
     tmp_path: Path, dtype: torch.dtype, value: float, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also across the pieces, and between neighbours of the largest and smallest numbers of the type."""
-    monkeypatch.setattr(stored_tensors, "PIECE_BYTES", 32)
+    monkeypatch.setattr(finite_values, "PIECE_BYTES", 32)
     about = torch.finfo(dtype)
     numbers = torch.tensor([about.max, about.min, about.tiny, 0.0, -0.0, about.smallest_normal / 2, 1.0], dtype=dtype)
     tensors = {"a": numbers.clone(), "b": numbers.clone(), "c": numbers.clone(), "d": torch.empty(0, 3, dtype=dtype)}
@@ -97,7 +91,7 @@ def test_every_number_of_16_bits_is_judged_as_torch_judges_it(dtype: torch.dtype
     name = {torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
     words = every.view(torch.uint8).numpy()
     for k, is_finite in enumerate(torch.isfinite(every).tolist()):
-        span = stored_tensors.TensorSpan("w", name, (1,), 0, 2)
+        span = TensorSpan("w", name, (1,), 0, 2)
         found = not_finite_in([span], lambda _start, _end, k=k: words[2 * k : 2 * k + 2])  # type: ignore[misc]
         assert (found is None) == is_finite, k
 
@@ -106,7 +100,7 @@ def test_every_number_of_16_bits_is_judged_as_torch_judges_it(dtype: torch.dtype
 def test_a_file_that_is_not_whole_is_refused_by_its_name(tmp_path: Path, num_bytes: int) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(save({"w": torch.ones(100)})[:num_bytes])
-    with pytest.raises(WeightsUnusable, match=re.escape(f"{file} holds no readable weights")):
+    with pytest.raises(WeightsUnusable, match=re.escape(f"{file} is not a whole safetensors file")):
         not_finite_in_file(file)
 
 
@@ -144,3 +138,15 @@ async def test_a_fetched_file_is_written_with_few_calls_in_threads(
     await cache.keep_shard(path, shard, pieces())
     cache.close()
     assert (path.read_bytes(), len(calls)) == (data, 4)
+
+
+def test_a_tensor_that_no_model_reads_may_hold_anything(tmp_path: Path) -> None:
+    """It lies between two others of its type, which are then no neighbours."""
+    file = tmp_path / "model.safetensors"
+    unread = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    tensors = {"model.a": torch.ones(5), unread: torch.full((3,), float("nan")), "model.z": torch.ones(2)}
+    save_file(tensors, file)
+    assert not_finite_in_file(file) is None
+    tensors["model.z"][1] = float("inf")
+    save_file(tensors, file)
+    assert not_finite_in_file(file) == "model.z"
