@@ -105,7 +105,7 @@ class VllmControl:
 
 
 class Architecture:
-    """The parameters of a model: their names and shapes, and which names are one tied tensor."""
+    """The parameters of a model: their names and shapes, and which names are one tied tensor (`tied`)."""
 
     def __init__(self, folder: Path) -> None:
         """Read `folder`/config.json. Raises EngineUnusable. No weights are made."""
@@ -122,7 +122,7 @@ class Architecture:
         names: defaultdict[int, list[str]] = defaultdict(list)
         for name, tensor in self._tensor_of.items():
             names[tensor].append(name)
-        self._tied = [group for group in names.values() if len(group) > 1]
+        self.tied = [group for group in names.values() if len(group) > 1]
         self._parameters = parameters  # an id is unique only while its object lives
         self._checked_base: tuple[tuple[Path, FileState], ...] = ()
         self.max_tokens: int = config.max_position_embeddings
@@ -140,7 +140,7 @@ class Architecture:
             unknown = sorted(policy.names - self._shapes.keys())
             if unknown:
                 raise EngineError(f"{source}: {unknown[0]} is not a parameter of the policy")
-            policy.check_tied(self._tied, source)
+            policy.check_tied(self.tied, source)
             is_base_checked = bool(policy.base) and policy.base == self._checked_base
             for name, tensor in policy.read(policy.changed if is_base_checked else None):
                 self._check_shape(name, tuple(tensor.shape), source)
