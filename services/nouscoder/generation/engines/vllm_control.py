@@ -121,7 +121,7 @@ class VllmControl:
 
 
 class Architecture:
-    """The parameters of a model: their names and shapes, and which names are one tied tensor."""
+    """The parameters of a model: their names and shapes, and which names are one tied tensor (`tied`)."""
 
     def __init__(self, folder: Path) -> None:
         """Read `folder`/config.json. Raises EngineUnusable. No weights are made."""
@@ -138,7 +138,7 @@ class Architecture:
         names: defaultdict[int, list[str]] = defaultdict(list)
         for name, tensor in self._tensor_of.items():
             names[tensor].append(name)
-        self._tied = [group for group in names.values() if len(group) > 1]
+        self.tied = [group for group in names.values() if len(group) > 1]
         self._parameters = parameters  # an id is unique only while its object lives
         self._checked_base: tuple[tuple[Path, FileState], ...] = ()
         self.max_tokens: int = config.max_position_embeddings
@@ -155,7 +155,7 @@ class Architecture:
         try:
             policy = PolicyTensors(files)
             self.check_shapes(policy.shapes, source)
-            policy.check_tied(self._tied, source)
+            policy.check_tied(self.tied, source)
             is_base_checked = bool(policy.base) and policy.base == self._checked_base
             wholes = [] if is_base_checked else [file for file in files if file.name != ADAPTER_FILE]
             found = next((name for file in wholes if (name := not_finite_in_file(file))), None) or next(
