@@ -44,6 +44,14 @@ class GuardsSection(Section):
         description="reward_hacking: correlation of the reward model's scores with the verified rewards below this",
     )
 
+    mismatch: float = Field(
+        0.1,
+        ge=0,
+        description="mismatch: mean difference of the learner's and the sampler's log-probabilities of tokens that the"
+        " same weights sampled, in nats, above this",
+    )
+    mismatch_stop: float = Field(0.5, ge=0, description="the run ends when that mean is above this; 0: it does not")
+
     @model_validator(mode="after")
     def _drift(self) -> GuardsSection:
         if 0 < self.length_drift <= 1:

@@ -13,10 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from nouscoder.config import Config, load_config
-from nouscoder.config.tree import recipe_path
+from nouscoder.config.tree import read_given, recipe_path
 from nouscoder.errors import NousCoderError
+from nouscoder.run.evaluation import newest_version
 from nouscoder.run.folder import RunFolder, unused_name
 from nouscoder.run.loop import interruptible, run_loop
+from nouscoder.run.resume import continue_finished, note_given, resumed, take
 from nouscoder.run.supervisor import SHARED_CORES
 from nouscoder.run.view import View, open_view
 
@@ -31,12 +33,32 @@ async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequ
     """Run the demo of this recipe. Returns the exit code. Raises NousCoderError with a message of one sentence."""
     started_s = time.monotonic()
     config = _config(recipe, seed, name, overrides, resume=resume)
-    folder, config = RunFolder.reopen(config.run.folder) if resume else (RunFolder.create(config), config)
+    folder, config, notes = _opened(config, overrides, resume=resume)
     try:
         with open_view(Console()) as view:
+            for note in notes:
+                view.say(note)
             return await interruptible(prepare_and_run(folder, config, view, started_s))
     finally:
         folder.close()
+
+
+def _opened(config: Config, overrides: Sequence[str], *, resume: bool) -> tuple[RunFolder, Config, list[str]]:
+    """The run folder, the configuration in force, and what is to be said of it. Raises RunChanged."""
+    given = read_given(None, overrides)
+    if not resume:
+        folder = RunFolder.create(config)
+        note_given(folder, given)
+        return folder, config, []
+    folder, recorded = RunFolder.reopen(config.run.folder)
+    try:
+        run = resumed(folder.path, recorded, given)
+        continue_finished(folder, run)
+        take(folder, run, given, newest_version(run.config))
+    except BaseException:
+        folder.close()
+        raise
+    return folder, run.config, run.lines
 
 
 def _config(recipe: str, seed: int, name: str | None, overrides: Sequence[str], *, resume: bool) -> Config:

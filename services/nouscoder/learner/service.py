@@ -313,11 +313,11 @@ async def serve(config: Config) -> None:
             certificates=(config.tls.certificate,),
         )
         await start_grpc(served, stack)
-        work = _work_and_stay(worker, stop) if config.learner.serve_after_run else worker.run()
+        work = _work_and_stay(worker) if config.learner.serve_after_run else worker.run()
         await run_until_stopped(stop, work)
 
 
-async def _work_and_stay(worker: LearnerWorker, stop: asyncio.Event) -> None:
+async def _work_and_stay(worker: LearnerWorker) -> None:
     await worker.run()
     log.info("the run is finished: its policies are served until SIGTERM")
-    await stop.wait()
+    await worker.stay()

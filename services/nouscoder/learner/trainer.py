@@ -340,6 +340,7 @@ class Trainer:
         num_versions = torch.tensor(
             [item.graded.rollout.num_versions for item in rollouts], dtype=torch.int64, device=part.input_ids.device
         )
+        is_fresh = torch.tensor([item.staleness == 0 for item in rollouts], device=part.input_ids.device)
         return LossInputs(
             logprobs=scores.logprobs,
             old_logprobs=scores.logprobs.detach() if old is None else old.logprobs,
@@ -351,6 +352,7 @@ class Trainer:
             reference_logprobs=minibatch.reference_logprobs[index],
             entropy_coefficient=entropy_coefficient,
             num_versions=num_versions[part.rollout_of_token],
+            is_fresh=is_fresh[part.rollout_of_token],
         )
 
     def _mean_entropy(self, minibatches: Sequence[_Minibatch]) -> float:
