@@ -193,6 +193,28 @@ def final_policy(root: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("device", ["", "-cuda"])
+@pytest.mark.parametrize(
+    ("kind", "bound"), [("", 1e-5), ("-8bit", 3e-3), ("-cpu", 1e-5), ("-bf16", 3e-3), ("-lora", 1e-5)]
+)
+def test_one_rank_that_fsdp2_wraps_is_killed_and_resumed_as_one_that_it_does_not(
+    start: Start, tmp_path: Path, kind: str, bound: float, device: str
+) -> None:
+    """With the optimizer's states in each form."""
+    if device and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; torch finds none")
+    bound = max(bound, 1e-3) if device else bound  # kernels of a GPU add in another order
+    plain, wrapped = run_folder(tmp_path / "plain"), run_folder(tmp_path / "wrapped")
+    assert start(f"run{device}{kind}", plain, 1) == [0], log_of(plain, 0)
+    assert start(f"die0-group{device}{kind}", wrapped, 1) == [-9], log_of(wrapped, 0)
+    assert [*(wrapped / "run" / "checkpoints").glob("0000000[24]")], "a checkpoint of it is there"
+    assert start(f"run-group{device}{kind}", wrapped, 1) == [0], log_of(wrapped, 0)
+    assert (wrapped / "wrapped.txt").read_text() == "True"
+    assert (plain / "wrapped.txt").read_text() == "False"
+    assert difference(final_policy(wrapped), final_policy(plain)) < bound
+
+
+@pytest.mark.soak
 def test_two_ranks_publish_the_files_and_deltas_of_one_that_gathers(start: Start, tmp_path: Path) -> None:
     """The first version is gathered, the others are written by all ranks."""
     gathered, by_ranks = run_folder(tmp_path / "gathered"), run_folder(tmp_path / "by_ranks")

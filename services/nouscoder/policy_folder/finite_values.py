@@ -66,7 +66,7 @@ def not_finite_in_file(file: Path) -> str | None:
 
             def piece(start: int, end: int) -> Bytes:
                 opened.seek(start)
-                if opened.readinto(memoryview(buffer[: end - start])) != end - start:
+                if opened.readinto(buffer[: end - start].data) != end - start:
                     raise WeightsUnusable("it is cut off")
                 return buffer[: end - start]
 

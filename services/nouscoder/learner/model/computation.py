@@ -206,7 +206,7 @@ class Computation:
         self._masters_on_cpu = settings.optimizer_states is OptimizerStates.CPU
         add_adapters(masters, settings.lora, config.run.seed)
         self._copy: ComputeCopy | None = None
-        if ranks.size == 1 and needs_copy(settings):
+        if not ranks.is_group and needs_copy(settings):
             masters_at = torch.device("cpu") if self._masters_on_cpu else self.device
             self._copy = ComputeCopy(masters, self._dtype, self.device, masters_at)
         else:
@@ -235,7 +235,7 @@ class Computation:
     def reference(self, load: Callable[[], PreTrainedModel]) -> Scorer:
         """The loaded model, for log-probabilities only, with the same type, attention and ranks."""
         # FSDP2 rounds the weights that it gathers.
-        dtype = self._dtype if self._ranks.size == 1 else torch.float32
+        dtype = torch.float32 if self._ranks.is_group else self._dtype
         model = round_weights(load(), dtype, self.device)
         self._attend(model)
         return self._root_of(model)

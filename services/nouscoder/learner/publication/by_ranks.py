@@ -147,7 +147,7 @@ def write_rows(rows: Mapping[str, Rows], before: Path, folder: Path, rank: int) 
                 places.append(changed + place // 2)
                 added.append(data.view("<u2")[changed] - words[changed])
                 new.seek(place)
-                new.write(data)
+                new.write(data.data)
         np.savez(_changes_of(folder / file.name, rank), places=np.concatenate(places), added=np.concatenate(added))
 
 
