@@ -27,8 +27,9 @@ from learner_process import FileBroker  # type: ignore[import-not-found]
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedModel
 
-from nouscoder.config import Config, LearnerSection, PolicySection, RunSection
+from nouscoder.config import Config, GenerationSection, LearnerSection, PolicySection, RunSection
 from nouscoder.domain.batch import Batch
+from nouscoder.domain.policy import Transport
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread
@@ -53,6 +54,7 @@ KINDS: dict[str, dict[str, object]] = {
     "lora": {"lora": {"rank": 4}},
     "adapter": {"lora": {"rank": 4, "publication": "adapter"}},
     "8bit": {"optimizer_states": "8bit"},
+    "deltas": {"policy_deltas": True},
 }
 PATIENCE_S = {"hang": 20.0}  # else 120
 
@@ -97,7 +99,9 @@ def config_of(what: str, root: Path) -> Config:
     if (first := root / "first.checkpoint").exists():
         settings["first_checkpoint"] = str(first)
     learner = LearnerSection.model_validate(settings)
-    return Config(run=RunSection(root=root, seed=5, total_batches=NUM_BATCHES), learner=learner)
+    generation = GenerationSection(policy_from=Transport.LEARNER if learner.policy_deltas else Transport.FOLDER)
+    run = RunSection(root=root, seed=5, total_batches=NUM_BATCHES)
+    return Config(run=run, learner=learner, generation=generation)
 
 
 async def train(config: Config, core: LearnerCore) -> None:
@@ -130,6 +134,22 @@ class StruckFollower(RankFollower):
         super()._train(command)
 
 
+class NotingFollower(RankFollower):
+    """Adds to the file `publications` how it took part in each."""
+
+    def _note(self, what: str) -> None:
+        with (self._config.run.folder / "publications").open("a") as file:
+            file.write(f"{what}\n")
+
+    def _publish(self, message: RankMessage) -> None:
+        self._note("by ranks")
+        super()._publish(message)
+
+    def _gather(self, message: RankMessage) -> None:
+        self._note("gathered")
+        super()._gather(message)
+
+
 class HangingFollower(StruckFollower):
     """Stops as if it hung."""
 
@@ -157,7 +177,7 @@ def main(what: str, folder: Path) -> None:
     elif ranks.rank:
         is_last = ranks.rank == ranks.size - 1
         follower = (
-            {"die": StruckFollower, "hang": HangingFollower}.get(what.partition("-")[0], RankFollower)
+            {"die": StruckFollower, "hang": HangingFollower}.get(what.partition("-")[0], NotingFollower)
             if is_last
             else RankFollower
         )

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.parallel.balance import Cost, rounds
 from nouscoder.learner.parallel.rank_messages import Leader, Listener, RankMessage, RankMessageKind
 from nouscoder.learner.parallel.ranks import NobodyCame, RankLost, Ranks, meet
+from nouscoder.policy_folder.delta import write_delta
 
 SCRIPT = Path(__file__).with_name("learner_rank.py")
 
@@ -188,6 +190,26 @@ def run_folder(root: Path) -> Path:
 def final_policy(root: Path) -> dict[str, torch.Tensor]:
     (file,) = (root / "run" / "policies" / "00000004").glob("*.safetensors")
     return load_file(file)
+
+
+@pytest.mark.soak
+def test_two_ranks_publish_the_files_and_deltas_of_one_that_gathers(start: Start, tmp_path: Path) -> None:
+    """The first version is gathered, the others are written by all ranks."""
+    gathered, by_ranks = run_folder(tmp_path / "gathered"), run_folder(tmp_path / "by_ranks")
+    assert start("run", gathered, 2) == [0, 0], log_of(gathered, 0)
+    assert start("run-deltas", by_ranks, 2) == [0, 0], log_of(by_ranks, 0)
+    noted = [(root / "run" / "publications").read_text().splitlines() for root in (by_ranks, gathered)]
+    assert noted == [["gathered", *["by ranks"] * (len(noted[1]) - 1)], ["gathered"] * len(noted[1])]
+    kept = sorted(folder.name for folder in (by_ranks / "run" / "policies").iterdir())
+    assert len(kept) > 2
+    for before, version in pairwise(kept):
+        (file,), (same,) = (
+            (root / "run" / "policies" / version).glob("*.safetensors") for root in (by_ranks, gathered)
+        )
+        assert file.read_bytes() == same.read_bytes()
+        write_delta(by_ranks / "run" / "policies" / before / file.name, file, tmp_path / "delta")
+        assert sorted(found.suffix for found in file.parent.iterdir()) == [".delta", ".safetensors"]
+        assert file.with_suffix(".delta").read_bytes() == (tmp_path / "delta").read_bytes()
 
 
 @pytest.mark.soak

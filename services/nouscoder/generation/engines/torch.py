@@ -12,6 +12,7 @@ New weights are copied in place between two steps. The keys and values in the ca
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ class ModelWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters: dict[str, Tensor] = model.state_dict()
+        names: defaultdict[int, list[str]] = defaultdict(list)
+        for name, tensor in self._parameters.items():
+            names[tensor.data_ptr()].append(name)
+        self._tied = [group for group in names.values() if len(group) > 1]
         self._base: tuple[tuple[Path, FileState], ...] = ()  # of the adapter in use; () for whole weights
         self._changed: frozenset[str] = frozenset()
 
@@ -59,6 +64,7 @@ class ModelWeights:
             policy = PolicyTensors(files)
             is_base_here = bool(policy.base) and policy.base == self._base
             names = policy.changed | self._changed if is_base_here else None
+            policy.check_tied(self._tied, source)
             weights = dict(policy.read(names, next(iter(self._parameters.values())).device))
         except WeightsUnusable as error:
             raise EngineError(str(error)) from error
