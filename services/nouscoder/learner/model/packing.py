@@ -271,9 +271,12 @@ def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return rows
 
 
-def pack(rollouts: Sequence[Rollout], max_tokens: int, device: torch.device) -> list[MicroBatch]:
+def pack(
+    rollouts: Sequence[Rollout], max_tokens: int, device: torch.device, *, shares_prompts: bool = False
+) -> list[MicroBatch]:
     """Micro-batches of the rollouts, see `plan` and `pack_row`."""
-    return [pack_row(rollouts, row, device) for row in plan(input_lengths(rollouts), max_tokens)]
+    rows = plan(input_lengths(rollouts), max_tokens)
+    return [pack_row(rollouts, row, device, shares_prompts=shares_prompts) for row in rows]
 
 
 def input_lengths(rollouts: Sequence[Rollout]) -> list[int]:
