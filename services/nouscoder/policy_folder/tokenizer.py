@@ -104,6 +104,27 @@ class PolicyTokenizer:
         """
         return self.encode_rendered(self.render(messages, thinking))
 
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens `encode` makes of each text; 0 of one that cannot be encoded."""
+        return [len(ids) for ids in self._encode_each(texts, add_special_tokens=True, split_special_tokens=True)]
+
+    def count_messages(self, conversations: Sequence[Sequence[Message]], thinking: bool | None = None) -> list[int]:
+        """How many tokens `encode_messages` makes of each conversation; 0 of one that cannot be encoded.
+
+        All have messages of the same roles in the same order. Raises TokenizerError when the template refuses them.
+        """
+        if not conversations:
+            return []
+        first = self.render(conversations[0], thinking)
+        of_template = self._specials(self._encode_contents_apart(first))
+        texts = self._rendered(conversations, thinking)
+        found = self._encode_each(texts, add_special_tokens=False, split_special_tokens=False)
+        counts = [len(ids) for ids in found]
+        for place, ids in enumerate(found):
+            if ids and self._specials(ids) != of_template:  # a content has the name of a special token
+                counts[place] = len(self.encode_messages(conversations[place], thinking))
+        return counts
+
     def check_template(self) -> None:
         """Raises TokenizerError for a chat template that reaches a limit with the shortest conversation."""
         try:
@@ -188,6 +209,20 @@ class PolicyTokenizer:
             return list(self._tokenizer.encode(text, **how))
         except Exception as error:  # tokenizers raises plain Exceptions
             raise TokenizerError(f"a text of {len(text)} characters cannot be encoded: {error}") from error
+
+    def _encode_each(self, texts: Sequence[str], **how: bool) -> list[list[int]]:
+        """The tokens of each text, which are encoded at once; none of one that cannot be encoded."""
+        try:
+            found: list[list[int]] = self._tokenizer(list(texts), return_attention_mask=False, **how)["input_ids"]
+        except Exception:  # of one of them: tokenizers raises plain Exceptions
+            return [self._encode_or_none(text, **how) for text in texts]
+        return found
+
+    def _encode_or_none(self, text: str, **how: bool) -> list[int]:
+        try:
+            return self._encode(text, **how)
+        except TokenizerError:
+            return []
 
     def _specials(self, ids: Sequence[int]) -> list[int]:
         return [token_id for token_id in ids if token_id in self._special_ids]

@@ -77,6 +77,7 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
         guest_places=generation.guest_places,
         device=generation.device,
         threads=generation.threads,
+        dtype=generation.dtype,
         records_experts=config.policy.router_replay,
     )
 

@@ -22,6 +22,10 @@ class EngineError(NousCoderError):
     """The engine cannot serve a request. The message names the request or the invalid file."""
 
 
+class PromptTooLong(EngineError):
+    """The prompt leaves no room for a token of the completion. The message has both numbers."""
+
+
 class EngineUnusable(EngineError, Unusable):
     """The engine can never work with the configured policy folder or device."""
 
@@ -161,6 +165,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def num_rollouts(self) -> int:
+        """Requests that no guest made and that have not ended, also those that the engine has not taken up yet."""
+        ...
+
+    @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
         ...
@@ -239,7 +248,8 @@ def checked_max_tokens(request: SampleRequest, ids_in_use: Collection[str], capa
         raise EngineError(f"{name}: the prompt is empty")
     room = capacity - num_prompt_tokens
     if room < 1:
-        raise EngineError(f"{name}: a prompt of {num_prompt_tokens} tokens leaves no room in a total of {capacity}")
+        kind = EngineError if request.num_kept else PromptTooLong  # kept tokens are not of the prompt
+        raise kind(f"a prompt of {num_prompt_tokens} tokens leaves no room in a total of {capacity}: {name}")
     if request.sampling.max_new_tokens < 1:
         raise EngineError(f"{name}: max_new_tokens must be at least 1")
     return min(room, request.sampling.max_new_tokens)

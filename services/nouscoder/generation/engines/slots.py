@@ -81,13 +81,15 @@ class DecodePass:
 class KeyValueCache:
     """Static storage [layers, 2, slots, kv_heads, capacity, head_dim]. Running requests use the first slots."""
 
-    def __init__(self, model_config: Any, num_slots: int, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self, model_config: Any, num_slots: int, capacity: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
         heads = model_config.num_attention_heads
         head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // heads
         kv_heads = getattr(model_config, "num_key_value_heads", None) or heads
         # Zeros, because values that are not attended to are multiplied by a weight of 0, and 0 * NaN is NaN.
         self._store = torch.zeros(
-            (model_config.num_hidden_layers, 2, num_slots, kv_heads, capacity, head_dim), device=device
+            (model_config.num_hidden_layers, 2, num_slots, kv_heads, capacity, head_dim), device=device, dtype=dtype
         )
 
     def prompt_pass(self, first_slot: int, source_rows: Tensor) -> PromptPass:
@@ -103,10 +105,10 @@ class KeyValueCache:
         self._store[:, :, target, :, :length] = self._store[:, :, source, :, :length]
 
 
-def decode_mask(lengths: Tensor, longest: int) -> Tensor:
+def decode_mask(lengths: Tensor, longest: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Additive mask [rows, 1, 1, longest] that lets each row attend to its columns 0 .. length, `lengths` [rows]."""
     columns = torch.arange(longest, device=lengths.device)
-    mask = torch.zeros((len(lengths), longest), device=lengths.device)
+    mask = torch.zeros((len(lengths), longest), device=lengths.device, dtype=dtype)
     return mask.masked_fill_(columns > lengths[:, None], float("-inf"))[:, None, None]
 
 
@@ -150,14 +152,15 @@ def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, truncation
     greedy = temperature == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperature.clamp_min(_MIN_TEMPERATURE))[:, None]
     all_logprobs = torch.log_softmax(scaled, dim=-1)
-    probabilities = all_logprobs.double().exp_()
+    probabilities = all_logprobs.exp()
     if truncation is not None:
-        probabilities = _truncate(probabilities, truncation)
-    cumulative = probabilities.cumsum_(dim=-1)
+        probabilities = _truncate(probabilities.double(), truncation)
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     # 0 < draws * total <= total, so a first entry that reaches it exists, and its probability is above 0.
     token_ids = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None])
-    token_ids = torch.where(greedy[:, None], scaled.argmax(dim=-1, keepdim=True), token_ids)
-    not_numbers = torch.isnan(all_logprobs).any(dim=-1, keepdim=True)
+    if bool(greedy.any()):
+        token_ids = torch.where(greedy[:, None], scaled.argmax(dim=-1, keepdim=True), token_ids)
+    not_numbers = torch.isnan(cumulative[:, -1:])
     token_ids = token_ids.masked_fill_(not_numbers, 0)
     logprobs = all_logprobs.gather(1, token_ids).masked_fill_(not_numbers, float("nan"))
     return ChosenTokens(token_ids[:, 0], logprobs[:, 0])
