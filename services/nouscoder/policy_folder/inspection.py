@@ -11,6 +11,7 @@ from typing import Any
 
 from nouscoder.config.base import HUB_ID
 from nouscoder.errors import Unusable
+from nouscoder.policy_folder.model_types import positions_of
 from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
 
 _STOP_FILES = ("generation_config.json", "config.json")
@@ -62,8 +63,7 @@ def has_chat_template(folder: Path) -> bool:
 
 def context_tokens(folder: Path) -> int | None:
     """The number of positions that the model was made for; None when its configuration does not say."""
-    found = _json_of(folder / "config.json").get("max_position_embeddings")
-    return found if isinstance(found, int) else None
+    return positions_of(_json_of(folder / "config.json"))
 
 
 def config_faults(folder: Path) -> list[str]:
