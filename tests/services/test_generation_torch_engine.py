@@ -336,21 +336,6 @@ def test_sampled_frequencies_follow_the_softmax() -> None:
     torch.testing.assert_close(shares, torch.softmax(logits[0], -1), atol=0.012, rtol=0)
 
 
-@pytest.mark.parametrize(("top_p", "num_kept"), [(0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (1.0, 4)])
-def test_top_p_keeps_the_smallest_set_with_at_least_its_mass(top_p: float, num_kept: int) -> None:
-    """Every second row is not truncated, because each row has its own top-p."""
-    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    logits = probabilities.log().expand(8000, 4)
-    each = torch.tensor([top_p, 1.0], dtype=torch.float64).repeat(4000)
-    choice = choose_tokens(logits, draws_of(request_of(task(1)), 8000), torch.ones(8000), each)
-    shares = torch.bincount(choice.token_ids[0::2], minlength=4) / 4000
-    wanted = torch.where(torch.arange(4) < num_kept, probabilities, 0.0)
-    torch.testing.assert_close(shares, wanted / wanted.sum(), atol=0.03, rtol=0)
-    assert shares[num_kept:].tolist() == [0.0] * (4 - num_kept)
-    assert torch.bincount(choice.token_ids[1::2], minlength=4)[3] > 0
-    torch.testing.assert_close(choice.logprobs.exp(), probabilities[choice.token_ids])
-
-
 def test_extreme_draws_select_only_possible_tokens() -> None:
     logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]]).expand(2, 4)
     choice = choose_tokens(logits, torch.tensor([2.0**-53, 1.0], dtype=torch.float64), torch.ones(2), None)

@@ -164,7 +164,24 @@ class SamplingSection(Section):
     top_p: float = Field(
         1.0, gt=0, le=1, description="nucleus sampling: cumulative probability of the candidate tokens"
     )
+    top_k: int = Field(0, ge=0, description="number of candidate tokens, the most likely ones; 0: all")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="a candidate has at least this share of the probability of the most likely token"
+    )
+    stop: tuple[str, ...] = Field(
+        (), description="texts that end an answer, and stay in it; besides the policy's end-of-turn tokens"
+    )
+    stop_token_ids: tuple[int, ...] = Field(
+        (), description="tokens that end an answer, besides the policy's end-of-turn tokens"
+    )
     max_new_tokens: int = Field(128, ge=1, description="maximum number of tokens in a completion")
+
+    @field_validator("stop", "stop_token_ids")
+    @classmethod
+    def _can_end_an_answer(cls, values: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        if any(value == "" or (isinstance(value, int) and value < 0) for value in values):
+            raise ValueError("a text must not be empty, and a token id is at least 0")
+        return values
 
 
 class VllmSection(Section):

@@ -146,6 +146,13 @@ class ProblemsSection(Section):
         "", description="folder or URL (s3://...) of the tests, for broker and verifiers; empty: the broker sends them"
     )
     held_out_samples: int = Field(1, ge=1, description="rollouts for each held-out problem")
+    too_long_share: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="share of the problems that may be left out because their prompts leave no room for an answer in"
+        " generation.max_tokens_total; with more a local run does not start",
+    )
 
 
 class PolicySection(Section):

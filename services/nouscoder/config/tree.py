@@ -101,8 +101,15 @@ class Config(Section):
     def _probabilities_are_those_of_the_policy(self) -> Config:
         """vLLM reports the probability after truncation, and the learner computes it without."""
         trains = self.run.total_batches > 0 and not self.plan.stages
-        if trains and self.generation.engine == "vllm" and self.generation.sampling.top_p < 1:
-            raise ValueError("generation.sampling.top_p must be 1 for training with the vllm engine")
+        sampling = self.generation.sampling
+        for key, wanted in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
+            if trains and self.generation.engine == "vllm" and getattr(sampling, key) != wanted:
+                raise ValueError(f"generation.sampling.{key} must be {wanted} for training with the vllm engine")
+        if self.generation.engine == "vllm" and sampling.stop:
+            raise ValueError(
+                "generation.sampling.stop needs generation.engine torch, because vLLM runs without a tokenizer here:"
+                " take stop_token_ids"
+            )
         return self
 
     @model_validator(mode="after")

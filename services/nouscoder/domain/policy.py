@@ -79,6 +79,10 @@ class PolicyManifest:
     can also be made from those of an earlier version. With `base`, which is the first policy, the only shard is instead
     an adapter (policy_folder/policy_tensors.py) of the weights of `base`.
 
+    `weights` and `tokenizer` say with which policy its maker works (policy_folder/identity.py): `weights` is the digest
+    of the tensors of version 0, "" for later versions, and `tokenizer` those of the tokenizer's files. Generation
+    compares them with its own; what is empty is not compared.
+
     Raises ValueError on construction when there is no shard, a name occurs twice, the delta has another number of
     files, or an adapter has several shards, a delta, or a base that is itself an adapter.
     """
@@ -90,6 +94,8 @@ class PolicyManifest:
     transport: Transport = Transport.FOLDER
     delta: PolicyDelta | None = None
     base: PolicyManifest | None = None
+    weights: str = ""
+    tokenizer: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.shards:

@@ -45,6 +45,8 @@ FIXED = (
     *("learner.dtype", "learner.optimizer", "learner.optimizer_states", "learner.lora", "learner.compile"),
     "learner.first_checkpoint",
     "generation.environment",
+    *("generation.sampling.top_k", "generation.sampling.min_p"),
+    *("generation.sampling.stop", "generation.sampling.stop_token_ids"),
     *("demo.train_problems", "demo.held_out_problems", "demo.warm_start_share", "demo.proposal_share"),
 )
 

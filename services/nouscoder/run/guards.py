@@ -4,6 +4,8 @@ INVARIANT of `LearningSignal`: while rollouts are filtered and no group is kept,
 the first filtered group, and after `run.max_filtered_batches` batches of filtered rollouts `judge` raises
 NothingToLearn.
 
+INVARIANT: a run without a problem left to ask ends, with the reason: `judge` raises NothingToLearn.
+
 INVARIANT: a guard's warning is returned once. It is returned again only after a batch for which the guard is silent.
 """
 
@@ -26,7 +28,7 @@ _ADVICE = "take other problems or another policy, or set broker.drop_zero_varian
 
 
 class NothingToLearn(Unusable):
-    """All groups of a long time were filtered. The message says how many rollouts were accepted."""
+    """All groups of a long time were filtered, or generation refuses all problems. The message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,24 @@ class LearningSignal:
         self._clock = clock
         self._since: _Since | None = None
         self._warn_at = self._batch_size
+        self._refused = 0
 
     def judge(self, status: RunStatus) -> str | None:
         """A warning if one is due: first after WARN_AFTER_S or one batch, then each time the count has doubled.
 
         Raises NothingToLearn.
         """
+        if status.all_refused:
+            raise NothingToLearn(
+                f"the run ended: generation can make no rollout of any of the {status.num_problems} problems, such as:"
+                f" {status.refused_reason}"
+            )
+        if status.refused_problems > 2 * self._refused:
+            self._refused = status.refused_problems
+            return (
+                f"warning: refused: generation can make no rollout of {status.refused_problems} of"
+                f" {status.num_problems} problems, which are not asked again, such as: {status.refused_reason}"
+            )
         now = _counts(status)
         since = self._since
         if since is None or now.kept != since.kept:

@@ -107,6 +107,8 @@ async def run_loop(
     `generation` is the process that the stages of a plan share.
     """
     earlier_s = (folder.read_json("elapsed.json") or {}).get("learning_seconds", 0.0)
+    for line in await deployment(config).notes(config):
+        view.say(line)
 
     with open_sinks(folder, config, view.say) as sinks:
         async with deployment(config).open_services(folder, config, view.say, generation) as services:

@@ -19,6 +19,7 @@ sample for gets a new process, and the reason is said.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -205,12 +206,14 @@ class Deployment:
     open_folder    opens the run folder; takes the configuration and whether --resume was given
     open_services  the services of the run; on exit, none that this command started is left running, except a generation
                    process that is kept for the next stage of a plan
+    notes          what is to be said of the configuration before the run
     line_every_s   seconds between two progress lines where there is no terminal
     json_logs      whether the command's own logs are JSON lines on stderr
     """
 
     open_folder: Callable[[Config, bool], Awaitable[tuple[RunFolder, Config]]]
     open_services: Callable[[RunFolder, Config, Say, KeptGeneration | None], AbstractAsyncContextManager[RunServices]]
+    notes: Callable[[Config], Awaitable[list[str]]]
     line_every_s: float
     json_logs: bool
 
@@ -218,8 +221,8 @@ class Deployment:
 def deployment(config: Config) -> Deployment:
     """The deployment that `run.services` names."""
     if config.run.services == "external":
-        return Deployment(_attach, _open_external, line_every_s=10.0, json_logs=True)
-    return Deployment(_create_or_reopen, _open_local, line_every_s=2.0, json_logs=False)
+        return Deployment(_attach, _open_external, _no_notes, line_every_s=10.0, json_logs=True)
+    return Deployment(_create_or_reopen, _open_local, _left_out, line_every_s=2.0, json_logs=False)
 
 
 async def _create_or_reopen(config: Config, resume: bool) -> tuple[RunFolder, Config]:
@@ -244,6 +247,18 @@ async def _create_or_reopen(config: Config, resume: bool) -> tuple[RunFolder, Co
 async def _attach(config: Config, resume: bool) -> tuple[RunFolder, Config]:
     """The run folder, made when it is missing: an external run always continues, with the configuration given now."""
     return await attach_patiently(config), config
+
+
+async def _left_out(config: Config) -> list[str]:
+    """The problems whose prompts are too long."""
+    from nouscoder.run.preflight import left_out_lines
+
+    return await asyncio.to_thread(left_out_lines, config)
+
+
+async def _no_notes(config: Config) -> list[str]:
+    """The broker reads the problems, and generation refuses those that are too long."""
+    return []
 
 
 @asynccontextmanager

@@ -151,20 +151,29 @@ def draws_of(request: SampleRequest, num_tokens: int) -> Tensor:
     return torch.from_numpy(1.0 - stream.random(request.num_kept + num_tokens)[request.num_kept :])
 
 
-def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, top_p: Tensor | None) -> ChosenTokens:
-    """Sample one token per row from `logits` [rows, vocabulary] with `draws`, `temperature` and `top_p` [rows].
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Which tokens are candidates, each [rows]: see SampleRequest. `top_p` is 1, `top_k` and `min_p` are 0 for all."""
 
-    Temperature 0 selects the most likely token; any other below 1e-6 counts as 1e-6. `top_p` None means 1 for all rows.
-    The log-probability of the sampled token is that of the full softmax at the sampling temperature (for temperature 0:
-    at 1), before top-p truncation, so that truncation does not bias ratios to a policy's probabilities. A row with NaN
-    logits gets a NaN log-probability and token 0.
+    top_p: Tensor
+    top_k: Tensor
+    min_p: Tensor
+
+
+def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, truncation: Truncation | None) -> ChosenTokens:
+    """Sample one token per row from `logits` [rows, vocabulary] with `draws`, `temperature` and `truncation` [rows].
+
+    Temperature 0 selects the most likely token; any other below 1e-6 counts as 1e-6. Without `truncation` all tokens
+    are candidates. The log-probability of the sampled token is that of the full softmax at the sampling temperature
+    (for temperature 0: at 1), before truncation, so that truncation does not bias ratios to a policy's probabilities.
+    A row with NaN logits gets a NaN log-probability and token 0.
     """
     greedy = temperature == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperature.clamp_min(_MIN_TEMPERATURE))[:, None]
     all_logprobs = torch.log_softmax(scaled, dim=-1)
     probabilities = all_logprobs.double().exp_()
-    if top_p is not None:
-        probabilities = _truncate(probabilities, top_p)
+    if truncation is not None:
+        probabilities = _truncate(probabilities, truncation)
     cumulative = probabilities.cumsum_(dim=-1)
     # 0 < draws * total <= total, so a first entry that reaches it exists, and its probability is above 0.
     token_ids = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None])
@@ -175,11 +184,17 @@ def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, top_p: Ten
     return ChosenTokens(token_ids[:, 0], logprobs[:, 0])
 
 
-def _truncate(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Zero all but the smallest set of most likely tokens whose mass reaches top_p (nucleus sampling, 1904.09751)."""
+def _truncate(probabilities: Tensor, truncation: Truncation) -> Tensor:
+    """Zero all but the candidates, in vLLM's order: min-p (2407.01082), then top-k, then of those the smallest set of
+    most likely tokens whose share reaches top-p (nucleus sampling, 1904.09751).
+    """
     ordered, order = probabilities.sort(dim=-1, descending=True)
-    mass_before = ordered.cumsum(dim=-1) - ordered
-    ordered.masked_fill_(mass_before >= top_p[:, None], 0.0)
+    ranks = torch.arange(ordered.shape[-1], device=ordered.device)
+    limits = truncation.top_k.where(truncation.top_k > 0, ordered.shape[-1])
+    ordered.masked_fill_(ordered < truncation.min_p[:, None] * ordered[:, :1], 0.0)
+    ordered.masked_fill_(ranks >= limits[:, None], 0.0)
+    cumulative = ordered.cumsum(dim=-1)
+    ordered.masked_fill_(cumulative - ordered >= truncation.top_p[:, None] * cumulative[:, -1:], 0.0)
     return torch.zeros_like(probabilities).scatter_(1, order, ordered)
 
 
@@ -246,7 +261,7 @@ class Row:
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why it ends with its newest token; None while it continues."""
-        if self.token_ids[-1] in self.request.stop_token_ids:
+        if self.request.is_ended(self.token_ids):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) == self.max_tokens else None
 
@@ -276,6 +291,8 @@ class Slots:
         self._num_sampled = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._temperature = torch.ones(num_slots, device=device)
         self._top_p = torch.ones(num_slots, dtype=torch.float64, device=device)
+        self._top_k = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._min_p = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self._draws = torch.ones((num_slots, capacity), dtype=torch.float64, device=device)
 
     def __len__(self) -> int:
@@ -300,6 +317,8 @@ class Slots:
         self._length[where] = torch.tensor([len(row.prompt_token_ids) for row in rows])
         self._temperature[where] = torch.tensor([row.request.sampling.temperature for row in rows])
         self._top_p[where] = torch.tensor([row.request.sampling.top_p for row in rows], dtype=torch.float64)
+        self._top_k[where] = torch.tensor([row.request.top_k for row in rows])
+        self._min_p[where] = torch.tensor([row.request.min_p for row in rows], dtype=torch.float64)
         self._num_sampled[where] = 0
         self.rows += rows
         return slots
@@ -308,9 +327,11 @@ class Slots:
         """The next token of these slots from `logits` [slots, vocabulary]."""
         where = slice(slots.start, slots.stop)
         draws = self._draws[self._index[where], self._num_sampled[where]]
-        truncated = any(row.request.sampling.top_p < 1 for row in self.rows[where])
-        top_p = self._top_p[where] if truncated else None
-        return choose_tokens(logits, draws, self._temperature[where], top_p)
+        requests = [row.request for row in self.rows[where]]
+        truncation = None
+        if any(request.sampling.top_p < 1 or request.top_k or request.min_p for request in requests):
+            truncation = Truncation(self._top_p[where], self._top_k[where], self._min_p[where])
+        return choose_tokens(logits, draws, self._temperature[where], truncation)
 
     def took(self, slots: range, token_ids: Tensor) -> None:
         """Record the tokens chosen for these slots, [slots]."""
@@ -333,5 +354,8 @@ class Slots:
 
     def _move(self, source: int, target: int) -> None:
         self._cache.move(source, target, self.rows[source].cached_tokens)
-        for vector in (self._last_token, self._length, self._num_sampled, self._temperature, self._top_p, self._draws):
+        for vector in (
+            *(self._last_token, self._length, self._num_sampled, self._draws),
+            *(self._temperature, self._top_p, self._top_k, self._min_p),
+        ):
             vector[target] = vector[source]

@@ -11,6 +11,7 @@ New weights are copied in place between two steps. The keys and values in the ca
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +42,10 @@ class ModelWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters: dict[str, Tensor] = model.state_dict()
+        names: defaultdict[int, list[str]] = defaultdict(list)
+        for name, tensor in self._parameters.items():
+            names[tensor.data_ptr()].append(name)
+        self._tied = [group for group in names.values() if len(group) > 1]
         self._base: tuple[tuple[Path, FileState], ...] = ()  # of the adapter in use; () for whole weights
         self._changed: frozenset[str] = frozenset()
 
@@ -54,6 +59,7 @@ class ModelWeights:
             policy = PolicyTensors(files)
             is_base_here = bool(policy.base) and policy.base == self._base
             names = policy.changed | self._changed if is_base_here else None
+            policy.check_tied(self._tied, source)
             weights = dict(policy.read(names, next(iter(self._parameters.values())).device))
         except WeightsUnusable as error:
             raise EngineError(str(error)) from error
@@ -102,6 +108,7 @@ class TorchEngine:
         guest_places: int = 0,
         device: str = "cpu",
         threads: int = 1,
+        dtype: str = "float32",
         records_experts: bool = False,
     ) -> None:
         """Build the architecture of `policy_folder`/config.json without weights. Raises EngineUnusable.
@@ -111,7 +118,7 @@ class TorchEngine:
         torch.set_num_threads(threads)
         try:
             self._device = torch.device(device)
-            self._decoder = Decoder(policy_folder, self._device)
+            self._decoder = Decoder(policy_folder, self._device, getattr(torch, dtype))
             self._recorder = ExpertRecorder(self._decoder.model) if records_experts else None
         except (RuntimeError, ValueError) as error:
             raise EngineUnusable(str(error)) from error

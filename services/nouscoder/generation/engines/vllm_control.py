@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,10 @@ class Architecture:
         parameters = split_experts(dict(model.named_parameters(remove_duplicate=False)))
         self._shapes: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         self._tensor_of = {name: id(tensor) for name, tensor in parameters.items()}
+        names: defaultdict[int, list[str]] = defaultdict(list)
+        for name, tensor in self._tensor_of.items():
+            names[tensor].append(name)
+        self._tied = [group for group in names.values() if len(group) > 1]
         self._parameters = parameters  # an id is unique only while its object lives
         self._checked_base: tuple[tuple[Path, FileState], ...] = ()
         self.max_tokens: int = config.max_position_embeddings
@@ -135,6 +140,7 @@ class Architecture:
             unknown = sorted(policy.names - self._shapes.keys())
             if unknown:
                 raise EngineError(f"{source}: {unknown[0]} is not a parameter of the policy")
+            policy.check_tied(self._tied, source)
             is_base_checked = bool(policy.base) and policy.base == self._checked_base
             for name, tensor in policy.read(policy.changed if is_base_checked else None):
                 self._check_shape(name, tuple(tensor.shape), source)

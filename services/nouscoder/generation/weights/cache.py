@@ -46,6 +46,10 @@ class PolicyRefused(NousCoderError):
     """The manifest is older than the policy in use, or has the same version with other weights."""
 
 
+class PoliciesDiffer(Unusable):
+    """Learner and generation do not have the same first policy. The message names the tensor or the file."""
+
+
 class PolicyCacheUnusable(Unusable):
     """The cache folder cannot be used. The message names it."""
 

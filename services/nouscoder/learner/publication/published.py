@@ -35,6 +35,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.learner.model.weights import adapter_weights, weights_of
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_folder.delta import DeltaUnusable, write_delta
+from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
 from nouscoder.policy_folder.policy_tensors import Adapter, split_experts
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
@@ -44,6 +45,7 @@ from nouscoder.policy_folder.weights_files import (
     FileState,
     shards_of,
     state_of,
+    weights_files,
 )
 
 log = logging.getLogger(__name__)
@@ -86,7 +88,7 @@ class PolicyPublisher:
     """The folder policies/. Old versions are kept for some time, because a generation worker may still read one.
 
     With `deltas` each version has also what changed since the one before, if this process wrote that. `first` is the
-    folder of the first policy, the base of all adapters.
+    folder of the first policy, the base of all adapters, and has the tokenizer.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class PolicyPublisher:
         shards = tuple(_shard(final / name) for name in parts)
         manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, delta)
         self._before = manifest
-        return manifest
+        return self._identified(manifest, final)
 
     def _write_adapter(self, final: Path, policy: StagedPolicy, adapter: Adapter) -> PolicyManifest:
         base = self._first_policy()
@@ -136,7 +138,18 @@ class PolicyPublisher:
                 (part / ADAPTER_CONFIG_FILE).write_text(adapter.config(base.folder), encoding="utf8")
         prune(self._folder, self._keep)
         shards = (_shard(file),)
-        return PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, base=base)
+        manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, base=base)
+        return self._identified(manifest, Path(base.folder))
+
+    def _identified(self, manifest: PolicyManifest, whole: Path) -> PolicyManifest:
+        """The manifest with the digests that generation compares. `whole` has the weights, of an adapter its base's.
+
+        A published file of version 0 has what the model has in memory, so its digest is that of the tensors in use.
+        """
+        if self._first is None:
+            return manifest
+        weights = "" if manifest.policy_version else weights_digest(weights_files(whole))
+        return replace(manifest, weights=weights, tokenizer=tokenizer_digests(self._first))
 
     def _first_policy(self) -> PolicyManifest:
         """The first policy. Its files are read once, because they do not change during a run."""
