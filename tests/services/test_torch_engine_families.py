@@ -24,6 +24,7 @@ from nouscoder.generation.engines.decoder import SLOTS_ATTENTION, slots_mask
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.model_types import TORCH_ENGINE, VLLM
+from nouscoder.policy_folder.pretrained import build_model
 from nouscoder.policy_folder.weights_files import weights_files
 
 WINDOW, CAPACITY = 6, 40
@@ -271,9 +272,9 @@ def plain_logprobs(model: PreTrainedModel, prompt: Sequence[int], sampled: Compl
 
 def saved(folder: Path, model_type: str, changes: dict[str, Any]) -> PreTrainedModel:
     """A random model of the type in a folder, with transformers' own attention."""
-    config = AutoConfig.for_model(model_type, **(SIZES | changes))  # type: ignore[no-untyped-call]
+    config = AutoConfig.for_model(model_type, **(SIZES | changes))
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model: Any = build_model(AutoModelForCausalLM, config, dtype=torch.float32, attn_implementation="eager")
     # As transformers draws them, weights are so small that attention hardly counts.
     with torch.no_grad():
         for tensor in model.parameters():

@@ -43,10 +43,15 @@ VLLM = _types(
 _NOT_VLLM = _types("codegen cpmant gpt_neo gpt_neox_japanese mpt openai-gpt rwkv xglm xlnet")
 
 
-def engine_fault(engine: str, model_type: str, layer_types: Collection[str] = ()) -> str:
+# How a user takes vLLM in a configuration.
+_HOW = 'set generation.engine to "vllm"'
+
+
+def engine_fault(engine: str, model_type: str, layer_types: Collection[str] = (), how: str = _HOW) -> str:
     """Why an engine cannot run models of a type, in one sentence; "" when nothing is known against it.
 
-    `engine`: as in generation.engine. `layer_types`: those of the layers, where the configuration names them.
+    `engine`: as in generation.engine. `layer_types`: of the layers, where the configuration names them. `how`: what a
+    user does to take vLLM.
     """
     if engine == "vllm":
         return f"vLLM {VLLM_VERSION} does not run models of type {model_type}" if model_type in _NOT_VLLM else ""
@@ -55,7 +60,7 @@ def engine_fault(engine: str, model_type: str, layer_types: Collection[str] = ()
         return ""
     what = f"models of type {model_type}" + (f" with layers of type {strange[0]}" if strange else "")
     if model_type in VLLM:
-        return f'the torch engine does not run {what}: set generation.engine to "vllm", which does'
+        return f"the torch engine does not run {what}: {how}, which does"
     return f"the torch engine does not run {what}, and vLLM {VLLM_VERSION} does not list them: take another model"
 
 
@@ -73,5 +78,5 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):
         if rope.get("rope_type", rope.get("type")) in ("longrope", "su"):
             key = "original_max_position_embeddings"
-            positions = min(positions, config.get(key) or rope.get(key) or positions)
-    return positions
+            positions = min(positions, int(config.get(key) or rope.get(key) or positions))
+    return int(positions)

@@ -30,9 +30,6 @@ from nouscoder.policy_folder.pretrained import build_model, load_pretrained
 
 SLOTS_ATTENTION = "nouscoder_slots"
 
-# Whether a query at a position sees a key at a position: (row, head, query, key), integers that broadcast.
-Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
 
 # What the registries get.
 
@@ -43,7 +40,7 @@ def slots_mask(
     q_length: int,
     kv_length: int,
     q_offset: int | Tensor,
-    mask_function: Sees,
+    mask_function: Callable[..., Any],
     dtype: torch.dtype,
     device: torch.device,
     local_size: int | None = None,
@@ -51,8 +48,8 @@ def slots_mask(
 ) -> Tensor | None:
     """The additive mask [rows or 1, 1, queries, keys]; None when it is plainly causal and all tokens are new.
 
-    `q_offset`: earlier tokens, of all rows or of each one [rows]. `mask_function`: the model's. `local_size`: its
-    window or chunk.
+    `q_offset`: earlier tokens, of all rows or of each one [rows]. `mask_function`: the model's, of
+    (row, head, query, key), integers that broadcast. `local_size`: its window or chunk.
     """
     if isinstance(q_offset, int):
         if mask_function is causal_mask_function or (local_size is not None and kv_length <= local_size):
