@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.errors import Unusable
-from nouscoder.learner.model.admission import choose_rows, probes
+from nouscoder.learner.model.admission import choose_rows, probes, short_spans
 from nouscoder.learner.model.packing import RowLayout, attend_alone, attend_packed, last_states, packs, plan
 from nouscoder.policy_folder.pretrained import load_pretrained
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
@@ -112,6 +112,11 @@ def _admit(model: PreTrainedModel) -> None:
 
     The head that transformers draws for a new model is still there.
     """
+    with short_spans(model):
+        _measure(model)
+
+
+def _measure(model: PreTrainedModel) -> None:
     # transformers scores the last token that is no padding.
     answers = [ids for ids in probes(model, _LENGTHS) if int(ids[-1]) != model.config.pad_token_id]
     attention = model.config._attn_implementation

@@ -10,7 +10,8 @@ with its own weights, on its device and in the type of its passes:
     3. Else, the learner's scorer on each sequence in a row of its own. Where that agrees, each row has one sequence.
     4. Else the model is refused.
 
-The own pass sees one token more than the scorer does, so a model that looks ahead is refused too.
+The own pass sees one token more than the scorer does, so a model that looks ahead is refused too. Windows, chunks and
+the like are shorter during the measurement than the sequences (`_SPANS`), so an attention that loses them is seen.
 
 Two passes agree when nine of ten log-probabilities differ by at most a share of the standard deviation of the own ones:
 0.001 in float32 and 0.25 in 16 bits, or 0.0001 and 0.02 nats where that is more. One of ten may differ by more, because
@@ -25,7 +26,8 @@ INVARIANT: no model of a run, a fine-tuning, a teacher or a reward model is used
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -42,6 +44,9 @@ log = logging.getLogger(__name__)
 _EXACT, _ROUNDED = (1e-3, 1e-4), (0.25, 0.02)
 _AGREEING = 0.9  # of the tokens
 _LENGTHS = (6, 10, 7)
+# Names under which configurations and layers hold how far an attention reaches.
+_SPANS = ("sliding_window", "attention_chunk_size", "index_topk", "keep_window_size")
+_SHORT_SPAN = 4
 # What a model raises that does not know an argument of packed rows.
 _UNKNOWN_ARGUMENT = (TypeError, ValueError, AttributeError, KeyError, IndexError)
 
@@ -56,6 +61,11 @@ def admit(scorer: Scorer, dtype: torch.dtype, ranks: Ranks | None = None) -> Non
 
     `dtype` is the type of the passes. Raises NotAdmitted.
     """
+    with short_spans(scorer.model):
+        _measure(scorer, dtype, ranks)
+
+
+def _measure(scorer: Scorer, dtype: torch.dtype, ranks: Ranks | None) -> None:
     sequences = probes(scorer.model, _LENGTHS)
     try:
         own = torch.cat([scorer.own_logprobs(ids) for ids in sequences])
@@ -64,8 +74,9 @@ def admit(scorer: Scorer, dtype: torch.dtype, ranks: Ranks | None = None) -> Non
             raise
         raise NotAdmitted(
             f"a model of type {scorer.model.config.model_type} cannot be trained: transformers' own forward pass fails"
-            f" in {str(dtype).removeprefix('torch.')} ({_first_line(error)}): set learner.dtype to another type, or"
-            " choose a model of another type (docs/models.md)"
+            f" in {str(dtype).removeprefix('torch.')} ({_first_line(error)}): "
+            + ('set learner.dtype = "float32", or ' if dtype != torch.float32 else "")
+            + "choose a model of another type (docs/models.md)"
         ) from error
 
     def scores(rows: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -104,6 +115,21 @@ def choose_rows(
         + ("set learner.context_parallel = 1, or " * shared)
         + "choose a model of another type (docs/models.md)"
     )
+
+
+@contextmanager
+def short_spans(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, attention reaches only so far that short sequences show it."""
+    holders = {id(one): one for one in (model.config, model.config.get_text_config(), *model.modules())}.values()
+    found = [(one, name, span) for one in holders for name in _SPANS if isinstance(span := vars(one).get(name), int)]
+    long = [(one, name, span) for one, name, span in found if span > _SHORT_SPAN]
+    try:
+        for one, name, _ in long:
+            setattr(one, name, _SHORT_SPAN)
+        yield
+    finally:
+        for one, name, span in long:
+            setattr(one, name, span)
 
 
 def probes(model: PreTrainedModel, lengths: Sequence[int]) -> list[Tensor]:

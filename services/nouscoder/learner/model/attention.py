@@ -176,6 +176,8 @@ def varlen_attention(
         more |= {"scaling": scaling, "sliding_window": sliding_window}
         return packed_attention(module, query, key, value, attention_mask, **more)
     # [1, heads, length, size] -> [length, heads, size]
+    if attention_mask is not None:
+        raise ValueError("the model makes a mask of its own, which packed rows do not have")
     queries, keys, values = (one[0].transpose(0, 1) for one in (query, key, value))
     keys, values = layout.keys_and_values(keys, values)
     return kernel(queries, keys, values, layout.segments, scaling, sliding_window).unsqueeze(0), None

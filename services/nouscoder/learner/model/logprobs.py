@@ -74,9 +74,9 @@ def _capped(logits: Tensor, cap: float) -> Tensor:
     return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
-def _through_cap(of_capped: Tensor, capped: Tensor, cap: float) -> Tensor:
-    """The gradient of the logits from that of c tanh(logits / c), in its type."""
-    return of_capped * (1 - (capped / cap) ** 2) if cap else of_capped
+def _slope(capped: Tensor, cap: float) -> Tensor | float:
+    """The derivative of c tanh(logits / c), from its value."""
+    return 1 - (capped / cap) ** 2 if cap else 1.0
 
 
 def _scores(chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,8 +176,9 @@ class _FusedScores(Function):
             logits = _capped(F.linear(states[part], weight, bias), ctx.cap)
             chunk = _Chunk(logits, targets[part], temperatures[part])
             of_entropies = gradients[1][part] if ctx.entropy_gradient else None
-            of_capped = gradient(chunk, normalisers[part], entropies[part], gradients[0][part], of_entropies)
-            of_logits = _through_cap(of_capped, logits, ctx.cap)
+            slope = _slope(logits, ctx.cap)  # before the logits are overwritten
+            of_logits = gradient(chunk, normalisers[part], entropies[part], gradients[0][part], of_entropies)
+            of_logits = of_logits.mul_(slope) if ctx.cap else of_logits
             if of_bias is not None:
                 of_bias += of_logits.sum(0, dtype=of_bias.dtype)
             if of_states is not None:

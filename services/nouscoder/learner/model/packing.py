@@ -194,11 +194,13 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """An attention function of transformers: query, key, value [1, heads, length, size] -> [1, length, heads, size].
 
-    Without a layout each row is one sequence, and rows may be several.
+    Without a layout each row is one sequence, and rows may be several. Raises ValueError for a mask beside a layout.
     """
     if layout is None:
         mask = attention_mask if attention_mask is not None else _window(query.shape[2], sliding_window, query.device)
         return sdpa_attention_forward(module, query, key, value, mask, **more)
+    if attention_mask is not None:
+        raise ValueError("the model makes a mask of its own, which packed rows do not have")
     padded = [_pad(row[0], layout) for row in (query, key, value)]
     sizes = [sequences * width for sequences, width in layout.blocks]
     outputs = []
@@ -297,6 +299,10 @@ AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 # Which models have packed rows.
 
 
+_PACKABLE = {"full_attention", "sliding_attention", "linear_attention"}
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
+
+
 def packs(model: PreTrainedModel) -> bool:
     """Whether rows of this model may have several sequences: its attention is one of ours."""
     return str(model.config._attn_implementation).startswith(_OURS)
@@ -310,7 +316,7 @@ def row_budget(model: PreTrainedModel, max_tokens: int) -> int:
 def last_states(model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, layout: Layout, **more: Any) -> Tensor:
     """The last hidden states of a row, [length, hidden]. Raises ValueError for several sequences without packing."""
     if packs(model):
-        more |= {"layout": layout}
+        more |= {"layout": layout, **_for_linear_layers(model, layout)}
     elif len(layout.lengths) > 1:
         raise ValueError(f"rows of a {model.config.model_type} model have one sequence each")
     decoder: nn.Module = model.base_model
@@ -320,13 +326,31 @@ def last_states(model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor,
     return states[0]
 
 
+def _for_linear_layers(model: PreTrainedModel, layout: Layout) -> dict[str, Tensor]:
+    """Where the sequences of a row are, as kernels of linear attention read it (Qwen3-Next, Qwen3.5).
+
+    transformers raises ValueError where the packages of these kernels are not installed.
+    """
+    if "linear_attention" not in _layer_kinds(model):
+        return {}
+    ends = layout.segments.cu_queries
+    numbers = torch.arange(len(ends) - 1, dtype=torch.int32, device=ends.device).repeat_interleave(ends.diff())
+    return {"cu_seq_lens_q": ends, "seq_idx": numbers.unsqueeze(0)}
+
+
+def _layer_kinds(model: PreTrainedModel) -> set[str]:
+    return set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+
+
 def attend_packed(model: PreTrainedModel, name: str = PACKED_ATTENTION) -> None:
     """Have the model use this attention of packed rows, if the model lets its attention be chosen.
 
-    Chunked attention (Llama 4) is in transformers' masks alone, which packed rows do not have.
+    Other kinds of layers than these are in transformers' masks alone, which packed rows do not have. Some positions
+    depend on the longest sequence of a row (Phi 3 with a long context).
     """
-    chunked = "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())
-    if not chunked and model._can_set_attn_implementation():
+    rope = str(getattr(model.config.get_text_config(), "rope_parameters", None))
+    by_length = any(f"'{kind}'" in rope for kind in _ROPE_BY_LENGTH)
+    if _layer_kinds(model) <= _PACKABLE and not by_length and model._can_set_attn_implementation():
         model.set_attn_implementation(name)
 
 
