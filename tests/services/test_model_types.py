@@ -13,16 +13,14 @@ from random import Random
 
 import pytest
 import torch
-from tests.services.model_types import TYPES, WINDOW, tiny_model
+from tests.services.model_types import TYPES, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from nouscoder.config import Attention
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.model.admission import NotAdmitted, admit
-from nouscoder.learner.model.attention import use_attention
 from nouscoder.learner.model.logprobs import Head, Scorer, score_tokens
 from nouscoder.learner.model.packing import attend_packed, pack, packs, row_budget
 from nouscoder.sft.reading import rollout_of
@@ -37,6 +35,10 @@ COMMON = {
 }
 EVERY_TYPE = [pytest.param(kind, marks=() if kind in COMMON else pytest.mark.heavy) for kind in TYPES]
 CPU = torch.device("cpu")
+SENTENCE = re.compile(
+    r"a model of type [\w-]+ cannot be trained: what the learner computes differs from the model's own numbers by"
+    r" [\d.]+, and [\d.e-]+ is the most: choose a model of another type \(docs/models.md\)"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +58,7 @@ def documented() -> dict[str, tuple[str, str]]:
 
 
 def examples(seed: int) -> list[Rollout]:
-    """Sequences of other lengths and tokens than those of the learner's measurement, two of them longer than windows."""
+    """Sequences of other lengths and tokens than those of the learner's measurement, some longer than windows."""
     random = Random(seed)
     ids = range(3, CharTokenizer().vocab_size)
     sizes = ((2, 4), (3, 17), (1, 5), (4, 8))
@@ -87,10 +89,7 @@ def admitted(model: PreTrainedModel) -> str:
     try:
         admit(Scorer(model), torch.float32)
     except NotAdmitted as error:
-        assert re.fullmatch(
-            rf"a model of type {model.config.model_type} cannot be trained: .*docs/models.md\)", str(error)
-        )
-        return REFUSED
+        return REFUSED if SENTENCE.fullmatch(str(error)) else str(error)
     return PACKED if packs(model) else ALONE
 
 

@@ -303,7 +303,8 @@ def score_tokens(
     hidden = last_states(model, micro_batch.input_ids, micro_batch.position_ids, micro_batch.layout, **experts)
     head = Head.of(model)
     logprobs, entropies = fused_scores(
-        hidden.index_select(0, micro_batch.positions),
+        # Mamba computes the last states in float32 also in bfloat16.
+        hidden.index_select(0, micro_batch.positions).to(head.layer.weight.dtype),
         head.layer.weight,
         head.layer.bias,
         micro_batch.targets,
