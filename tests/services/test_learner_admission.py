@@ -10,7 +10,8 @@ import pytest
 import torch
 from tests.services.model_types import tiny_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForSequenceClassification as Scorers
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from nouscoder.config import Attention, Config, LearnerSection, PolicySection, RunSection
@@ -61,7 +62,7 @@ def rollouts() -> list[Rollout]:
 
 def mean_loss(folder: Path, dtype: torch.dtype = torch.float32) -> float:
     """That of transformers: each rollout alone, with eager attention."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     scores: list[Tensor] = []
     with torch.no_grad():
         for rollout in rollouts():
@@ -116,13 +117,13 @@ def test_rows_suit_the_policy_and_its_teacher(tmp_path: Path) -> None:
 
 def test_a_head_that_is_not_linear_is_refused_in_a_sentence() -> None:
     model = random_policy(0)
-    model.lm_head = torch.nn.Sequential(model.lm_head)  # type: ignore[assignment]
+    model.lm_head = torch.nn.Sequential(model.lm_head)
     with pytest.raises(NotAdmitted, match="its head is a Sequential, and only a linear head is supported"):
         admit(Scorer(model), torch.float32)
 
 
 def test_a_forward_pass_that_fails_is_refused_with_what_to_set() -> None:
-    model = random_policy(0).to(torch.bfloat16)
+    model = random_policy(0).bfloat16()
     model.lm_head.float()
     with pytest.raises(NotAdmitted, match=r'own forward pass fails in bfloat16 \(.*\): set learner.dtype = "float32"'):
         admit(Scorer(model), torch.bfloat16)
@@ -169,10 +170,10 @@ def test_kernels_that_keep_sequences_apart_are_told_where_they_are(monkeypatch: 
 
     def convolution_apart(states: Tensor, *others: Any, seq_idx: Tensor, activation: str, **more: Any) -> Tensor:
         sizes = seq_idx[0].bincount().tolist()
-        return torch.cat([convolution(one, *others, activation=activation) for one in states.split(sizes, 2)], 2)
+        return torch.cat([convolution(one, *others, activation=activation) for one in torch.split(states, sizes, 2)], 2)
 
     def rule_apart(*parts: Tensor, cu_seqlens: Tensor, g: Tensor, beta: Tensor, **more: Any) -> tuple[Tensor, None]:
-        split = [one.split(cu_seqlens.diff().tolist(), 1) for one in (*parts, g, beta)]
+        split = [torch.split(one, cu_seqlens.diff().tolist(), 1) for one in (*parts, g, beta)]
         used = {name: more[name] for name in ("use_qk_l2norm_in_kernel",)}
         return torch.cat([rule(q, k, v, g=g, beta=b, **used)[0] for q, k, v, g, b in zip(*split, strict=True)], 1), None
 
@@ -214,7 +215,7 @@ def test_a_reward_model_scores_as_transformers_does(tmp_path: Path) -> None:
         config = tiny_model(kind).config
         config.num_labels = 1
         torch.manual_seed(0)
-        own = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
+        own = Scorers.from_config(config, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
         for parameter in own.parameters():
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, 0.0, 0.3)

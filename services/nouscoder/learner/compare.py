@@ -190,10 +190,13 @@ def compare_file(file: Path, overrides: Sequence[str], policy: int | None, old_p
     batch = SavedBatches(file.resolve().parent, keep=1).load(int(file.stem))
     old = batch.policy_version if old_policy is None else old_policy
     new = batch.policy_version + 1 if policy is None else policy
-    policies = [_policy(config, run, version) for version in (new, old)]
-    for one in policies:
-        admit(Scorer(one).eval(), one.dtype)
-    return compare(*policies, batch, config.learner)
+    policy_now, policy_before = (_admitted(_policy(config, run, version)) for version in (new, old))
+    return compare(policy_now, policy_before, batch, config.learner)
+
+
+def _admitted(model: PreTrainedModel) -> PreTrainedModel:
+    admit(Scorer(model).eval(), model.dtype)
+    return model
 
 
 def _policy(config: Config, run: Path, version: int) -> PreTrainedModel:

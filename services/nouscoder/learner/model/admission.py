@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,8 +138,8 @@ def probes(model: PreTrainedModel, lengths: Sequence[int]) -> list[Tensor]:
 
     They end in different tokens.
     """
-    embedding = model.get_input_embeddings()
-    size = int(embedding.weight.shape[0])  # type: ignore[union-attr]
+    embedding: Any = model.get_input_embeddings()
+    size = int(embedding.weight.shape[0])
     chance = torch.Generator().manual_seed(0)
     return [torch.randint(size // 4, max(size // 2, 1), (n,), generator=chance).to(model.device) for n in lengths]
 

@@ -171,7 +171,7 @@ def varlen_attention(
     kernels do not have.
     """
     if more.get("s_aux") is not None or more.get("softcap") is not None:
-        raise ValueError(f"{kernel.__name__} has neither attention sinks nor soft caps")
+        raise ValueError("this kernel has neither attention sinks nor soft caps")
     if layout is None:
         more |= {"scaling": scaling, "sliding_window": sliding_window}
         return packed_attention(module, query, key, value, attention_mask, **more)
