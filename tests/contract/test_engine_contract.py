@@ -357,6 +357,19 @@ async def test_a_request_without_the_token_that_is_asked_for_has_none_to_read(en
     await asyncio.wait_for(waiting, LIMIT_S)
 
 
+async def test_a_request_of_a_guest_counts_as_waiting_but_not_as_a_rollout(engine: Engine) -> None:
+    await engine.pause(LIMIT_S)
+    waiting = [engine.sample(request_of(0)), engine.sample(replace(request_of(1), is_guest=True))]
+    await until(lambda: engine.num_waiting == 2)
+    assert engine.num_rollouts == 1
+    waiting[0].cancel()
+    await until(lambda: engine.num_waiting == 1)
+    assert engine.num_rollouts == 0
+    waiting[1].cancel()
+    await until(lambda: engine.num_waiting == 0)
+    await engine.resume()
+
+
 @pytest.mark.parametrize("content", [None, b"", b"no weights at all"])
 async def test_weights_that_cannot_be_read_are_refused_and_change_nothing(
     engine: Engine, weights: Path, tmp_path: Path, content: bytes | None

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from tests.contract.test_sandbox_contract import PYTHON, WIDE, sandbox
 
-from nouscoder.verifier.sandbox import Program, Sandbox
+from nouscoder.config.verifier import SandboxSection
+from nouscoder.verifier.sandbox import Program, Sandbox, SandboxUnavailable, open_sandbox
 from nouscoder.verifier.sandbox.fake import FakeSandbox
 from nouscoder.verifier.toolchains.languages import installed
 
@@ -143,3 +144,23 @@ int main(int argc, char **argv) {
             for _ in range(2):
                 result = await session.run(b"", args=args, files={name: name.encode() for name in files})
                 assert (result.stdout, result.stderr) == (b"main made a.out ", b"")
+
+
+async def test_an_input_takes_no_room_from_what_the_program_may_write() -> None:
+    """They are in one file system, which also holds an input larger than `tmp_bytes`. Output takes room in it."""
+    made = open_sandbox(SandboxSection(slots=1, tmp_bytes=2 << 20))
+    code = (
+        "import os, sys\nsize = len(sys.stdin.buffer.read())\n"
+        "try:\n    for number in range(8):\n        with open(f'/tmp/{number}', 'wb') as file:\n"
+        "            file.write(bytes(1 << 19))\n"
+        "except OSError as error:\n    os.truncate('/tmp/0', 0)\n    print(size, number, error.strerror)\n"
+    )
+    try:
+        await made.start()
+        async with made.session(Program(PYTHON, code, WIDE)) as session:
+            outputs = [(await session.run(b"x" * size)).stdout for size in (5 << 20, 5)]
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    finally:
+        await made.close()
+    assert outputs == [b"%d 3 No space left on device\n" % size for size in (5 << 20, 5)], "2 MiB with the source"

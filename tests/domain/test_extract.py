@@ -218,7 +218,8 @@ def test_special_tokens_behind_a_program_without_a_closing_fence_are_removed() -
         ("```python\n```", None),
         ("```", None),
         ("", None),
-        ("<think>\n```python\nprint(0)\n```", None),
+        ("<think>\n```python\nprint(0)\n```", "print(0)"),
+        ("<think>\n```python\nprint(0)\n```\n</think>\n```python\nprint(1)", "</think>"),
     ],
 )
 def test_the_lcb_profile_takes_what_is_between_the_last_two_lines_with_a_fence(
@@ -227,7 +228,12 @@ def test_the_lcb_profile_takes_what_is_between_the_last_two_lines_with_a_fence(
     assert extract_code(completion, profile=Profile.LCB) == code
 
 
-@given(st.lists(st.sampled_from(["```", "```python", "a", "", "b ```", "x ``` y", "~~~"]), max_size=12))
+@given(
+    st.lists(
+        st.sampled_from(["```", "```python", "a", "", "b ```", "x ``` y", "~~~", "<think>", "</think>", "c\r"]),
+        max_size=12,
+    )
+)
 def test_the_rule_of_the_lcb_profile_is_that_of_livecodebench(lines: list[str]) -> None:
     text = "\n".join(lines)
     places = [at for at, line in enumerate(lines) if "```" in line]

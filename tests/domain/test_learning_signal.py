@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nouscoder.config import Config, load_config
@@ -83,3 +85,12 @@ def test_a_group_that_is_kept_begins_the_count_again(kept: dict[str, int]) -> No
     assert signal.judge(status(700, **kept)) is None
     assert signal.judge(status(760, **kept)) is None
     assert "0 of 64 accepted" in (signal.judge(status(764, **kept)) or "")
+
+
+def test_refused_problems_are_named_and_a_run_without_any_left_ends() -> None:
+    signal = LearningSignal(config(), Clock())
+    few = replace(status(0), num_problems=5, refused_problems=1, refused_reason="a prompt of 900 tokens")
+    assert "of 1 of 5 problems, which are not asked again, such as: a prompt of 900" in (signal.judge(few) or "")
+    assert signal.judge(few) is None
+    with pytest.raises(NothingToLearn, match="no rollout of any of the 5 problems, such as: a prompt of 900 tokens"):
+        signal.judge(replace(few, refused_problems=5))

@@ -95,12 +95,14 @@ def weight_of(section: CorrectionSection, row: Row, token: Token) -> float:
         log_k = 0.0
         for other in row.tokens:
             log_k += other.old - other.sampler
+    if section.kind is CorrectionKind.GEOMETRIC_TRUNCATED:
+        log_k = sum(other.old - other.sampler for other in row.tokens) / len(row.tokens)
     k = math.exp(bound(log_k))
     if section.kind is CorrectionKind.NONE:
         return 1.0
     if section.kind is CorrectionKind.TOKEN:
         return k
-    if section.kind in (CorrectionKind.TOKEN_TRUNCATED, CorrectionKind.SEQUENCE_TRUNCATED):
+    if section.kind.value.endswith("_truncated"):
         return k if k < section.cap else section.cap
     if section.kind is CorrectionKind.TOKEN_MASKED:
         return k if section.floor <= k <= section.cap else 0.0
@@ -281,6 +283,7 @@ CASES: dict[str, Case] = {
     "ppo, coupled": of(PpoSettings(proximal=Proximal.SAMPLER), correction=NONE),
     "ppo, dual clip": of(PpoSettings(dual_clip=3.0), correction=corrected(CorrectionKind.TOKEN_TRUNCATED, 5.0)),
     "sequence TIS": of(DapoSettings(), correction=corrected(CorrectionKind.SEQUENCE_TRUNCATED)),
+    "geometric TIS": of(GspoSettings(), correction=corrected(CorrectionKind.GEOMETRIC_TRUNCATED, 1.05)),
     "icepop": of(DapoSettings(), correction=corrected(CorrectionKind.TOKEN_MASKED, 5.0, 0.5)),
     "sequence MIS": of(DapoSettings(), correction=corrected(CorrectionKind.SEQUENCE_MASKED)),
     **{f"kl {k}": of(GrpoSettings(), reference_kl=penalised(k)) for k in KlEstimator},

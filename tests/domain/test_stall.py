@@ -145,6 +145,14 @@ STALLS: dict[str, tuple[StallSnapshot, StallCause, str]] = {
         CAUSE.EMPTY_CURRICULUM,
         "no problem left",
     ),
+    "generation refuses all problems": (
+        replace(
+            HEALTHY,
+            status=replace(status(), num_problems=3, refused_problems=3, refused_reason="a prompt of 900 tokens"),
+        ),
+        CAUSE.ALL_REFUSED,
+        "no rollout of any of the 3 problems, such as: a prompt of 900 tokens",
+    ),
     "Redis is full": (replace(LATE, redis_faults=(CAUSE.REDIS_FULL,)), CAUSE.REDIS_FULL, "raise maxmemory"),
     "Redis is nearly full": (
         replace(HEALTHY, status=status(back_pressure="Redis uses 95 of its 100 MiB: no rollout is taken")),

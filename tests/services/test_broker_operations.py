@@ -10,8 +10,10 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, Refused
+from nouscoder.cli.status import status_lines
 from nouscoder.domain.lease import LeasedTasks, LeaseLoss
 from nouscoder.domain.run_status import GivenUpFor, RunMode
+from nouscoder.domain.stall import StallCause
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.pairs import LEASED_TASKS, TASK
 
@@ -298,3 +300,67 @@ async def test_a_drained_run_admits_nothing_and_works_on_what_it_has(new_broker:
     assert (await broker.status()).ledger.admitted == 4
     await broker.operations.set_mode(RunMode.RUNNING)
     assert len((await broker.lease_tasks(GEN, 100, 0)).tasks) == 12
+
+
+async def test_a_refused_problem_is_given_up_at_once_and_not_asked_again(
+    new_broker: NewBroker, broker_rig: Any
+) -> None:
+    broker = await opened(new_broker, broker_rig, "broker.pipeline_k=3")
+    held = (await broker.lease_tasks(GEN, 8, 0)).tasks
+    one, other = held[0].task.problem_id, held[4].task.problem_id
+    assert one != other
+    mine = [item.lease.lease_id for item in held if item.task.problem_id == one]
+    assert await broker.release_leases(OTHER, mine[:1], "too long") == 0, "another worker holds no such lease"
+    assert await broker.release_leases(GEN, mine[:1], "a prompt of 900 tokens leaves no room") == 4
+    assert await broker.release_leases(GEN, mine[1:], "a prompt of 900 tokens leaves no room") == 0
+    status = await broker.status()
+    assert (status.refused_problems, status.num_problems, status.ledger.abandoned) == (1, 6, 4)
+    assert status.ledger.balanced
+    assert "refused: 1 of 6 problems, of which generation can make no rollout, such as: a prompt of 900 tokens" in (
+        "\n".join(status_lines(status))
+    )
+    lost = await broker.heartbeat(GEN, mine[1:2])
+    assert list(lost.values()) == [LeaseLoss.REFUSED]
+    asked = set()
+    for _ in range(8):
+        tasks = (await broker.lease_tasks(GEN, 8, 0)).tasks
+        asked |= {item.task.problem_id for item in tasks}
+        await broker.submit_rollouts(GEN, [broker_rig.sampled(item) for item in tasks])
+        await broker_rig.grade(broker, lambda rollout_id: VerdictKind.ACCEPTED)  # all equal: filtered
+    assert asked == {problem.problem_id for problem in broker_rig.problems} - {one}
+
+
+async def test_a_run_of_refused_problems_leases_nothing_and_says_why(new_broker: NewBroker, broker_rig: Any) -> None:
+    broker = await opened(new_broker, broker_rig, "broker.pipeline_k=3")
+    async with asyncio.timeout(60):
+        while (tasks := (await broker.lease_tasks(GEN, 8, 0)).tasks) and not (await broker.status()).all_refused:
+            await broker.release_leases(GEN, [item.lease.lease_id for item in tasks], "a prompt of 900 tokens")
+        assert (await broker.lease_tasks(GEN, 8, 0)).tasks == ()
+    status = await broker.status()
+    assert status.refused_problems == status.num_problems == 6
+    assert status.ledger.balanced
+    (blocker,) = await broker.why_stalled()
+    assert blocker.cause is StallCause.ALL_REFUSED
+    assert "can make no rollout of any of the 6 problems, such as: a prompt of 900 tokens" in blocker.reason
+
+
+async def test_a_run_that_has_ended_goes_on(new_broker: NewBroker, broker_rig: Any) -> None:
+    broker = await opened(new_broker, broker_rig)
+    assert not await broker.continue_run(), "it has not ended"
+    await broker_rig.sample(broker, 8)
+    await broker_rig.grade(broker, broker_rig.mixed)
+    leased = await broker.lease_batch(LEARNER, 0)
+    assert leased.batch is not None
+    await broker.finish_run("pass@1 is high enough")
+    assert (await broker.lease_tasks(GEN, 8, 0)).run_finished
+    assert "finished: pass@1 is high enough" in status_lines(await broker.status())[0]
+    assert await broker.continue_run()
+    status = await broker.status()
+    assert status.ledger.balanced
+    assert (status.finished, status.finish_reason) == (False, "")
+    assert len(await broker_rig.sample(broker, 8)) == 8
+    await broker_rig.grade(broker, broker_rig.mixed)
+    again = await broker.lease_batch(LEARNER, 0)
+    assert again.batch is not None
+    assert again.batch.batch_id == leased.batch.batch_id, "the batch that was not committed is made anew"
+    assert await broker.commit_batch(again.batch.batch_id, 4) is False

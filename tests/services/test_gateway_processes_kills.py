@@ -39,8 +39,14 @@ class Service:
     @property
     def gateways(self) -> list[int]:
         """The pids of the gateway processes."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        return [one.pid for one in below if "nouscoder.verifier.processes.share" in one.cmdline()]
+        return [one.pid for one in psutil.Process(self.process.pid).children(recursive=True) if _is_gateway(one)]
+
+
+def _is_gateway(process: psutil.Process) -> bool:
+    try:
+        return "nouscoder.verifier.processes.share" in process.cmdline()
+    except psutil.NoSuchProcess:  # a program that was graded has ended meanwhile
+        return False
 
 
 @asynccontextmanager

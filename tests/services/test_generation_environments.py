@@ -20,7 +20,7 @@ from nouscoder.domain.tokens import Segment
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine
 from nouscoder.generation.environments import open_environment
-from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, TaskRefused
+from nouscoder.generation.environments.base import EnvironmentUnusable, ProblemRefused, Sampler
 from nouscoder.generation.environments.prompts import Episode, SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.learner.model.packing import pack
@@ -140,10 +140,10 @@ def test_messages_need_a_chat_template(tokenizer: PolicyTokenizer, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("prompt", "says"), [("", "the prompt is empty"), ("caf\u00e9", "cannot be encoded")])
-async def test_a_prompt_that_cannot_be_encoded_names_the_task(
+async def test_a_prompt_that_cannot_be_encoded_refuses_the_problem(
     tokenizer: PolicyTokenizer, prompt: str, says: str
 ) -> None:
-    with pytest.raises(TaskRefused, match=f"task r0: .*{says}"):
+    with pytest.raises(ProblemRefused, match=f"the prompt cannot be encoded: .*{says}"):
         await SingleTurn(tokenizer, settings()).rollout(replace(TASK, prompt=prompt), ScriptedSampler())
 
 

@@ -70,6 +70,7 @@ class MemoryBroker:
     told: list[tuple[dict[str, int], bool]] = field(default_factory=list)
     has_released: bool = False
     given_back: list[str] = field(default_factory=list)
+    never: dict[str, str] = field(default_factory=dict)
     unwelcome: str = ""
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
@@ -104,8 +105,11 @@ class MemoryBroker:
         while True:
             yield await self.manifests.get()
 
-    async def release_leases(self, lease_ids: Iterable[str] = ()) -> None:
+    async def release_leases(self, lease_ids: Iterable[str] = (), refused: str = "") -> None:
         returned = list(lease_ids)
+        if refused:
+            self.never |= {self.leased[lease_id]: refused for lease_id in returned}
+            return
         self.given_back += [self.leased[lease_id] for lease_id in returned]
         self.has_released = not returned
 
@@ -242,6 +246,22 @@ async def test_a_stopped_worker_submits_finished_rollouts(working: Working, tmp_
         assert broker.ids == ["r000", "r001", "r002"]
         assert bench.worker.num_held == 0
         assert broker.has_released, "others get the rest at once"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"), [("9" * 120, "leaves no room in a total of 100"), ("", "the prompt cannot be encoded")]
+)
+async def test_a_task_of_which_no_rollout_can_be_made_goes_back_with_the_reason(
+    working: Working, tmp_path: Path, prompt: str, reason: str
+) -> None:
+    first, *others = tasks(6)
+    broker = MemoryBroker([replace(first, prompt=prompt), *others])
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: len(broker.submitted) == 5 and bench.worker.num_held == 0)
+        await until(lambda: bool(broker.never))
+        assert list(broker.never) == ["r000"]
+        assert reason in broker.never["r000"]
+        assert broker.given_back == []
 
 
 async def test_a_rollout_that_the_broker_refuses_costs_only_itself(working: Working, tmp_path: Path) -> None:

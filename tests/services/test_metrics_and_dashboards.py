@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ from urllib.parse import parse_qs
 
 import promql_parser
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 from tests.certificates import make_certificate
 
 from nouscoder.broker.serving import BrokerCollector
@@ -24,7 +26,9 @@ from nouscoder.domain.conversation import CallEnd
 from nouscoder.domain.run_status import IN_FLIGHT, Ledger, RolloutState, RunStatus, StreamStatus
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
+from nouscoder.http_server.bounded_threads import MOST_OPEN
 from nouscoder.learner.metrics.prometheus import LearnerMetrics, WaitReason
+from nouscoder.rpc.metrics_page import read_metrics, start_metrics
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.base import BackendUse
@@ -116,7 +120,8 @@ def test_a_documented_metric_is_exported_from_the_start(promised: str) -> None:
         ("verifier_runners", "state", {state.value for state in RunnerState}),
         ("verifier_runner_replacements_total", "reason", {reason.value for reason in Replaced}),
         ("broker_ledger_rollouts", "state", {state.value for state in RolloutState}),
-        ("broker_cancelled_rollouts_total", "reason", {"stale", "too_small", "problem_gone", "finished"}),
+        ("broker_cancelled_rollouts_total", "reason", {"stale", "too_small", "problem_gone", "refused", "finished"}),
+        ("broker_problems", "state", {"asked", "refused", "left_out"}),
         ("broker_dead_letters_total", "stream", set(STREAMS)),
         ("broker_redeliveries_total", "stream", set(STREAMS)),
         ("generation_idle_seconds_total", "reason", {reason.value for reason in IdleReason}),
@@ -300,3 +305,16 @@ def test_check_dashboards_reports_a_missing_prometheus(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "no Prometheus at" in done.stderr
     assert check_dashboards(url, "--folder", str(tmp_path)).returncode == 2
+
+
+async def test_clients_that_say_nothing_keep_nobody_from_the_metrics() -> None:
+    """Before, each of them kept a thread for ever."""
+    registry = CollectorRegistry()
+    Gauge("asked", "a number", registry=registry).set(7)
+    async with AsyncExitStack() as stack:
+        address = start_metrics("127.0.0.1:0", registry, stack)
+        host, port = address.split(":")
+        idle = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(MOST_OPEN + 20)]
+        assert "asked 7.0" in await asyncio.to_thread(read_metrics, address)
+        idle[0].settimeout(60)
+        assert idle[0].recv(1) == b"", "the oldest was ended"

@@ -24,9 +24,11 @@ from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.model.synthetic import random_batch
+from nouscoder.policy_folder.identity import weights_digest
 from nouscoder.policy_folder.inspection import faults_of
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.policy_folder.weights_files import weights_files
+from nouscoder.run.evaluation import first_policy
 
 LIMIT_S = 300.0
 PROMPT = (3, 4, 5)
@@ -91,6 +93,8 @@ async def check(tmp_path: Path, family: str, dtype: torch.dtype, max_shard_size:
     core.start()
     try:
         first = published(core)
+        manifest = core.write_policy(core.stage_policy())
+        assert manifest.weights == first_policy(config).weights == weights_digest(weights_files(folder))
         assert {name: tensor.dtype for name, tensor in first.items()} == dict.fromkeys(first, dtype)
         original = tensors_of(weights_files(folder))
         assert all(torch.equal(tensor, original[name]) for name, tensor in first.items()), "untrained: bit for bit"

@@ -34,6 +34,7 @@ from nouscoder.learner.model.weights import add_adapters
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.policy_folder.compose import compose_policy
+from nouscoder.policy_folder.identity import weights_digest
 from nouscoder.policy_folder.policy_tensors import PolicyTensors
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
@@ -113,6 +114,9 @@ async def test_adapters_with_their_base_are_the_merged_publication_in_every_vers
             assert float((found[name] != tensor).float().mean()) < 0.01
     assert {shard.name for manifest in adapters for shard in manifest.shards} == {ADAPTER_FILE}
     assert len({manifest.digest for manifest in adapters}) == NUM_BATCHES + 1
+    base = weights_digest(weights_files(config.run.folder / "policy"))
+    assert [manifest.weights for manifest in adapters] == [base] + [""] * NUM_BATCHES
+    assert [manifest.weights for manifest in merged] == [base] + [""] * NUM_BATCHES
     assert {manifest.base for manifest in adapters if manifest.base is not None} == {adapters[0].base}
     assert adapters[-1].num_bytes < merged[-1].num_bytes
 

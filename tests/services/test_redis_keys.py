@@ -64,6 +64,8 @@ async def test_the_keys_of_a_run_are_those_of_the_document(
     await look()
     await broker.commit_batch(leased.batch.batch_id, 1)
     await broker.store.run("drop_groups", held[0].task.group_id, held[0].task.problem_id)
+    others = (await broker.lease_tasks("generation-h-0-1", 4, 0)).tasks
+    await broker.release_leases("generation-h-0-1", [others[0].lease.lease_id], "too long")
     await look()
 
     patterns = documented()

@@ -99,10 +99,10 @@ def test_a_conversation_is_that_of_the_chat_template(qwen3: PolicyTokenizer) -> 
     found = segments(rollout)
     assert [is_sampled for is_sampled, _ in found] == [False, True, False, True]
     assert found[0][1] == qwen3.encode_messages(begin)
-    assert found[1][1] == [*qwen3.encode_inside("<python>1+1</python>"), qwen3.end_id]
+    assert found[1][1] == [*qwen3.encode_inside("<python>1+1</python>"), *qwen3.turn_end]
     # The answer has its end token already, so the reply begins after it.
     assert found[1][1][-1:] + found[2][1] == qwen3.encode_reply(Message(Role.USER, "2"))
-    assert found[3][1] == [*qwen3.encode_inside("It is 2."), qwen3.end_id]
+    assert found[3][1] == [*qwen3.encode_inside("It is 2."), *qwen3.turn_end]
 
 
 def test_a_prompt_and_a_conversation_of_one_message_are_the_same_in_a_chat_template(qwen3: PolicyTokenizer) -> None:

@@ -8,6 +8,7 @@ INVARIANT: when a call has returned, Redis holds its result; every call may be r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -34,6 +35,8 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.pairs import HEADER, VERDICT
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.store.tests import UnknownTests
+
+log = logging.getLogger(__name__)
 
 # A script that leases more keeps Redis busy for too long.
 MAX_LEASED = 1024
@@ -69,7 +72,7 @@ class Broker:
 
     async def check_state(self) -> None:
         """Raises Refused when Redis holds a run that began with other settings or problems."""
-        await check_state(self.store, self._config, self._problems.problem_ids)
+        await check_state(self.store, self._config, self._problems.all_ids)
 
     async def close(self) -> None:
         """End every wait and close the connections to Redis."""
@@ -81,6 +84,7 @@ class Broker:
         wanted = _bounded(max_tasks)
 
         async def look() -> Found[LeasedTasks]:
+            first = self._cursor
             while True:
                 cursor = self._cursor
                 num_groups = groups_wanted(self.rules, wanted) if self.memory.pressure.admits else 0
@@ -90,7 +94,9 @@ class Broker:
                 self._most_groups = max(self._most_groups, answer.next_group)
                 # Groups are admitted only if the offer contains the true cursor: otherwise offer again.
                 was_offered = not choices or cursor <= answer.cursor <= choices[-1].place
-                if answer.entries or answer.finished or was_offered:
+                # Refused problems are skipped, and all may be refused.
+                all_skipped = answer.cursor - first > 2 * len(self._problems.problem_ids) + len(choices)
+                if answer.entries or answer.finished or was_offered or all_skipped:
                     tasks = await self._work.tasks(answer.entries)
                     leased = LeasedTasks(tasks, answer.finished)
                     return Found(leased, bool(tasks) or answer.finished, answer.left)
@@ -172,7 +178,7 @@ class Broker:
         check_settings(trained.identity, self._config, "the learner's run")
         restored = await recovery.restore(self.store, trained, self._most_groups, self._furthest)
         await restore_state(self.store, trained.curriculum)
-        await note_problems(self.store, self._problems.problem_ids, self._config.run.name)
+        await note_problems(self.store, self._problems.all_ids, self._config.run.name)
         await self._wake_those_with_work()
         return restored
 
@@ -235,15 +241,21 @@ class Broker:
             self.waits.tasks.wake()  # cancelled groups freed slots
         return {str(ref): reason for ref, reason in lost.items()}
 
-    async def release_leases(self, worker_id: str, lease_ids: Sequence[str] = ()) -> int:
+    async def release_leases(self, worker_id: str, lease_ids: Sequence[str] = (), refused: str = "") -> int:
         """Take back these leases of a worker, or all of them: it stops. Other workers get the work at once.
 
-        The deliveries do not count. Returns how many leases. Raises InvalidRequest.
+        The deliveries do not count. Returns how many leases. With `refused`, the reason why no worker can make a
+        rollout of these tasks, their groups are given up instead, and their problems are not asked again; returns how
+        many rollouts are abandoned. Raises InvalidRequest.
         """
         refs = [parse_lease(lease_id) for lease_id in lease_ids]
-        released, work = await streams.release(self.store, worker_id, refs)
+        if refused:
+            ended, work = await streams.refuse(self.store, worker_id, refs, refused)
+            log.warning("problems refused: they are not asked again", extra={"reason": refused, "rollouts": ended})
+        else:
+            ended, work = await streams.release(self.store, worker_id, refs)
         self.waits.wake(work)
-        return released
+        return ended
 
     async def finish_run(self, reason: str) -> Ledger:
         """End the run; returns the last ledger."""
@@ -252,11 +264,27 @@ class Broker:
         await self._wake_those_with_work()
         return (await self.status()).ledger
 
+    async def continue_run(self) -> bool:
+        """A run that has ended goes on. False: it has not ended."""
+        if not (await self.status()).finished:
+            return False
+        while await self.store.run("finish", "finished"):  # what is left of an end that was interrupted
+            pass
+        had_ended = bool(await self.store.run("continue"))
+        log.info("the run goes on after its end")
+        await self._wake_those_with_work()
+        return had_ended
+
     async def status(self) -> RunStatus:
         """The run at one instant."""
         async with self.store.answers_within(_STATUS_LIMIT_S):
             status = await operations.read_status(self.store, self.rules, self._config.run.name)
-        return replace(status, back_pressure=self.memory.pressure.reason)
+        return replace(
+            status,
+            back_pressure=self.memory.pressure.reason,
+            num_problems=len(self._problems.problem_ids),
+            left_out_problems=len(self._problems.left_out),
+        )
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next step."""

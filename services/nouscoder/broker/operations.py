@@ -113,7 +113,7 @@ _CANCELLED = "cancelled:"
 
 async def read_status(store: Store, rules: RunRules, run: str) -> RunStatus:
     """The run at one instant."""
-    flat, sizes, streams, groups_free, missing = await store.run("status")
+    flat, sizes, streams, groups_free, missing, num_refused, refused_reason = await store.run("status")
     meta = {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
 
     def number(field: str) -> int:
@@ -152,6 +152,9 @@ async def read_status(store: Store, rules: RunRules, run: str) -> RunStatus:
         },
         run_id=meta["run_id"].decode() if "run_id" in meta else "",
         mode=mode,
+        refused_problems=int(num_refused),
+        refused_reason=refused_reason.decode(),
+        finish_reason=meta.get("finish_reason", b"").decode(),
         cancelled={
             field.removeprefix(_CANCELLED): int(rollouts)
             for field, rollouts in sorted(meta.items())

@@ -174,7 +174,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.ReleaseLeasesRequest, context: _Context
     ) -> broker_pb2.ReleaseLeasesResponse:
         """Takes back leases of a worker."""
-        released = await self._broker.release_leases(_worker(request.worker_id), request.lease_ids)
+        released = await self._broker.release_leases(_worker(request.worker_id), request.lease_ids, request.refused)
         if not request.lease_ids:
             log.info("a worker stopped", extra={"worker_id": request.worker_id, "leases_given_back": released})
         return broker_pb2.ReleaseLeasesResponse(released=released)
@@ -220,6 +220,12 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.FinishRunResponse:
         """Ends the run."""
         return broker_pb2.FinishRunResponse(ledger=pairs.LEDGER.to(await self._broker.finish_run(request.reason)))
+
+    async def ContinueRun(  # noqa: N802
+        self, request: broker_pb2.ContinueRunRequest, context: _Context
+    ) -> broker_pb2.ContinueRunResponse:
+        """A run that has ended goes on."""
+        return broker_pb2.ContinueRunResponse(had_ended=await self._broker.continue_run())
 
     async def Status(  # noqa: N802
         self, request: broker_pb2.StatusRequest, context: _Context

@@ -113,6 +113,7 @@ class BrokerCollector(Collector):
         )
         yield from _grading(status)
         yield _cancelled(status)
+        yield _problems(status)
 
 
 def _ledger(status: RunStatus) -> Metric:
@@ -148,8 +149,21 @@ def _cancelled(status: RunStatus) -> Metric:
         "Rollouts that ended without a verdict because their group or the run had ended",
         labels=["reason"],
     )
-    for reason in (LeaseLoss.STALE, LeaseLoss.TOO_SMALL, LeaseLoss.PROBLEM_GONE, LeaseLoss.FINISHED):
-        family.add_metric([reason.value], status.cancelled.get(reason.value, 0))
+    for reason in LeaseLoss:
+        if reason not in (LeaseLoss.EXPIRED, LeaseLoss.PROGRESS, LeaseLoss.RESTORED):
+            family.add_metric([reason.value], status.cancelled.get(reason.value, 0))
+    return family
+
+
+def _problems(status: RunStatus) -> Metric:
+    family = GaugeMetricFamily(
+        "nouscoder_broker_problems",
+        "Problems: asked, refused by generation, left out because their prompts are too long",
+        labels=["state"],
+    )
+    family.add_metric(["asked"], status.num_problems - status.refused_problems)
+    family.add_metric(["refused"], status.refused_problems)
+    family.add_metric(["left_out"], status.left_out_problems)
     return family
 
 

@@ -67,6 +67,7 @@ class LeaseRef:
 # The most that one script does, because Redis serves nobody else meanwhile.
 _MAX_SWEPT = 1000
 _MAX_BEATS = 1000
+_MAX_REASON_CHARS = 500
 
 _LEASE_ID = re.compile(r"(tasks|grading|batches):(\d+(?:-\d+)?):(\d+):([0-9a-f]{1,32})")
 
@@ -246,6 +247,16 @@ async def release(store: Store, worker_id: str, refs: Sequence[LeaseRef] = ()) -
     values = [value for ref in refs for value in (ref.stream.value, ref.entry, ref.ticket)]
     released, work = await store.run("release", worker_id, worker_name(worker_id), *values)
     return int(released), work_of(work)
+
+
+async def refuse(store: Store, worker_id: str, refs: Sequence[LeaseRef], reason: str) -> tuple[int, AvailableWork]:
+    """No rollout can be made of the problems of these tasks; returns how many are abandoned, and what can be leased."""
+    values: list[Value] = []
+    for ref in refs:
+        _expect(ref, Stream.TASKS)
+        values += [ref.entry, ref.ticket]
+    ended, work = await store.run("refuse", worker_id, reason[:_MAX_REASON_CHARS], *values)
+    return int(ended), work_of(work)
 
 
 async def drop_groups(store: Store, problems: Mapping[str, str]) -> int:

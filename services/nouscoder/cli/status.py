@@ -39,7 +39,14 @@ async def status_text(config: Config, *, as_json: bool) -> str:
         status = await broker.status()
     if as_json:
         return json.dumps(asdict(status) | {"balanced": status.ledger.balanced}, indent=1)
-    return "\n".join(status_lines(status))
+    return "\n".join([*status_lines(status), *standing_warnings(config)])
+
+
+def standing_warnings(config: Config) -> list[str]:
+    """What the guards say of the run, where its folder is on this machine."""
+    from nouscoder.run.guards import GuardWatch
+
+    return GuardWatch(config.run.folder, config.run.guards).standing
 
 
 def status_lines(status: RunStatus) -> list[str]:
@@ -47,7 +54,7 @@ def status_lines(status: RunStatus) -> list[str]:
     ledger = status.ledger
     return [
         f"run {status.run}: step {status.step}, {status.batches_committed} batches, policy {status.policy_version},"
-        f" {'finished' if status.finished else status.mode.value}",
+        f" {f'finished: {status.finish_reason}' if status.finished else status.mode.value}",
         f"ledger: {ledger.admitted} admitted = {ledger.trained} trained + {ledger.filtered} filtered"
         f" + {ledger.stale} stale + {ledger.abandoned} abandoned + {ledger.lost} lost"
         f" + {sum(ledger.in_flight.values())} in flight"
@@ -61,6 +68,7 @@ def status_lines(status: RunStatus) -> list[str]:
         f"graded: {status.rollouts_graded}, accepted: {status.rollouts_accepted}",
         *(f"cancelled: {rollouts} rollouts, {reason}" for reason, rollouts in status.cancelled.items()),
         *([status.back_pressure] if status.back_pressure else []),
+        *_problem_lines(status),
         *(
             f"problem {problem} is gone from the problem file: {rollouts} rollouts abandoned"
             for problem, rollouts in status.missing_problems.items()
@@ -68,13 +76,30 @@ def status_lines(status: RunStatus) -> list[str]:
     ]
 
 
+def _problem_lines(status: RunStatus) -> list[str]:
+    lines = []
+    if status.left_out_problems:
+        known = status.num_problems + status.left_out_problems
+        lines.append(f"left out: {status.left_out_problems} of {known} problems, whose prompts are too long")
+    if status.refused_problems:
+        lines.append(
+            f"refused: {status.refused_problems} of {status.num_problems} problems, of which generation can make no"
+            f" rollout, such as: {status.refused_reason}"
+        )
+    return lines
+
+
 async def why_stalled_text(config: Config, *, as_json: bool) -> str:
     """What holds the next batch up, in one paragraph. Raises PeerError."""
     async with broker_of(config) as broker:
         blockers = await broker.why_stalled()
+        status = await broker.status()
     if as_json:
         return json.dumps([asdict(blocker) for blocker in blockers], indent=1)
-    return " ".join(blocker.reason for blocker in blockers) or "nothing is stalled"
+    if status.finished:
+        return f"the run is finished: {status.finish_reason}"
+    found = " ".join(blocker.reason for blocker in blockers) or "nothing is stalled"
+    return "\n".join([found, *standing_warnings(config)])
 
 
 # The commands.

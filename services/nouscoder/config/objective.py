@@ -173,6 +173,7 @@ class CorrectionKind(StrEnum):
     TOKEN = "token"
     TOKEN_TRUNCATED = "token_truncated"
     SEQUENCE_TRUNCATED = "sequence_truncated"
+    GEOMETRIC_TRUNCATED = "geometric_truncated"
     TOKEN_MASKED = "token_masked"
     SEQUENCE_MASKED = "sequence_masked"
 
@@ -183,7 +184,8 @@ class CorrectionSection(Section):
     kind: CorrectionKind = Field(
         CorrectionKind.TOKEN_TRUNCATED,
         description="none; token: the ratio; token_truncated: min(cap, ratio) (TIS); sequence_truncated: min(cap,"
-        " product over the rollout); token_masked: 0 outside floor..cap (IcePop); sequence_masked: 0 above cap (MIS)",
+        " product over the rollout); geometric_truncated: min(cap, geometric mean over the rollout), as GSPO's ratio;"
+        " token_masked: 0 outside floor..cap (IcePop); sequence_masked: 0 above cap (MIS)",
     )
     cap: float = Field(2.0, gt=0, allow_inf_nan=False, description="upper limit of the ratio")
     floor: float = Field(0.0, ge=0, allow_inf_nan=False, description="lower limit of the ratio, for token_masked")

@@ -103,7 +103,7 @@ class SandboxSection(Section):
         30.0, gt=0, description="seconds of CPU and wall time of a compiler that has a CPU; Python always has 10"
     )
     grace_s: float = Field(10.0, gt=0, description="seconds after a test's wall limit until its slot counts as lost")
-    tmp_bytes: int = Field(256 * 1024**2, gt=0, description="size of a candidate's /tmp")
+    tmp_bytes: int = Field(256 * 1024**2, gt=0, description="size of a candidate's /tmp, with its output")
     modal: ModalSection = ModalSection()
     spill_over: SpillOverSection = SpillOverSection()
 

@@ -16,7 +16,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +29,7 @@ from nouscoder.atomic_files import make_folder, no_link, removed_when_refused
 from nouscoder.config import Config
 from nouscoder.data.problem_parquet import is_parquet, load_problems, read_problems, read_rows, store_of
 from nouscoder.data.problems import ProblemFileError
+from nouscoder.data.prompt_lengths import PromptLengths, PromptText
 from nouscoder.domain.problem import GradingRules, Problem, PublicTests, is_held_out
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests, Tests
 from nouscoder.errors import NousCoderError
@@ -83,10 +84,14 @@ class IndexedProblem:
 
 
 class ProblemIndex:
-    """A complete index without the held-out problems, and the store that has its tests. Not thread-safe."""
+    """A complete index without the held-out problems, and the store that has its tests. Not thread-safe.
+
+    `left_out` has the problems whose prompts are too long for the run, with their tokens; `problem_ids` are the others.
+    """
 
     def __init__(self, file: Path, tests: TestStore, held_out_share: float = 0.0) -> None:
         self.tests = tests
+        self.left_out: Mapping[str, int] = {}
         self._database = sqlite3.connect(f"file:{file}?mode=ro", uri=True, check_same_thread=False)
         rows = self._database.execute("SELECT problem_id FROM problems ORDER BY number")
         self.problem_ids: tuple[str, ...] = tuple(
@@ -99,6 +104,22 @@ class ProblemIndex:
         """Close the file."""
         self._database.close()
 
+    @property
+    def all_ids(self) -> tuple[str, ...]:
+        """The problems of the run, also those that are left out."""
+        return (*self.problem_ids, *self.left_out)
+
+    def leave_out(self, left_out: Mapping[str, int]) -> None:
+        """Leave these problems out; they have so many tokens."""
+        self.left_out = left_out
+        self.problem_ids = tuple(name for name in self.problem_ids if name not in left_out)
+
+    def texts(self) -> dict[str, PromptText]:
+        """What the prompts of all problems in the file are made of, by problem, also of held-out ones."""
+        rows = self._database.execute("SELECT problem_id, record FROM problems ORDER BY number")
+        records = ((name, json.loads(record)) for name, record in rows)
+        return {name: PromptText(record["prompt"], record["prompt_template"]) for name, record in records}
+
     def _read(self, problem_id: str) -> IndexedProblem:
         """The problem with this id. Raises NotInIndex."""
         row = self._database.execute("SELECT record FROM problems WHERE problem_id = ?", (problem_id,)).fetchone()
@@ -108,10 +129,19 @@ class ProblemIndex:
 
 
 def open_index(config: Config) -> ProblemIndex:
-    """The index of the run's training problems. Raises what `open_index_of` raises."""
-    problems = config.problems
-    source = config.in_run_folder(problems.train)
-    return open_index_of(source, problems.index, problems.tests, problems.held_out_share)
+    """The index of the run's training problems, without those that are too long. Raises what `open_index_of` raises."""
+    problems, limit = config.problems, config.generation.max_tokens_total
+    index = open_index_of(config.in_run_folder(problems.train), problems.index, problems.tests, problems.held_out_share)
+    lengths = prompt_lengths(config)
+    if lengths.has_too_long(limit):
+        too_long, asked = lengths.too_long(index.texts(), limit), set(index.problem_ids)
+        index.leave_out({name: tokens for name, tokens in too_long.items() if name in asked})
+    return index
+
+
+def prompt_lengths(config: Config) -> PromptLengths:
+    """What is known of the prompts' lengths."""
+    return PromptLengths.of(config, _folder_of(config.in_run_folder(config.problems.train), config.problems.index))
 
 
 def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share: float = 0.0) -> ProblemIndex:
@@ -134,7 +164,19 @@ def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share
 
 
 def held_out_problems(config: Config) -> list[Problem]:
-    """The problems for pass@1: a share of the training file, or a file of their own. Raises ProblemFileError."""
+    """The problems for pass@1, without those that are too long. Raises ProblemFileError."""
+    return fitting(config, all_held_out(config))[0]
+
+
+def fitting(config: Config, problems: Sequence[Problem]) -> tuple[list[Problem], dict[str, int]]:
+    """The problems that are not too long; and the others by name, with their tokens."""
+    texts = {one.problem_id: PromptText(one.prompt, one.prompt_template) for one in problems}
+    too_long = prompt_lengths(config).too_long(texts, config.generation.max_tokens_total)
+    return [one for one in problems if one.problem_id not in too_long], too_long
+
+
+def all_held_out(config: Config) -> list[Problem]:
+    """A share of the training file, or a file of their own. Raises ProblemFileError."""
     share = config.problems.held_out_share
     if not share:
         return load_problems(config.in_run_folder(config.problems.held_out))

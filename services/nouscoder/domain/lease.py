@@ -30,6 +30,7 @@ class LeaseLoss(StrEnum):
     STALE = "stale"  # its group is too old for every future batch
     TOO_SMALL = "too_small"  # its group lost so many members that it cannot be trained on
     PROBLEM_GONE = "problem_gone"  # its problem is gone from the problem file
+    REFUSED = "refused"  # no worker can make a rollout of its problem
     FINISHED = "finished"  # the run is finished
 
 

@@ -21,13 +21,15 @@ class Transport(StrEnum):
 class WeightTransfer(StrEnum):
     """How the workers of a vllm engine get the weights.
 
-    FILES: they read the shards. GLOO, NCCL: the learner sends the bytes of the shards from its memory, over TCP between
-    CPUs or over NCCL between GPUs; the shards remain the way out when that fails.
+    FILES: they read the shards. GLOO, NCCL, IPC: the learner sends the bytes of the shards from its memory: over TCP
+    between CPUs, over NCCL between GPUs, or on one machine through memory that both map, that of a GPU when they have
+    the same one. The shards remain the way out when that fails.
     """
 
     FILES = "files"
     GLOO = "gloo"
     NCCL = "nccl"
+    IPC = "ipc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,10 @@ class PolicyManifest:
     can also be made from those of an earlier version. With `base`, which is the first policy, the only shard is instead
     an adapter (policy_folder/policy_tensors.py) of the weights of `base`.
 
+    `weights` and `tokenizer` say with which policy its maker works (policy_folder/identity.py): `weights` is the digest
+    of the tensors of version 0, "" for later versions, and `tokenizer` those of the tokenizer's files. Generation
+    compares them with its own; what is empty is not compared.
+
     Raises ValueError on construction when there is no shard, a name occurs twice, the delta has another number of
     files, or an adapter has several shards, a delta, or a base that is itself an adapter.
     """
@@ -90,6 +96,8 @@ class PolicyManifest:
     transport: Transport = Transport.FOLDER
     delta: PolicyDelta | None = None
     base: PolicyManifest | None = None
+    weights: str = ""
+    tokenizer: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.shards:

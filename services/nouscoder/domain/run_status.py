@@ -100,6 +100,9 @@ class RunStatus:
     why rollouts are not admitted or not taken; empty when they are. `missing_problems` are gone from the problem file:
     how many rollouts of each were abandoned (some of them, when there are many). `cancelled` counts the rollouts that
     ended before they had a verdict, because their group or the run had ended, by LeaseLoss.
+
+    Of the run's `num_problems` generation can make no rollout of `refused_problems`, which are not asked again;
+    `refused_reason` is that of one of them. `left_out_problems` are not in `num_problems`: their prompts are too long.
     """
 
     run: str
@@ -117,6 +120,16 @@ class RunStatus:
     missing_problems: dict[str, int] = field(default_factory=dict)
     mode: RunMode = RunMode.RUNNING
     cancelled: dict[str, int] = field(default_factory=dict)
+    refused_problems: int = 0
+    refused_reason: str = ""
+    num_problems: int = 0
+    left_out_problems: int = 0
+    finish_reason: str = ""
+
+    @property
+    def all_refused(self) -> bool:
+        """Whether no problem is left to ask."""
+        return 0 < self.num_problems <= self.refused_problems
 
 
 # A dead letter: a rollout that was abandoned after too many failures, with its last failure.

@@ -49,6 +49,7 @@ class StallCause(StrEnum):
     ALL_GIVEN_UP = "all_given_up"
     ADMISSION_CLOSED = "admission_closed"
     EMPTY_CURRICULUM = "empty_curriculum"
+    ALL_REFUSED = "all_refused"
     LEASES_FAIL = "leases_fail"
 
 
@@ -281,6 +282,13 @@ def _at_once(snapshot: StallSnapshot) -> Iterator[Blocker]:
             StallCause.NO_POLICY,
             "No policy has been published yet: the learner publishes version 0 when it has loaded the model. If it"
             " runs, see its log.",
+        )
+        return
+    if snapshot.status.all_refused:
+        yield Blocker(
+            StallCause.ALL_REFUSED,
+            f"Generation can make no rollout of any of the {snapshot.status.num_problems} problems, such as:"
+            f" {snapshot.status.refused_reason}.",
         )
         return
     batch = snapshot.batch

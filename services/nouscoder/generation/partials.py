@@ -162,7 +162,7 @@ class ResumableSampler:
 
     def _end_of(self, kept: SampledTokens, request: SampleRequest) -> FinishReason | None:
         """Why a kept turn ended; None when it was interrupted."""
-        if kept.token_ids[-1] in request.stop_token_ids:
+        if request.is_ended(kept.token_ids):
             return FinishReason.STOP
         is_full = len(kept.token_ids) == request.sampling.max_new_tokens
         return FinishReason.LENGTH if self._kept or is_full else None

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from nouscoder.config.generation import SamplingSection
 from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.tokens import Completion
-from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest, checked_max_tokens
-from nouscoder.generation.environments.base import Environment, Sampler, TaskRefused
+from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest, StopTexts, checked_max_tokens
+from nouscoder.generation.environments.base import Environment, EnvironmentUnusable, Sampler, TaskRefused
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics, PartialTokens
 from nouscoder.generation.partials import KeepPartials, PartialReports, ResumableSampler
 from nouscoder.generation.weights.policies import Policies
+from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 
 _POLICY_LIMIT_S = 900.0
 
@@ -46,6 +49,50 @@ class ContextLimit:
         return self._sampler.sample(replace(request, sampling=sampling))
 
 
+@dataclass(frozen=True, slots=True)
+class RunSampling:
+    """What a run adds to every request of its rollouts: see SampleRequest."""
+
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_token_ids: frozenset[int] = frozenset()
+    stops: StopTexts | None = None
+
+    @classmethod
+    def of(cls, section: SamplingSection, folder: Path) -> RunSampling:
+        """That of a run with the tokenizer in `folder`. Raises EnvironmentUnusable for what it cannot do."""
+        ids, stops = frozenset(section.stop_token_ids), None
+        if ids or section.stop:
+            try:
+                tokenizer = load_tokenizer(folder)  # of its own, because engines call it in their threads
+            except TokenizerError as error:
+                raise EnvironmentUnusable(str(error)) from error
+            if (largest := max(ids, default=0)) >= tokenizer.vocabulary_size:
+                raise EnvironmentUnusable(
+                    f"generation.sampling.stop_token_ids: {largest} is not a token of the policy, which has"
+                    f" {tokenizer.vocabulary_size}"
+                )
+            stops = StopTexts(section.stop, tokenizer.decode) if section.stop else None
+        return cls(section.top_k, section.min_p, ids, stops)
+
+    def added_to(self, sampler: Sampler) -> Sampler:
+        """A sampler that adds it and passes the requests to `sampler`."""
+        return sampler if self == RunSampling() else _Adding(sampler, self)
+
+
+class _Adding:
+    def __init__(self, sampler: Sampler, run: RunSampling) -> None:
+        self._sampler = sampler
+        self._run = run
+
+    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        """A future of the completion."""
+        run = self._run
+        ids = request.stop_token_ids | run.stop_token_ids
+        more = replace(request, top_k=run.top_k, min_p=run.min_p, stops=run.stops, stop_token_ids=ids)
+        return self._sampler.sample(more)
+
+
 class Rollouts:
     """Runs tasks in one environment on one engine. `tools` are those of the environment, if it has any."""
 
@@ -57,8 +104,10 @@ class Rollouts:
         tools: Tools | None = None,
         metrics: GenerationMetrics | None = None,
         max_tokens_total: int | None = None,
+        sampling: RunSampling | None = None,
     ) -> None:
         """`max_tokens_total` holds prompt and completion below what the engine was started for; None: to that."""
+        self._sampling = sampling or RunSampling()
         self._environment = environment
         self._engine = engine
         self._sampler: Sampler = engine if max_tokens_total is None else ContextLimit(engine, max_tokens_total)
@@ -151,7 +200,7 @@ class Rollouts:
                     f"task {task.rollout_id} needs policy version {version}, which did not arrive within"
                     f" {_POLICY_LIMIT_S:.0f} s"
                 ) from None
-        return await self._environment.rollout(task, sampler)
+        return await self._environment.rollout(task, self._sampling.added_to(sampler))
 
     def _forget(self, rollout_id: str, sampler: ResumableSampler) -> None:
         self._oldest_versions.pop(rollout_id, None)

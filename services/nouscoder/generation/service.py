@@ -25,12 +25,13 @@ from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.rollouts import Rollouts
-from nouscoder.generation.weights.cache import PolicyCache, PolicyMissing, PolicyRefused, PolicyUnusable
+from nouscoder.generation.rollouts import Rollouts, RunSampling
+from nouscoder.generation.weights.cache import PoliciesDiffer, PolicyCache, PolicyMissing, PolicyRefused, PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource, LearnerMemory, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.json_file import read_json_object
+from nouscoder.policy_folder.identity import tokenizer_digests
 from nouscoder.private_folder import temporary_folder
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.convert import InvalidMessage
@@ -148,6 +149,7 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     EngineStopped: grpc.StatusCode.UNAVAILABLE,
     PolicyMissing: grpc.StatusCode.UNAVAILABLE,
     PolicyRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    PoliciesDiffer: grpc.StatusCode.FAILED_PRECONDITION,
     PolicyUnusable: grpc.StatusCode.INVALID_ARGUMENT,
     RunRefused: grpc.StatusCode.FAILED_PRECONDITION,
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -276,7 +278,8 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
         run: Config | None = config
         while run is not None:
             async with AsyncExitStack() as of_run:
-                policies = Policies(engine, source, await _open_memory(run, engine, metrics, of_run))
+                memory = await _open_memory(run, engine, metrics, of_run)
+                policies = Policies(engine, source, memory, await asyncio.to_thread(tokenizer_digests, folder))
                 rollouts = await _open_rollouts(run, folder, engine, policies, metrics, of_run)
                 if service is None:
                     service = GenerationService(engine, rollouts, policies, next_run)
@@ -298,7 +301,8 @@ async def _open_rollouts(
     """The rollouts of one run: its environment, its tools and its context limit. Raises EnvironmentUnusable."""
     tools = await _open_tools(config, stack)
     environment = await asyncio.to_thread(open_environment, config, folder, tools)
-    return Rollouts(environment, engine, policies, tools, metrics, config.generation.max_tokens_total)
+    sampling = await asyncio.to_thread(RunSampling.of, config.generation.sampling, folder)
+    return Rollouts(environment, engine, policies, tools, metrics, config.generation.max_tokens_total, sampling)
 
 
 async def _start_openai(

@@ -3,8 +3,9 @@
 INVARIANT: every leased task is submitted at most once, under a lease that this worker holds. It leaves `_held` exactly
 once: submitted, lost with its lease, refused (its lease expires, and another worker leases the task), or given back:
 when a tool does not answer, or when the worker stops, other workers get the task at once, with the tokens of a long
-rollout. At most `_max_held` tasks are held at a time, and as many more as wait for a tool, at most `_max_held` too. A
-rollout that the broker refuses costs only itself.
+rollout; when no rollout can be made of its problem, the broker does not ask it again. At most `_max_held` tasks are
+held at a time, and as many more as wait for a tool, at most `_max_held` too. A rollout that the broker refuses costs
+only itself.
 
     loop     waits for                         does
     pull     a policy, and room for tasks      lease_tasks -> rollouts.start
@@ -29,7 +30,7 @@ from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engines.base import EngineError, EngineStopped
-from nouscoder.generation.environments.base import ToolUnavailable
+from nouscoder.generation.environments.base import ProblemRefused, ToolUnavailable
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.weights.policies import Policies, follow_policies
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
@@ -69,8 +70,8 @@ class TaskBroker(Protocol):
         """The newest policy, then each newer one."""
         ...
 
-    async def release_leases(self, lease_ids: Sequence[str] = ()) -> None:
-        """Give these leases back; none: all that this worker holds."""
+    async def release_leases(self, lease_ids: Sequence[str] = (), refused: str = "") -> None:
+        """Give these leases back; none: all that this worker holds. `refused`: their problems are not asked again."""
         ...
 
     def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
@@ -106,7 +107,7 @@ class RolloutWorker:
         self._held: dict[str, _HeldTask] = {}
         self._ended: list[Rollout] = []
         self._some_ended = asyncio.Event()
-        self._returned: list[str] = []
+        self._returned: list[tuple[str, str]] = []  # lease id, and why its problem is refused, if it is
         self._some_returned = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -179,9 +180,10 @@ class RolloutWorker:
         if held is None or held.future is not future:
             return
         error = None if future.cancelled() else future.exception()
-        if isinstance(error, ToolUnavailable):
+        if isinstance(error, (ToolUnavailable, ProblemRefused)):
+            is_refused = isinstance(error, ProblemRefused)
             log.warning("task given back", extra={"rollout_id": rollout_id, "reason": str(error)})
-            self._returned.append(self._leave(rollout_id, keeper).lease_id)
+            self._returned.append((self._leave(rollout_id, keeper).lease_id, str(error) if is_refused else ""))
             self._some_returned.set()
             return
         if future.cancelled() or error is not None:
@@ -218,10 +220,11 @@ class RolloutWorker:
             await self._some_returned.wait()
             self._some_returned.clear()
             returned, self._returned = self._returned, []
-            try:
-                await self._broker.release_leases(returned)
-            except PeerError as error:
-                log.warning("leases not given back, they run out", extra={"reason": str(error)})
+            for reason in dict.fromkeys(reason for _, reason in returned):
+                try:
+                    await self._broker.release_leases([name for name, of in returned if of == reason], reason)
+                except PeerError as error:
+                    log.warning("leases not given back, they run out", extra={"reason": str(error)})
 
     async def _hand_in(self, pairs: Sequence[tuple[str, Rollout]]) -> frozenset[str]:
         """Submit together, or one by one when the broker refuses that. Answers those whose lease was lost."""

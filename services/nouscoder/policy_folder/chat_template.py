@@ -53,14 +53,17 @@ class ChatTemplate:
         self._places = threading.BoundedSemaphore(PROCESSES)
         self._idle: list[_Process] = []
 
-    def render(self, conversations: Sequence[Sequence[Message]], thinking: bool | None) -> list[str]:
-        """The text of each conversation, up to the beginning of the next answer. Raises TemplateFailed.
+    def render(
+        self, conversations: Sequence[Sequence[Message]], thinking: bool | None, *, next_answer: bool = True
+    ) -> list[str]:
+        """The text of each conversation, with `next_answer` up to the beginning of the next answer.
 
-        `thinking` is the template's enable_thinking; None leaves it to the template.
+        Raises TemplateFailed. `thinking` is the template's enable_thinking; None leaves it to the template.
         """
         messages = [[{"role": one.role.value, "content": one.content} for one in each] for each in conversations]
         switches = {} if thinking is None else {"enable_thinking": thinking}
-        request = json.dumps({**self._fixed, "conversations": messages, "switches": switches})
+        what = {"conversations": messages, "switches": switches, "next_answer": next_answer}
+        request = json.dumps({**self._fixed, **what})
         with self._places:
             process = self._idle.pop() if self._idle else _Process()
             try:
@@ -161,7 +164,10 @@ def _answer(request: dict[str, Any], render: Any) -> dict[str, Any]:
     fixed = {**request["special_tokens"], **request["switches"]}
     try:
         texts, _ = render(
-            request["conversations"], chat_template=request["template"], add_generation_prompt=True, **fixed
+            request["conversations"],
+            chat_template=request["template"],
+            add_generation_prompt=request["next_answer"],
+            **fixed,
         )
     except MemoryError:
         raise

@@ -21,6 +21,7 @@ from nouscoder.policy_folder.weights_files import (
     INDEX_FILE,
     WEIGHTS_FILE,
     is_adapter,
+    is_sharded,
     weights_files,
 )
 
@@ -108,7 +109,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def _whole_weights(folder: Path) -> list[Path]:
-    return [*weights_files(folder), *folder.glob(INDEX_FILE)]
+    return [*weights_files(folder), *([folder / INDEX_FILE] if is_sharded(folder) else [])]
 
 
 def _adapter_files(folder: Path) -> list[Path]:

@@ -11,11 +11,10 @@ from typing import Any
 
 from nouscoder.config.base import HUB_ID
 from nouscoder.errors import Unusable
-from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
+from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, stored_weights
 
 _STOP_FILES = ("generation_config.json", "config.json")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-_MAX_HEADER_BYTES = 100_000_000  # of safetensors, as its library bounds it
 
 
 class StopTokensError(ValueError):
@@ -88,31 +87,12 @@ def _tokenizer_faults(folder: Path) -> list[str]:
 
 
 def weights_faults(folder: Path) -> list[str]:
-    """What makes whole weights unusable. Reads only the headers of their files."""
+    """What makes whole weights unusable, the first fault only. Reads only the headers of their files."""
     try:
-        files = weights_files(folder)
-    except WeightsMissing as error:
+        stored_weights(folder)
+    except (WeightsMissing, WeightsUnusable) as error:
         return [str(error)]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        others = " (only weights in safetensors are read)" if any(folder.glob("*.bin")) else ""
-        return [f"{folder} has no {missing[0]}{others}"]
-    return [f"{file} is not a whole safetensors file" for file in files if not _is_whole(file)][:1]
-
-
-def _is_whole(file: Path) -> bool:
-    """Whether the header is readable and the file is as long as the header says (safetensors' format)."""
-    size = file.stat().st_size
-    with file.open("rb") as data:
-        length = int.from_bytes(data.read(8), "little")
-        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-            return False
-        try:
-            tensors = json.loads(data.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            return False
-    return bool(ends) and size == 8 + length + max(ends)
+    return []
 
 
 def _json_of(file: Path) -> dict[str, Any]:

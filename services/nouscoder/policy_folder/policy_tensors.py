@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,10 +39,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.policy_folder.pretrained import untied
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_FILE,
     FileState,
     WeightsUnusable,
+    is_ignored,
     policy_files,
     shards_of,
     state_of,
@@ -137,7 +139,7 @@ def read_adapter(file: Path, shapes: Mapping[str, Sequence[int]]) -> Adapter:
 
 
 class PolicyTensors:
-    """`names`: of all tensors. `adapter`: that of the files, or None."""
+    """`shapes`: of all tensors, by name. `names`: theirs. `adapter`: that of the files, or None."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         """Read the names and shapes of the tensors, and the adapter, which is a file named ADAPTER_FILE.
@@ -149,12 +151,13 @@ class PolicyTensors:
         shapes: dict[str, list[int]] = {}
         for file in self._files:
             with _opened(file) as shard:
-                for name in shard.keys():  # noqa: SIM118 - a shard is not iterable
+                for name in _used(shard):
                     if name in shapes:
                         raise WeightsUnusable(f"{file}: {name} is in another shard too")
                     shapes[name] = shard.get_slice(name).get_shape()
         adapters = [file for file in files if file.name == ADAPTER_FILE]
         self.adapter: Adapter | None = read_adapter(adapters[0], shapes) if adapters else None
+        self.shapes: dict[str, tuple[int, ...]] = {name: tuple(shape) for name, shape in shapes.items()}
         self.names = frozenset(shapes)
 
     @property
@@ -174,10 +177,20 @@ class PolicyTensors:
         """
         for file in self._files:
             with _opened(file) as shard:
-                for name in shard.keys():  # noqa: SIM118
+                for name in _used(shard):
                     if names is None or name in names:
                         tensor = shard.get_tensor(name)
                         yield name, tensor if self.adapter is None else self.adapter.merged_into(name, tensor, device)
+
+    def check_tied(self, groups: Iterable[Collection[str]], source: str) -> None:
+        """Raises WeightsUnusable when the files hold different values for the names of one tied tensor."""
+        for group in groups:
+            names = sorted(self.names & set(group))
+            if len(names) > 1:
+                tied = dict(self.read(names))
+                for other in names[1:]:
+                    if not torch.equal(tied[names[0]], tied[other]):
+                        raise WeightsUnusable(untied(source, names[0], other))
 
 
 def write_merged(first: Path, folder: Path, to: Path) -> None:
@@ -191,8 +204,12 @@ def write_merged(first: Path, folder: Path, to: Path) -> None:
         raise WeightsUnusable(f"{folder / ADAPTER_FILE} is an adapter of other weights than those in {first}")
     for file in weights_files(first):
         with _opened(file) as shard:
-            names = frozenset(shard.keys())
+            names = frozenset(_used(shard))
         save_file(dict(tensors.read(names)), to / file.name, {"format": "pt"})
+
+
+def _used(shard: Any) -> list[str]:
+    return [name for name in shard.keys() if not is_ignored(name)]  # noqa: SIM118 - a shard is not iterable
 
 
 def _state(file: Path) -> FileState:

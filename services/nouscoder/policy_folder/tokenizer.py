@@ -1,7 +1,8 @@
 """The tokenizer of a policy folder: converts text and messages to token ids, and back.
 
 INVARIANT: only the tokenizer and its chat template put special tokens into a prompt. The name of a special token in a
-text is encoded as ordinary characters.
+text is encoded as ordinary characters. What ends an answer comes from the chat template, which is rendered with an
+answer: the same tokens end the examples of a training, and the last of them ends a completion.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ class RenderedChat:
 
 
 class PolicyTokenizer:
-    """A tokenizer. Each of `stop_ids` ends a completion, `end_id` those that are written as examples.
+    """A tokenizer. `eos_id` ends a text.
 
     `pad_id` pads batches. Token ids are below `vocabulary_size`. The chat template is the folder's, if any.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int], folder: Path) -> None:
-        """`tokenizer` is one of transformers, from `folder`."""
+        """`tokenizer` is one of transformers, from `folder`, whose configuration names `stop_ids`."""
         self._tokenizer = tokenizer
         self._folder = folder
-        self.stop_ids = stop_ids
-        self.end_id: int = min(stop_ids) if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+        self._configured_stop_ids = stop_ids
+        self.eos_id: int = min(stop_ids) if tokenizer.eos_token_id is None else tokenizer.eos_token_id
         self.pad_id: int = min(stop_ids) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.vocabulary_size = len(tokenizer)
         self._special_ids = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -55,6 +56,37 @@ class PolicyTokenizer:
     def has_chat_template(self) -> bool:
         """Whether `encode_messages` can be used."""
         return bool(self._tokenizer.chat_template)
+
+    @cached_property
+    def turn_end(self) -> tuple[int, ...]:
+        """Token ids [tokens] that the chat template writes after an answer, up to the first special one.
+
+        () without a template, or when it writes no special token there. It waits for the template at the first use.
+        """
+        if not self.has_chat_template:
+            return ()
+        mark = secrets.token_hex(16)
+        conversation = [Message(Role.USER, "-"), Message(Role.ASSISTANT, mark)]
+        try:
+            (text,) = self._template.render([conversation], None, next_answer=False)
+        except ValueError:  # it takes no such conversation
+            return ()
+        ids = self._encode(text.rpartition(mark)[2], add_special_tokens=False, split_special_tokens=False)
+        ends = self._configured_stop_ids.union(self._tokenizer.added_tokens_decoder)
+        place = next((place for place, token_id in enumerate(ids) if token_id in ends), None)
+        return () if place is None else tuple(ids[: place + 1])
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens that end a completion: those of the folder's configuration, and the end of the template's turn.
+
+        It waits for the template at the first use.
+        """
+        return self._configured_stop_ids.union(self.turn_end[-1:])
+
+    def end_of_answer(self, *, in_chat: bool) -> tuple[int, ...]:
+        """Token ids [tokens] that end an example's answer: in a chat those of the template, in a text `eos_id`."""
+        return (in_chat and self.turn_end) or (self.eos_id,)
 
     def encode(self, text: str) -> list[int]:
         """Token ids [tokens] of a text that begins a prompt, after the special tokens at the start of prompts."""
@@ -71,6 +103,27 @@ class PolicyTokenizer:
         it to the template. Raises TokenizerError.
         """
         return self.encode_rendered(self.render(messages, thinking))
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens `encode` makes of each text; 0 of one that cannot be encoded."""
+        return [len(ids) for ids in self._encode_each(texts, add_special_tokens=True, split_special_tokens=True)]
+
+    def count_messages(self, conversations: Sequence[Sequence[Message]], thinking: bool | None = None) -> list[int]:
+        """How many tokens `encode_messages` makes of each conversation; 0 of one that cannot be encoded.
+
+        All have messages of the same roles in the same order. Raises TokenizerError when the template refuses them.
+        """
+        if not conversations:
+            return []
+        first = self.render(conversations[0], thinking)
+        of_template = self._specials(self._encode_contents_apart(first))
+        texts = self._rendered(conversations, thinking)
+        found = self._encode_each(texts, add_special_tokens=False, split_special_tokens=False)
+        counts = [len(ids) for ids in found]
+        for place, ids in enumerate(found):
+            if ids and self._specials(ids) != of_template:  # a content has the name of a special token
+                counts[place] = len(self.encode_messages(conversations[place], thinking))
+        return counts
 
     def check_template(self) -> None:
         """Raises TokenizerError for a chat template that reaches a limit with the shortest conversation."""
@@ -156,6 +209,20 @@ class PolicyTokenizer:
             return list(self._tokenizer.encode(text, **how))
         except Exception as error:  # tokenizers raises plain Exceptions
             raise TokenizerError(f"a text of {len(text)} characters cannot be encoded: {error}") from error
+
+    def _encode_each(self, texts: Sequence[str], **how: bool) -> list[list[int]]:
+        """The tokens of each text, which are encoded at once; none of one that cannot be encoded."""
+        try:
+            found: list[list[int]] = self._tokenizer(list(texts), return_attention_mask=False, **how)["input_ids"]
+        except Exception:  # of one of them: tokenizers raises plain Exceptions
+            return [self._encode_or_none(text, **how) for text in texts]
+        return found
+
+    def _encode_or_none(self, text: str, **how: bool) -> list[int]:
+        try:
+            return self._encode(text, **how)
+        except TokenizerError:
+            return []
 
     def _specials(self, ids: Sequence[int]) -> list[int]:
         return [token_id for token_id in ids if token_id in self._special_ids]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,8 +22,9 @@ from nouscoder.domain.conversation import Message, Role
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.admission import choose_rows, probes, short_spans
 from nouscoder.learner.model.packing import RowLayout, attend_alone, attend_packed, last_states, packs, plan
-from nouscoder.policy_folder.pretrained import load_pretrained
+from nouscoder.policy_folder.pretrained import load_pretrained, load_whole
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
+from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable
 
 
 class RewardModelUnusable(Unusable):
@@ -59,17 +61,19 @@ class AnswerEncoder:
 
 
 def end_token_of(tokenizer: PolicyTokenizer) -> int:
-    """The token at which an answer is scored: a stop token, and one that is not padding if there is one.
+    """The token at which an answer is scored: the end of a turn in the chat template, or another stop token.
 
-    transformers scores the last token before padding, so the two should differ.
+    transformers scores the last token before padding, so it is not padding if there is another one.
     """
+    if tokenizer.turn_end and tokenizer.turn_end[-1] != tokenizer.pad_id:
+        return tokenizer.turn_end[-1]
     return min(tokenizer.stop_ids - {tokenizer.pad_id} or tokenizer.stop_ids)
 
 
 def new_reward_model(policy: Path) -> PreTrainedModel:
     """The decoder of the policy folder with a head of zeros, in float32. Raises RewardModelUnusable."""
     with torch.random.fork_rng(devices=[]):  # transformers draws a head, which is replaced
-        model = _loaded(policy)
+        model = _loaded(policy, without="lm_head.", new=("score.weight",))
     nn.init.zeros_(head_of(model).weight)
     return model
 
@@ -85,16 +89,20 @@ def load_reward_model(folder: Path) -> PreTrainedModel:
     return _loaded(folder)
 
 
-def _loaded(folder: Path) -> PreTrainedModel:
+def _loaded(folder: Path, **head: Any) -> PreTrainedModel:
+    """`head`: see `load_whole`, for a policy, which has another head."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # a new head is no fault
     try:
-        model: PreTrainedModel = load_pretrained(
+        model: PreTrainedModel = load_whole(
             AutoModelForSequenceClassification,
             folder,
+            **head,
             num_labels=1,
             dtype=torch.float32,
         )
+    except (WeightsMissing, WeightsUnusable) as error:
+        raise RewardModelUnusable(str(error)) from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RewardModelUnusable(f"{folder} does not hold a usable model: {error}") from error
     head_of(model)

@@ -370,9 +370,12 @@ class BrokerClient(ServiceClient):
         """
         return LeaseKeeper(self.heartbeat, report)
 
-    async def release_leases(self, lease_ids: Iterable[str] = ()) -> None:
-        """Give back these leases; none: all, because this worker stops. Makes one attempt."""
-        request = broker_pb2.ReleaseLeasesRequest(worker_id=self.worker_id, lease_ids=lease_ids)
+    async def release_leases(self, lease_ids: Iterable[str] = (), refused: str = "") -> None:
+        """Give back these leases; none: all, because this worker stops. Makes one attempt.
+
+        `refused` says why no worker can make a rollout of their problems, which are not asked again then.
+        """
+        request = broker_pb2.ReleaseLeasesRequest(worker_id=self.worker_id, lease_ids=lease_ids, refused=refused)
         await self._call(lambda: self._stub.ReleaseLeases(request, timeout=_RELEASE_LIMIT_S), patience_s=0.0)
 
     async def report_batch_failure(self, batch_id: int, reason: str) -> bool:
@@ -410,6 +413,12 @@ class BrokerClient(ServiceClient):
         request = broker_pb2.FinishRunRequest(reason=reason)
         answer = await self._call(lambda: self._stub.FinishRun(request, timeout=_CALL_LIMIT_S))
         return pairs.LEDGER.of(answer.ledger)
+
+    async def continue_run(self) -> bool:
+        """Go on with a run that has ended. False: it has not ended."""
+        request = broker_pb2.ContinueRunRequest()
+        answer = await self._call(lambda: self._stub.ContinueRun(request, timeout=_CALL_LIMIT_S))
+        return answer.had_ended
 
     async def status(self) -> RunStatus:
         """The run at one instant."""

@@ -8,12 +8,40 @@ import threading
 import urllib.request
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 
+from nouscoder.http_server.bounded_threads import BoundedThreads
 from nouscoder.rpc.addresses import AddressError, socket_host, split_address, unix_path
 
 _LIMIT_S = 5.0
+
+
+class _Page(WSGIRequestHandler):
+    server: _Server
+    timeout = _LIMIT_S
+
+    def get_environ(self) -> dict[str, Any]:
+        """Called once the request has arrived."""
+        self.server.heard(self.connection)
+        return super().get_environ()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: each page is asked for every few seconds."""
+
+
+class _Server(BoundedThreads, WSGIServer):
+    pass
+
+
+class _IPv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _UnixServer(BoundedThreads, socketserver.UnixStreamServer):
+    pass
 
 
 def start_metrics(address: str, registry: CollectorRegistry, stack: AsyncExitStack) -> str:
@@ -24,16 +52,11 @@ def start_metrics(address: str, registry: CollectorRegistry, stack: AsyncExitSta
         return address
     host, port = split_address(address)
     try:
-        page, thread = start_http_server(port, addr=socket_host(host), registry=registry)
+        page = (_IPv6Server if ":" in host else _Server)((socket_host(host), port), _Page)
     except OSError as error:
         raise AddressError(f"cannot listen on {address} for metrics: {error.strerror}") from error
-
-    def close() -> None:
-        page.shutdown()
-        page.server_close()
-        thread.join(timeout=_LIMIT_S)
-
-    stack.callback(close)
+    page.set_app(make_wsgi_app(registry))
+    _serve(page, stack)
     return f"{host}:{page.server_port}"
 
 
@@ -47,10 +70,13 @@ def serve_on_socket(registry: CollectorRegistry, path: Path, stack: AsyncExitSta
 
     try:
         path.unlink(missing_ok=True)  # of a process with this name that was killed
-        server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
+        server = _UnixServer(str(path), Handler)
     except OSError as error:
         raise AddressError(f"cannot listen on {path} for metrics: {error.strerror or error}") from error
-    server.daemon_threads = True
+    _serve(server, stack)
+
+
+def _serve(server: socketserver.BaseServer, stack: AsyncExitStack) -> None:
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
 

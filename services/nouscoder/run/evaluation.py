@@ -37,7 +37,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nouscoder.atomic_files import numbered, remove
 from nouscoder.config import Config
@@ -49,7 +49,8 @@ from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
 from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
 from nouscoder.policy_folder.compose import PolicyFilesMissing, has_weights, link_weights
-from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of
+from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
+from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, shards_of, weights_files
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
@@ -58,8 +59,10 @@ from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.rpc.worker import observer_id
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.services import RunServices
 from nouscoder.run.view import View
+
+if TYPE_CHECKING:
+    from nouscoder.run.services import RunServices
 
 # The evaluations on the disk, and the policy with the best one.
 
@@ -211,8 +214,16 @@ def first_policy(config: Config) -> PolicyManifest:
     """Version 0: the initial weights of the run. Raises CannotEvaluate."""
     folder = config.in_run_folder(config.policy.path)
     try:
-        return PolicyManifest(0, 0, str(folder), shards_of(folder), config.generation.policy_from)
-    except WeightsMissing as error:
+        return PolicyManifest(
+            policy_version=0,
+            step=0,
+            folder=str(folder),
+            shards=shards_of(folder),
+            transport=config.generation.policy_from,
+            weights=weights_digest(weights_files(folder)),
+            tokenizer=tokenizer_digests(folder),
+        )
+    except (WeightsMissing, WeightsUnusable, OSError) as error:
         raise CannotEvaluate(f"the first policy cannot be read: {error}") from error
 
 

@@ -3,31 +3,25 @@
 INVARIANT: only the names in `FILES` and ROLLOUTS are served, each looked up unchanged. Nothing is written, and no other
 file of the folder (checkpoints, logs, problems) can be requested. ROLLOUTS is made from tokens/ at each request. No
 password of a URL in config.toml is sent. A request that names a foreign site is refused.
-
-INVARIANT: at most MOST_OPEN connections are open. One more ends the oldest that has asked for nothing yet, or else the
-oldest, so clients that say nothing keep nobody out.
 """
 
 from __future__ import annotations
 
 import html
-import logging
 import socket
 import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from nouscoder.errors import without_secrets
 from nouscoder.http_server.api_keys import foreign_part
+from nouscoder.http_server.bounded_threads import BoundedThreads
 from nouscoder.report.samples import rollouts_page
 from nouscoder.rpc.server import AddressError, socket_host, split_address
-
-log = logging.getLogger(__name__)
 
 ROLLOUTS = "rollouts.html"
 FILES = {
@@ -37,7 +31,6 @@ FILES = {
     "samples.jsonl": "application/x-ndjson",
     "config.toml": "text/plain; charset=utf-8",
 }
-MOST_OPEN = 128
 _SILENCE_LIMIT_S = 20.0
 _RECORD = "config.toml"
 _PIECE_BYTES = 1024**2
@@ -117,45 +110,8 @@ def _index(folder: Path) -> str:
     return f"<!doctype html><title>NousCoder run {name}</title><h1>Run {name}</h1><ul>{''.join(lines)}</ul>\n"
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = MOST_OPEN
-
-    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
-        self._open: OrderedDict[socket.socket, bool] = OrderedDict()  # whether it has asked; the oldest is first
-        self._lock = threading.Lock()
-        super().__init__(address, handler)
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, and end another one when there are too many."""
-        connection, address = super().get_request()
-        with self._lock:
-            self._open[connection] = False
-            if len(self._open) > MOST_OPEN:
-                self._end_one()
-        return connection, address
-
-    def _end_one(self) -> None:
-        oldest = next((one for one, has_asked in self._open.items() if not has_asked), next(iter(self._open)))
-        del self._open[oldest]
-        with suppress(OSError):  # it has ended already
-            oldest.shutdown(socket.SHUT_RDWR)
-
-    def heard(self, connection: socket.socket) -> None:
-        """The connection has asked for a page."""
-        with self._lock:
-            if connection in self._open:
-                self._open[connection] = True
-
-    def shutdown_request(self, request: Any) -> None:
-        """A connection has ended."""
-        with self._lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Log a closed connection without a traceback."""
-        log.info("a page was not sent to its end", exc_info=True)
+class _Server(BoundedThreads, HTTPServer):
+    pass
 
 
 class _IPv6Server(_Server):

@@ -7,14 +7,21 @@ building it is the check of the problem file; the broker finds it ready.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from nouscoder.atomic_files import is_taken
-from nouscoder.config import Config, ConfigError
+from nouscoder.config import Config, ConfigError, EnvironmentSection
 from nouscoder.config.base import Place, keys_of
-from nouscoder.data.problem_index import held_out_problems, open_index
+from nouscoder.data.problem_index import all_held_out, fitting, open_index, prompt_lengths
+from nouscoder.data.prompt_lengths import PromptText, are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.policy import WeightTransfer
+from nouscoder.domain.problem import Problem
 from nouscoder.errors import NousCoderError, did_you_mean
 from nouscoder.policy_folder.inspection import (
     HubUnavailable,
@@ -27,6 +34,7 @@ from nouscoder.policy_folder.inspection import (
 from nouscoder.run.sinks.targets import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0
+_MOST_SHARED = 0.5  # of the memory of a device that vLLM shares with the learner
 _NVIDIA = Path("/dev/nvidiactl")  # NVIDIA's driver makes it; torch must not be loaded here
 
 
@@ -74,9 +82,10 @@ def _checked(config: Config) -> Config:
         faults = [f"policy.path: {error}"]
     for check in (
         *(_file_faults, _first_checkpoint_faults, _problem_faults, _length_faults),
-        *(_transfer_faults, missing_packages, _redis_faults),
+        *(_transfer_faults, _shared_device_faults, missing_packages, _redis_faults),
     ):
         faults += check(config)
+    faults = faults or [*_prompt_faults(config)]
     if faults:
         raise ConfigError("\n".join(faults))
     return config
@@ -131,7 +140,7 @@ def _problem_faults(config: Config) -> Iterator[str]:
     if not problems.held_out_share and not config.in_run_folder(problems.held_out).is_file():
         yield f"problems.held_out: {_missing(config, problems.held_out)}; or set problems.held_out_share"
     elif not problems.held_out_share or train.is_file():
-        yield from _fault_of("problems.held_out", lambda: held_out_problems(config))
+        yield from _fault_of("problems.held_out", lambda: all_held_out(config))
 
 
 def _check_index(config: Config) -> None:
@@ -140,6 +149,71 @@ def _check_index(config: Config) -> None:
     index.close()
     if not num_problems:
         raise ConfigError("no problem is left to train on")
+
+
+def _prompt_faults(config: Config) -> Iterator[str]:
+    """Counts the tokens of the prompts that have no count yet. So the index leaves out those that are too long."""
+    environment, allowed = config.generation.environment, config.problems.too_long_share
+    if not are_counted(environment):
+        return
+    with closing(open_index(config)) as index:
+        texts = index.texts()
+    held_out = all_held_out(config)
+    wanted = [*texts.values(), *(PromptText(one.prompt, one.prompt_template) for one in held_out)]
+    lengths = prompt_lengths(config)
+    if missing := lengths.missing(may_be_long(config, wanted)):
+        try:
+            lengths.plus(_counted(config, missing))
+        except CannotCount as error:
+            yield f"policy.path: the prompts cannot be written: {error}"
+            return
+    for key, what, left_out, num_problems in _left_out(config, held_out):
+        if len(left_out) > allowed * num_problems:
+            said = left_out_sentence(what, left_out, num_problems, config.generation.max_tokens_total)
+            yield f"{key}: {said}: raise it, shorten the prompts, or raise problems.too_long_share ({allowed:g})"
+
+
+class CannotCount(NousCoderError):
+    """The tokens of prompts cannot be counted. The message says why."""
+
+
+def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, int]:
+    """The tokens of each prompt, by a process of its own, because it loads torch. Raises CannotCount."""
+    environment = config.generation.environment
+    request = {
+        "folder": str(config.in_run_folder(config.policy.path)),
+        "environment": environment.model_dump(mode="json", include={*EnvironmentSection.model_fields}),
+        "texts": texts,
+    }
+    answer = _asked(request)
+    if "fault" in answer:
+        raise CannotCount(answer["fault"])
+    return dict(zip(texts, answer["counts"], strict=True))
+
+
+def _asked(request: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "nouscoder.generation.environments.counting"]
+    ended = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True)
+    if ended.returncode:
+        raise CannotCount((ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1])
+    answer: dict[str, Any] = json.loads(ended.stdout)
+    return answer
+
+
+def left_out_lines(config: Config) -> list[str]:
+    """What is to be said of problems that are left out, because their prompts are too long."""
+    limit = config.generation.max_tokens_total
+    return [
+        left_out_sentence(what, left_out, num_problems, limit).replace(" are too long", " are left out as too long", 1)
+        for _, what, left_out, num_problems in _left_out(config, all_held_out(config))
+        if left_out
+    ]
+
+
+def _left_out(config: Config, held_out: Sequence[Problem]) -> Iterator[tuple[str, str, Mapping[str, int], int]]:
+    with closing(open_index(config)) as index:
+        yield "problems.train", "training problems", index.left_out, len(index.all_ids)
+    yield "problems.held_out", "held-out problems", fitting(config, held_out)[1], len(held_out)
 
 
 def _length_faults(config: Config) -> Iterator[str]:
@@ -161,6 +235,16 @@ def _length_faults(config: Config) -> Iterator[str]:
 def _transfer_faults(config: Config) -> Iterator[str]:
     if config.generation.vllm.weight_transfer is WeightTransfer.NCCL and not _NVIDIA.exists():
         yield f"generation.vllm.weight_transfer: nccl needs CUDA, and this machine has no {_NVIDIA}: take gloo"
+
+
+def _shared_device_faults(config: Config) -> Iterator[str]:
+    """vLLM refuses to start on a device that has not its share free, and the learner begins to fill it meanwhile."""
+    generation, share = config.generation, config.generation.vllm.gpu_memory_utilization
+    if generation.engine == "vllm" and config.shares_device and share > _MOST_SHARED:
+        yield (
+            f"generation.vllm.gpu_memory_utilization: vLLM would take {share:g} of {generation.device}, and the learner"
+            f" needs it too: set at most {_MOST_SHARED:g} (docs/operating.md, One GPU), or another generation.device"
+        )
 
 
 def _redis_faults(config: Config) -> Iterator[str]:

@@ -9,8 +9,10 @@ written; they are 0 here, and the objective of supervised fine-tuning does not r
 
 An example has the tokens of a policy, exactly as a run's environment would give and sample them:
 
-    prompt or messages -> answer + end token -> what the environment writes around a reply -> answer + end token
-        given                 loss                  given                                         loss
+    prompt or messages -> answer + its end -> what the environment writes around a reply -> answer + its end
+        given                loss                given                                         loss
+
+The end is what the chat template writes after an answer, or without a template the end-of-sequence token.
 
 The prompt goes through the template, the system prompt and the chat template of generation.environment. So a policy
 that was trained on examples finds the same tokens before its answers in the run that follows.
@@ -112,11 +114,12 @@ class Encoder:
         """The example as a rollout. Raises BadExample."""
         try:
             parts: list[Part] = [(self._beginning(example), False)]
+            end = self._tokenizer.end_of_answer(in_chat=bool(example.messages) or self._prompts.as_messages)
             for turn in example.turns:
                 if turn.is_given:
                     parts.append((self._reply(example, parts[-1][0], turn.text), False))
                 else:
-                    parts.append(([*self._tokenizer.encode_inside(turn.text), self._tokenizer.end_id], True))
+                    parts.append(([*self._tokenizer.encode_inside(turn.text), *end], True))
         except (ValueError, TaskRefused) as error:
             raise BadExample(str(error)) from error
         return rollout_of(parts, example.problem_id)

@@ -1325,8 +1325,11 @@ class ReleaseLeasesRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
+    refused: _builtins.str
+    """Why no worker can make a rollout of these tasks: their problems are not asked again. Empty: others get the work."""
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The leases that the worker gives back; empty: all, because it stops."""
@@ -1336,10 +1339,11 @@ class ReleaseLeasesRequest(_message.Message):
         *,
         worker_id: _builtins.str = ...,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        refused: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "refused", b"refused", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1710,6 +1714,45 @@ class HeartbeatResponse(_message.Message):
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 
 @_typing.final
+class ContinueRunRequest(_message.Message):
+    """Asks that a run that has ended goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContinueRunRequest: _TypeAlias = ContinueRunRequest  # noqa: Y015
+
+@_typing.final
+class ContinueRunResponse(_message.Message):
+    """The answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HAD_ENDED_FIELD_NUMBER: _builtins.int
+    had_ended: _builtins.bool
+    """The run had ended."""
+    def __init__(
+        self,
+        *,
+        had_ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["had_ended", b"had_ended"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContinueRunResponse: _TypeAlias = ContinueRunResponse  # noqa: Y015
+
+@_typing.final
 class FinishRunRequest(_message.Message):
     """The end of a run."""
 
@@ -1943,6 +1986,11 @@ class StatusResponse(_message.Message):
     BACK_PRESSURE_FIELD_NUMBER: _builtins.int
     MISSING_PROBLEMS_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
+    REFUSED_PROBLEMS_FIELD_NUMBER: _builtins.int
+    REFUSED_REASON_FIELD_NUMBER: _builtins.int
+    NUM_PROBLEMS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_PROBLEMS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     policy_version: _builtins.int
@@ -1965,6 +2013,16 @@ class StatusResponse(_message.Message):
     """The run folder that the state belongs to; empty while no learner has been there."""
     back_pressure: _builtins.str
     """Why rollouts are not admitted or not taken now, one sentence; empty when they are."""
+    refused_problems: _builtins.int
+    """Problems of which generation cannot make a rollout, so they are not asked again."""
+    refused_reason: _builtins.str
+    """Why, of one of them."""
+    num_problems: _builtins.int
+    """Problems of the run, without those that are left out because their prompts are too long."""
+    left_out_problems: _builtins.int
+    """Problems that are left out because their prompts are too long."""
+    finish_reason: _builtins.str
+    """Why the run is finished; empty while it is not."""
     @_builtins.property
     def ledger(self) -> Global___Ledger:
         """The ledger."""
@@ -2001,10 +2059,15 @@ class StatusResponse(_message.Message):
         back_pressure: _builtins.str = ...,
         missing_problems: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         cancelled: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        refused_problems: _builtins.int = ...,
+        refused_reason: _builtins.str = ...,
+        num_problems: _builtins.int = ...,
+        left_out_problems: _builtins.int = ...,
+        finish_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "ledger", b"ledger", "policy_version", b"policy_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "admission_slots_free", b"admission_slots_free", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "cancelled", b"cancelled", "finished", b"finished", "ledger", b"ledger", "missing_problems", b"missing_problems", "mode", b"mode", "policy_version", b"policy_version", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "admission_slots_free", b"admission_slots_free", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "cancelled", b"cancelled", "finish_reason", b"finish_reason", "finished", b"finished", "ledger", b"ledger", "left_out_problems", b"left_out_problems", "missing_problems", b"missing_problems", "mode", b"mode", "num_problems", b"num_problems", "policy_version", b"policy_version", "refused_problems", b"refused_problems", "refused_reason", b"refused_reason", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__policy_version: _TypeAlias = _typing.Literal["policy_version"]  # noqa: Y015
     _WhichOneofArgType__policy_version: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version"]  # noqa: Y015

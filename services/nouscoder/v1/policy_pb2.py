@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19nouscoder/v1/policy.proto\x12\x0cnouscoder.v1\">\n\x0bPolicyShard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"b\n\x0bPolicyDelta\x12\x14\n\x0c\x62\x61se_version\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12(\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x19.nouscoder.v1.PolicyShard\"\x85\x02\n\x0ePolicyManifest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12)\n\x06shards\x18\x04 \x03(\x0b\x32\x19.nouscoder.v1.PolicyShard\x12\x30\n\ttransport\x18\x05 \x01(\x0e\x32\x1d.nouscoder.v1.PolicyTransport\x12(\n\x05\x64\x65lta\x18\x08 \x01(\x0b\x32\x19.nouscoder.v1.PolicyDelta\x12*\n\x04\x62\x61se\x18\t \x01(\x0b\x32\x1c.nouscoder.v1.PolicyManifestJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08*n\n\x0fPolicyTransport\x12 \n\x1cPOLICY_TRANSPORT_UNSPECIFIED\x10\x00\x12\x1b\n\x17POLICY_TRANSPORT_FOLDER\x10\x01\x12\x1c\n\x18POLICY_TRANSPORT_LEARNER\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19nouscoder/v1/policy.proto\x12\x0cnouscoder.v1\">\n\x0bPolicyShard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"b\n\x0bPolicyDelta\x12\x14\n\x0c\x62\x61se_version\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12(\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x19.nouscoder.v1.PolicyShard\"\xa9\x02\n\x0ePolicyManifest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12)\n\x06shards\x18\x04 \x03(\x0b\x32\x19.nouscoder.v1.PolicyShard\x12\x30\n\ttransport\x18\x05 \x01(\x0e\x32\x1d.nouscoder.v1.PolicyTransport\x12(\n\x05\x64\x65lta\x18\x08 \x01(\x0b\x32\x19.nouscoder.v1.PolicyDelta\x12*\n\x04\x62\x61se\x18\t \x01(\x0b\x32\x1c.nouscoder.v1.PolicyManifest\x12\x0f\n\x07weights\x18\n \x01(\t\x12\x11\n\ttokenizer\x18\x0b \x03(\tJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08*n\n\x0fPolicyTransport\x12 \n\x1cPOLICY_TRANSPORT_UNSPECIFIED\x10\x00\x12\x1b\n\x17POLICY_TRANSPORT_FOLDER\x10\x01\x12\x1c\n\x18POLICY_TRANSPORT_LEARNER\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nouscoder.v1.policy_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POLICYTRANSPORT']._serialized_start=471
-  _globals['_POLICYTRANSPORT']._serialized_end=581
+  _globals['_POLICYTRANSPORT']._serialized_start=507
+  _globals['_POLICYTRANSPORT']._serialized_end=617
   _globals['_POLICYSHARD']._serialized_start=43
   _globals['_POLICYSHARD']._serialized_end=105
   _globals['_POLICYDELTA']._serialized_start=107
   _globals['_POLICYDELTA']._serialized_end=205
   _globals['_POLICYMANIFEST']._serialized_start=208
-  _globals['_POLICYMANIFEST']._serialized_end=469
+  _globals['_POLICYMANIFEST']._serialized_end=505
 # @@protoc_insertion_point(module_scope)

@@ -118,6 +118,8 @@ class PolicyManifest(_message.Message):
     TRANSPORT_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     """Integer, +1 for each published set; the first is 0."""
     step: _builtins.int
@@ -126,6 +128,8 @@ class PolicyManifest(_message.Message):
     """The folder of the shards, on the learner's disk."""
     transport: Global___PolicyTransport.ValueType
     """How a generation worker gets the shards."""
+    weights: _builtins.str
+    """Of version 0: the SHA-256 of names, types, shapes and bytes of all tensors, as the writer read or trained them."""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyShard]:
         """At least one. Together they hold every tensor; with a base the only one is an adapter."""
@@ -138,6 +142,10 @@ class PolicyManifest(_message.Message):
     def base(self) -> Global___PolicyManifest:
         """Of an adapter: the first policy, whose weights it changes. Absent for whole weights."""
 
+    @_builtins.property
+    def tokenizer(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The tokenizer's files of the writer: each its SHA-256, a space and its name. They say what the tokens are."""
+
     def __init__(
         self,
         *,
@@ -148,10 +156,12 @@ class PolicyManifest(_message.Message):
         transport: Global___PolicyTransport.ValueType = ...,
         delta: Global___PolicyDelta | None = ...,
         base: Global___PolicyManifest | None = ...,
+        weights: _builtins.str = ...,
+        tokenizer: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "delta", b"delta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "delta", b"delta", "folder", b"folder", "policy_version", b"policy_version", "shards", b"shards", "step", b"step", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "delta", b"delta", "folder", b"folder", "policy_version", b"policy_version", "shards", b"shards", "step", b"step", "tokenizer", b"tokenizer", "transport", b"transport", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -85,12 +85,12 @@ local function next_problem()
   local requeued = redis.call('LPOP', P .. 'requeued')
   if requeued then return requeued, nil end
   while ARGV[offered] and tonumber(ARGV[offered]) < cursor do offered = offered + 2 end
-  local place, problem = tonumber(ARGV[offered]), ARGV[offered + 1]
-  if problem then
+  while ARGV[offered + 1] do
+    local place, problem = tonumber(ARGV[offered]), ARGV[offered + 1]
     offered, cursor = offered + 2, place + 1
     redis.call('HSET', META, 'cursor', cursor)
+    if redis.call('HEXISTS', P .. 'refused_problems', problem) == 0 then return problem, place end
   end
-  return problem, place
 end
 
 -- Admits groups until there is enough to lease; returns how many more could be admitted.

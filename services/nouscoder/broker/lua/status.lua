@@ -1,6 +1,7 @@
 -- The run at one instant. Returns {counters as field, value ...}, {size of each live set}, for tasks, grading and
 -- batches {entries nobody holds, entries under lease}, the groups that may be admitted, and some of the problems that
--- are gone from the problem file {problem, rollouts given up ...}. ARGV: rules.
+-- are gone from the problem file {problem, rollouts given up ...}; how many problems are refused, and why one is.
+-- ARGV: rules.
 local sizes = {}
 for i, state in ipairs(STATES) do sizes[i] = redis.call('SCARD', live(state)) end
 
@@ -14,4 +15,5 @@ for i, stream in ipairs({'tasks', 'grading'}) do
 end
 streams[3] = {math.floor(redis.call('ZCARD', P .. 'ready') / R.batch_groups), redis.call('EXISTS', P .. 'batch')}
 return {redis.call('HGETALL', META), sizes, streams, groups_free(),
-  redis.call('HSCAN', P .. 'missing_problems', 0, 'COUNT', 50)[2]}
+  redis.call('HSCAN', P .. 'missing_problems', 0, 'COUNT', 50)[2], redis.call('HLEN', P .. 'refused_problems'),
+  redis.call('HSCAN', P .. 'refused_problems', 0, 'COUNT', 1)[2][2] or ''}

@@ -7,9 +7,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nouscoder.generation.engines.base import Engine, EngineUnusable
+from nouscoder.generation.engines.base import Engine, EngineError, EngineUnusable
 from nouscoder.generation.engines.stepped import StepEngine, SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.policy_folder.weights_files import (
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    WeightsMissing,
+    WeightsUnusable,
+    stored_weights,
+    weights_files,
+)
 
 if TYPE_CHECKING:
     from nouscoder.config import Config
@@ -20,11 +28,31 @@ __all__ = ["open_engine", "step_engine"]
 def open_engine(config: Config, policy_folder: Path, metrics: GenerationMetrics) -> AbstractAsyncContextManager[Engine]:
     """The engine that `config.generation.engine` names, with the architecture in `policy_folder`, without weights.
 
-    It samples while the context is open. Raises EngineUnusable.
+    It samples while the context is open. The weights in the folder, if any, must fit the architecture: that is
+    checked here, so that a run ends before it has begun. Raises EngineUnusable.
     """
+    if config.generation.engine != "fake":
+        _check_first_weights(policy_folder)
     if config.generation.engine == "vllm":
         return _vllm_engine(config, policy_folder, metrics)
     return SteppedEngine(step_engine(config, policy_folder), metrics)
+
+
+def _check_first_weights(folder: Path) -> None:
+    """Raises EngineUnusable for weights in the folder that are not those of its config.json."""
+    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+        return
+    # They load torch.
+    from nouscoder.generation.engines.vllm_control import Architecture
+    from nouscoder.policy_folder.policy_tensors import PolicyTensors
+
+    try:
+        shapes = {name: tensor.shape for name, (_, tensor) in stored_weights(folder).items()}
+        architecture = Architecture(folder)
+        architecture.check_shapes(shapes, str(folder))
+        PolicyTensors(weights_files(folder)).check_tied(architecture.tied, str(folder))
+    except (WeightsMissing, WeightsUnusable, EngineError) as error:
+        raise EngineUnusable(str(error)) from error
 
 
 def step_engine(config: Config, policy_folder: Path) -> StepEngine:
@@ -49,6 +77,7 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
         guest_places=generation.guest_places,
         device=generation.device,
         threads=generation.threads,
+        dtype=generation.dtype,
         records_experts=config.policy.router_replay,
     )
 

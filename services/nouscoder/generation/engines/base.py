@@ -6,7 +6,7 @@ An engine has no text, no problem and no tokenizer. Each request names the token
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -22,12 +22,31 @@ class EngineError(NousCoderError):
     """The engine cannot serve a request. The message names the request or the invalid file."""
 
 
+class PromptTooLong(EngineError):
+    """The prompt leaves no room for a token of the completion. The message has both numbers."""
+
+
 class EngineUnusable(EngineError, Unusable):
     """The engine can never work with the configured policy folder or device."""
 
 
 class EngineStopped(EngineError):
     """The engine no longer runs: it failed, or the service is stopping."""
+
+
+class StopTexts:
+    """Texts that end an answer. `decode` makes text of token ids; it may be called in any thread."""
+
+    def __init__(self, texts: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        self._texts = texts
+        self._decode = decode
+        # A token has a byte at least. The first one of a window may lose a space.
+        self.num_tokens = 2 + max(len(text.encode()) for text in texts)
+
+    def end(self, token_ids: Sequence[int]) -> bool:
+        """Whether one of the texts is at the end of an answer with these tokens [tokens]: in the last `num_tokens`."""
+        text = self._decode(token_ids[-self.num_tokens :])
+        return any(stop in text for stop in self._texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +58,9 @@ class SampleRequest:
     comes from the API in OpenAI's form, and gets one of the places for guests. The last `num_kept` tokens of the prompt
     are the first tokens of the same answer, which were sampled earlier: the random stream of the request goes on after
     them. They are not in the completion, and `max_new_tokens` does not count them.
+
+    Only the `top_k` most likely tokens are candidates (0: all), and those with at least `min_p` of the probability of
+    the most likely one. As with top-p, log-probabilities are those of all tokens. `stops`: texts that end it too.
     """
 
     request_id: str
@@ -47,6 +69,19 @@ class SampleRequest:
     stop_token_ids: frozenset[int]
     is_guest: bool = False
     num_kept: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
+    stops: StopTexts | None = None
+
+    def is_ended(self, token_ids: Sequence[int]) -> bool:
+        """Whether the completion `token_ids` [tokens, at least one] ends with its newest token."""
+        if token_ids[-1] in self.stop_token_ids:
+            return True
+        if self.stops is None:
+            return False
+        window = self.stops.num_tokens
+        kept = self.prompt_token_ids[len(self.prompt_token_ids) - self.num_kept :]
+        return self.stops.end([*kept[-window:], *token_ids[-window:]])
 
 
 def seed_of(request: SampleRequest) -> int:
@@ -130,6 +165,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def num_rollouts(self) -> int:
+        """Requests that no guest made and that have not ended, also those that the engine has not taken up yet."""
+        ...
+
+    @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
         ...
@@ -208,7 +248,8 @@ def checked_max_tokens(request: SampleRequest, ids_in_use: Collection[str], capa
         raise EngineError(f"{name}: the prompt is empty")
     room = capacity - num_prompt_tokens
     if room < 1:
-        raise EngineError(f"{name}: a prompt of {num_prompt_tokens} tokens leaves no room in a total of {capacity}")
+        kind = EngineError if request.num_kept else PromptTooLong  # kept tokens are not of the prompt
+        raise kind(f"a prompt of {num_prompt_tokens} tokens leaves no room in a total of {capacity}: {name}")
     if request.sampling.max_new_tokens < 1:
         raise EngineError(f"{name}: max_new_tokens must be at least 1")
     return min(room, request.sampling.max_new_tokens)

@@ -164,5 +164,5 @@ def _sampled(row: _Row) -> SampledTokens:
 
 def _completion(row: _Row) -> Completion:
     sampled = _sampled(row)
-    stopped = sampled.token_ids[-1] in row.request.stop_token_ids
+    stopped = row.request.is_ended(sampled.token_ids)
     return sampled.ended(FinishReason.STOP if stopped else FinishReason.LENGTH)

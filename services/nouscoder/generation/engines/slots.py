@@ -81,13 +81,15 @@ class DecodePass:
 class KeyValueCache:
     """Static storage [layers, 2, slots, kv_heads, capacity, head_dim]. Running requests use the first slots."""
 
-    def __init__(self, model_config: Any, num_slots: int, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self, model_config: Any, num_slots: int, capacity: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
         heads = model_config.num_attention_heads
         head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // heads
         kv_heads = getattr(model_config, "num_key_value_heads", None) or heads
         # Zeros, because values that are not attended to are multiplied by a weight of 0, and 0 * NaN is NaN.
         self._store = torch.zeros(
-            (model_config.num_hidden_layers, 2, num_slots, kv_heads, capacity, head_dim), device=device
+            (model_config.num_hidden_layers, 2, num_slots, kv_heads, capacity, head_dim), device=device, dtype=dtype
         )
 
     def prompt_pass(self, first_slot: int, source_rows: Tensor) -> PromptPass:
@@ -103,10 +105,10 @@ class KeyValueCache:
         self._store[:, :, target, :, :length] = self._store[:, :, source, :, :length]
 
 
-def decode_mask(lengths: Tensor, longest: int) -> Tensor:
+def decode_mask(lengths: Tensor, longest: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Additive mask [rows, 1, 1, longest] that lets each row attend to its columns 0 .. length, `lengths` [rows]."""
     columns = torch.arange(longest, device=lengths.device)
-    mask = torch.zeros((len(lengths), longest), device=lengths.device)
+    mask = torch.zeros((len(lengths), longest), device=lengths.device, dtype=dtype)
     return mask.masked_fill_(columns > lengths[:, None], float("-inf"))[:, None, None]
 
 
@@ -130,35 +132,51 @@ def draws_of(request: SampleRequest, num_tokens: int) -> Tensor:
     return torch.from_numpy(1.0 - stream.random(request.num_kept + num_tokens)[request.num_kept :])
 
 
-def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, top_p: Tensor | None) -> ChosenTokens:
-    """Sample one token per row from `logits` [rows, vocabulary] with `draws`, `temperature` and `top_p` [rows].
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Which tokens are candidates, each [rows]: see SampleRequest. `top_p` is 1, `top_k` and `min_p` are 0 for all."""
 
-    Temperature 0 selects the most likely token; any other below 1e-6 counts as 1e-6. `top_p` None means 1 for all rows.
-    The log-probability of the sampled token is that of the full softmax at the sampling temperature (for temperature 0:
-    at 1), before top-p truncation, so that truncation does not bias ratios to a policy's probabilities. A row with NaN
-    logits gets a NaN log-probability and token 0.
+    top_p: Tensor
+    top_k: Tensor
+    min_p: Tensor
+
+
+def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, truncation: Truncation | None) -> ChosenTokens:
+    """Sample one token per row from `logits` [rows, vocabulary] with `draws`, `temperature` and `truncation` [rows].
+
+    Temperature 0 selects the most likely token; any other below 1e-6 counts as 1e-6. Without `truncation` all tokens
+    are candidates. The log-probability of the sampled token is that of the full softmax at the sampling temperature
+    (for temperature 0: at 1), before truncation, so that truncation does not bias ratios to a policy's probabilities.
+    A row with NaN logits gets a NaN log-probability and token 0.
     """
     greedy = temperature == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperature.clamp_min(_MIN_TEMPERATURE))[:, None]
     all_logprobs = torch.log_softmax(scaled, dim=-1)
-    probabilities = all_logprobs.double().exp_()
-    if top_p is not None:
-        probabilities = _truncate(probabilities, top_p)
-    cumulative = probabilities.cumsum_(dim=-1)
+    probabilities = all_logprobs.exp()
+    if truncation is not None:
+        probabilities = _truncate(probabilities.double(), truncation)
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     # 0 < draws * total <= total, so a first entry that reaches it exists, and its probability is above 0.
     token_ids = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None])
-    token_ids = torch.where(greedy[:, None], scaled.argmax(dim=-1, keepdim=True), token_ids)
-    not_numbers = torch.isnan(all_logprobs).any(dim=-1, keepdim=True)
+    if bool(greedy.any()):
+        token_ids = torch.where(greedy[:, None], scaled.argmax(dim=-1, keepdim=True), token_ids)
+    not_numbers = torch.isnan(cumulative[:, -1:])
     token_ids = token_ids.masked_fill_(not_numbers, 0)
     logprobs = all_logprobs.gather(1, token_ids).masked_fill_(not_numbers, float("nan"))
     return ChosenTokens(token_ids[:, 0], logprobs[:, 0])
 
 
-def _truncate(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Zero all but the smallest set of most likely tokens whose mass reaches top_p (nucleus sampling, 1904.09751)."""
+def _truncate(probabilities: Tensor, truncation: Truncation) -> Tensor:
+    """Zero all but the candidates, in vLLM's order: min-p (2407.01082), then top-k, then of those the smallest set of
+    most likely tokens whose share reaches top-p (nucleus sampling, 1904.09751).
+    """
     ordered, order = probabilities.sort(dim=-1, descending=True)
-    mass_before = ordered.cumsum(dim=-1) - ordered
-    ordered.masked_fill_(mass_before >= top_p[:, None], 0.0)
+    ranks = torch.arange(ordered.shape[-1], device=ordered.device)
+    limits = truncation.top_k.where(truncation.top_k > 0, ordered.shape[-1])
+    ordered.masked_fill_(ordered < truncation.min_p[:, None] * ordered[:, :1], 0.0)
+    ordered.masked_fill_(ranks >= limits[:, None], 0.0)
+    cumulative = ordered.cumsum(dim=-1)
+    ordered.masked_fill_(cumulative - ordered >= truncation.top_p[:, None] * cumulative[:, -1:], 0.0)
     return torch.zeros_like(probabilities).scatter_(1, order, ordered)
 
 
@@ -225,7 +243,7 @@ class Row:
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why it ends with its newest token; None while it continues."""
-        if self.token_ids[-1] in self.request.stop_token_ids:
+        if self.request.is_ended(self.token_ids):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) == self.max_tokens else None
 
@@ -255,6 +273,8 @@ class Slots:
         self._num_sampled = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._temperature = torch.ones(num_slots, device=device)
         self._top_p = torch.ones(num_slots, dtype=torch.float64, device=device)
+        self._top_k = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._min_p = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self._draws = torch.ones((num_slots, capacity), dtype=torch.float64, device=device)
 
     def __len__(self) -> int:
@@ -279,6 +299,8 @@ class Slots:
         self._length[where] = torch.tensor([len(row.prompt_token_ids) for row in rows])
         self._temperature[where] = torch.tensor([row.request.sampling.temperature for row in rows])
         self._top_p[where] = torch.tensor([row.request.sampling.top_p for row in rows], dtype=torch.float64)
+        self._top_k[where] = torch.tensor([row.request.top_k for row in rows])
+        self._min_p[where] = torch.tensor([row.request.min_p for row in rows], dtype=torch.float64)
         self._num_sampled[where] = 0
         self.rows += rows
         return slots
@@ -287,9 +309,11 @@ class Slots:
         """The next token of these slots from `logits` [slots, vocabulary]."""
         where = slice(slots.start, slots.stop)
         draws = self._draws[self._index[where], self._num_sampled[where]]
-        truncated = any(row.request.sampling.top_p < 1 for row in self.rows[where])
-        top_p = self._top_p[where] if truncated else None
-        return choose_tokens(logits, draws, self._temperature[where], top_p)
+        requests = [row.request for row in self.rows[where]]
+        truncation = None
+        if any(request.sampling.top_p < 1 or request.top_k or request.min_p for request in requests):
+            truncation = Truncation(self._top_p[where], self._top_k[where], self._min_p[where])
+        return choose_tokens(logits, draws, self._temperature[where], truncation)
 
     def took(self, slots: range, token_ids: Tensor) -> None:
         """Record the tokens chosen for these slots, [slots]."""
@@ -312,5 +336,8 @@ class Slots:
 
     def _move(self, source: int, target: int) -> None:
         self._cache.move(source, target, self.rows[source].cached_tokens)
-        for vector in (self._last_token, self._length, self._num_sampled, self._temperature, self._top_p, self._draws):
+        for vector in (
+            *(self._last_token, self._length, self._num_sampled, self._draws),
+            *(self._temperature, self._top_p, self._top_k, self._min_p),
+        ):
             vector[target] = vector[source]

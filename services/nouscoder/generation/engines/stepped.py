@@ -93,8 +93,10 @@ class SteppedEngine:
         self._paused_until_s: float | None = None
         self._idle_s = 0.0
         self._progress: Mapping[str, int] = {}
-        # `_open` belongs to the event loop: unfinished futures. `_sampling` belongs to the thread: futures by request.
+        # These belong to the event loop: unfinished futures, and those of them that no guest waits for.
         self._open: set[asyncio.Future[Any]] = set()
+        self._rollouts: set[asyncio.Future[Completion]] = set()
+        # This belongs to the thread: futures by request.
         self._sampling: dict[str, asyncio.Future[Completion]] = {}
 
     async def __aenter__(self) -> Self:
@@ -129,6 +131,11 @@ class SteppedEngine:
         return self._engine.num_waiting
 
     @property
+    def num_rollouts(self) -> int:
+        """Requests that no guest made and that have not ended."""
+        return len(self._rollouts)
+
+    @property
     def progress(self) -> Mapping[str, int]:
         """Tokens sampled so far of each request being decoded, by request id, after the last step."""
         return self._progress
@@ -151,6 +158,9 @@ class SteppedEngine:
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
         """A future of the completion. Cancelling it cancels the request."""
         future: asyncio.Future[Completion] = self._new_future()
+        if not request.is_guest and not future.done():
+            self._rollouts.add(future)
+            future.add_done_callback(self._rollouts.discard)
         future.add_done_callback(lambda ended: self._forget(request.request_id, ended) if ended.cancelled() else None)
         self._commands.put(lambda: self._add(request, future))
         return future

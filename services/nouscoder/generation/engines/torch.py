@@ -12,6 +12,7 @@ New weights are copied in place between two steps. The keys and values in the ca
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ class ModelWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters: dict[str, Tensor] = model.state_dict()
+        names: defaultdict[int, list[str]] = defaultdict(list)
+        for name, tensor in self._parameters.items():
+            names[tensor.data_ptr()].append(name)
+        self._tied = [group for group in names.values() if len(group) > 1]
         self._base: tuple[tuple[Path, FileState], ...] = ()  # of the adapter in use; () for whole weights
         self._changed: frozenset[str] = frozenset()
 
@@ -59,6 +64,7 @@ class ModelWeights:
             policy = PolicyTensors(files)
             is_base_here = bool(policy.base) and policy.base == self._base
             names = policy.changed | self._changed if is_base_here else None
+            policy.check_tied(self._tied, source)
             weights = dict(policy.read(names, next(iter(self._parameters.values())).device))
         except WeightsUnusable as error:
             raise EngineError(str(error)) from error
@@ -107,6 +113,7 @@ class TorchEngine:
         guest_places: int = 0,
         device: str = "cpu",
         threads: int = 1,
+        dtype: str = "float32",
         records_experts: bool = False,
     ) -> None:
         """Build the architecture of `policy_folder`/config.json without weights. Raises EngineUnusable.
@@ -116,7 +123,7 @@ class TorchEngine:
         torch.set_num_threads(threads)
         try:
             self._device = torch.device(device)
-            self._model = _build(policy_folder, self._device)
+            self._model = _build(policy_folder, self._device, getattr(torch, dtype))
             self._recorder = ExpertRecorder(self._model) if records_experts else None
         except (RuntimeError, ValueError) as error:
             raise EngineUnusable(str(error)) from error
@@ -124,7 +131,7 @@ class TorchEngine:
         config = self._model.config
         self._capacity = min(max_tokens_total, config.max_position_embeddings)
         self._places = Places(max_running, guest_places)
-        self._cache = KeyValueCache(config, self._places.total, self._capacity, self._device)
+        self._cache = KeyValueCache(config, self._places.total, self._capacity, self._device, self._model.dtype)
         self._slots = Slots(self._cache, self._places.total, self._capacity, self._device)
         self._waiting: dict[str, Row] = {}
         self.policy_version: int | None = None
@@ -233,7 +240,7 @@ class TorchEngine:
         lengths = self._slots.lengths
         passing = self._cache.decode_pass(lengths, longest)
         tokens = self._slots.last_tokens[:, None]
-        hidden = self._forward(tokens, lengths[:, None], decode_mask(lengths, longest), passing)
+        hidden = self._forward(tokens, lengths[:, None], decode_mask(lengths, longest, self._model.dtype), passing)
         self._slots.advance()
         if self._recorder is not None:
             for row, chosen in zip(self._slots.rows, self._recorder.take(len(self._slots), 1), strict=True):
@@ -283,8 +290,8 @@ class TorchEngine:
         return finished
 
 
-def _build(folder: Path, device: torch.device) -> Any:
-    """The architecture of `folder`/config.json, in float32. Raises EngineUnusable with the reason."""
+def _build(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    """The architecture of `folder`/config.json, in this type. Raises EngineUnusable with the reason."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         config = load_pretrained(AutoConfig, folder)
@@ -294,5 +301,5 @@ def _build(folder: Path, device: torch.device) -> Any:
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if config.model_type not in SUPPORTED or layers != {"full_attention"}:
         raise EngineUnusable(f"{folder}: the torch engine runs {', '.join(SUPPORTED)} with full attention only")
-    model = build_model(AutoModelForCausalLM, config, attn_implementation="sdpa", dtype=torch.float32)
+    model = build_model(AutoModelForCausalLM, config, attn_implementation="sdpa", dtype=dtype)
     return model.eval().requires_grad_(False).to(device)

@@ -82,6 +82,7 @@ class VllmEngine:
         self._changing = asyncio.Lock()  # held for each change of vLLM's state: pause, resume, update
         self._clock = IdleClock(metrics)
         self._num_tokens = 0
+        self._rollouts: set[asyncio.Future[Completion]] = set()
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -121,6 +122,11 @@ class VllmEngine:
         return self._requests.num_waiting
 
     @property
+    def num_rollouts(self) -> int:
+        """Requests that no guest made and that have not ended."""
+        return len(self._rollouts)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
         return self._num_tokens
@@ -150,6 +156,9 @@ class VllmEngine:
         except EngineError as error:
             future.set_exception(error)
         else:
+            if not request.is_guest:
+                self._rollouts.add(future)
+                future.add_done_callback(self._rollouts.discard)
             self._admit()
         return future
 
@@ -193,11 +202,15 @@ class VllmEngine:
         return await asyncio.shield(asyncio.ensure_future(self._update(weights, policy_version)))
 
     async def pause(self, limit_s: float) -> None:
-        """Pause until `resume`, for at most `limit_s` seconds. No step runs when this returns."""
+        """Pause until `resume`, for at most `limit_s` seconds.
+
+        When this returns no step runs, and every token that was sampled is counted and among `sampled`.
+        """
         async with self._change():
             self._paused_until_s = time.monotonic() + limit_s
             try:
                 await self._control.pause()
+                await self._control.all_told()
             except EngineError:
                 self._paused_until_s = None
                 raise

@@ -37,6 +37,8 @@ def sampling_params(request: SampleRequest, max_tokens: int) -> Any:
     return SamplingParams(
         temperature=request.sampling.temperature,
         top_p=request.sampling.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
         seed=_stream_of(request),
         max_tokens=max_tokens,
         stop_token_ids=sorted(request.stop_token_ids),

@@ -22,6 +22,13 @@ class TaskRefused(NousCoderError):
     """No rollout can be made from the task. The message names it."""
 
 
+class ProblemRefused(TaskRefused):
+    """No worker can make a rollout of the problem: its prompt cannot be encoded, or leaves no room for an answer.
+
+    The problem is not asked again.
+    """
+
+
 class ToolUnavailable(NousCoderError):
     """A tool gave no answer in time. The task is given back: the rollout can be made later, or by another worker."""
 

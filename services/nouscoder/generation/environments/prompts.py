@@ -14,15 +14,17 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from nouscoder.config.generation import EnvironmentSection
+from nouscoder.data.prompt_lengths import PromptText
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, int32
-from nouscoder.generation.engines.base import SampleRequest
-from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, TaskRefused
+from nouscoder.generation.engines.base import PromptTooLong, SampleRequest
+from nouscoder.generation.environments.base import EnvironmentUnusable, ProblemRefused, Sampler, TaskRefused
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
 # The rollouts of a group have the same prompt, and their tasks arrive one after another.
 _CACHED_PROMPTS = 256
+_COUNTED_AT_ONCE = 256
 THINKING = {"auto": None, "on": True, "off": False}
 
 
@@ -61,7 +63,10 @@ class Episode:
         self._tokens += token_ids
 
     async def sample(self, max_tokens: int | None = None) -> Completion:
-        """Sample the next turn of at most `max_tokens` tokens after all tokens so far. Raises EngineError."""
+        """Sample the next turn of at most `max_tokens` tokens after all tokens so far.
+
+        Raises EngineError, and ProblemRefused when the prompt leaves no room.
+        """
         limit = self.tokens_left if max_tokens is None else min(max_tokens, self.tokens_left)
         request = SampleRequest(
             request_id=self._task.rollout_id if not self._num_turns else f"{self._task.rollout_id}/{self._num_turns}",
@@ -69,7 +74,12 @@ class Episode:
             sampling=replace(self._task.sampling, seed=self._seed_of_turn(), max_new_tokens=limit),
             stop_token_ids=self._stop_token_ids,
         )
-        completion = await self._sampler.sample(request)
+        try:
+            completion = await self._sampler.sample(request)
+        except PromptTooLong as error:
+            if self._num_turns:
+                raise
+            raise ProblemRefused(str(error)) from error
         self._parts.append(completion)
         self._tokens += completion.token_ids
         self._num_turns += 1
@@ -118,22 +128,34 @@ class Prompts:
             except TokenizerError as error:
                 raise EnvironmentUnusable(str(error)) from error
         self._tokenizer = tokenizer
+        self._stop_ids = tokenizer.stop_ids  # here, because it may wait for the template
         self._settings = settings
         self._thinking = THINKING[settings.thinking]
         self._encoded = lru_cache(maxsize=_CACHED_PROMPTS)(self._encode_prompt)
 
     def begin(self, task: Task, sampler: Sampler) -> Episode:
-        """A rollout in progress that begins with the prompt of the task. Raises TaskRefused."""
-        episode = Episode(task, sampler, self._tokenizer.stop_ids)
+        """A rollout in progress that begins with the prompt of the task. Raises ProblemRefused."""
+        episode = Episode(task, sampler, self._stop_ids)
         episode.give(self.prompt_of(task))
         return episode
 
     def prompt_of(self, task: Task) -> list[int]:
-        """Token ids [tokens] of the task's prompt. Raises TaskRefused."""
+        """Token ids [tokens] of the task's prompt. Raises ProblemRefused."""
         try:
             return self._encoded(task.prompt, task.prompt_template)
         except TokenizerError as error:
-            raise TaskRefused(f"task {task.rollout_id}: {error}") from error
+            raise ProblemRefused(f"the prompt cannot be encoded: {error}") from error
+
+    def count(self, texts: Sequence[PromptText]) -> list[int]:
+        """How many tokens the prompt of each text has; 0 for one that cannot be encoded. Raises TokenizerError."""
+        counts: list[int] = []
+        for start in range(0, len(texts), _COUNTED_AT_ONCE):
+            part = [self._text(text.prompt, text.template) for text in texts[start : start + _COUNTED_AT_ONCE]]
+            if self.as_messages:
+                counts += self._tokenizer.count_messages([self._messages(text) for text in part], self._thinking)
+            else:
+                counts += self._tokenizer.count(part)
+        return counts
 
     def reply_to(self, answer: Completion, text: str) -> list[int]:
         """Token ids [tokens] that follow the policy's `answer` when the environment replies with `text`.
@@ -147,24 +169,32 @@ class Prompts:
             ids = self._tokenizer.encode_reply(Message(Role.USER, text), self._thinking)
         except TokenizerError:
             return []
-        is_ended = answer.finish_reason is FinishReason.STOP and ids[:1] == [answer.token_ids[-1]]
-        return ids[1:] if is_ended else ids
+        ended = [answer.token_ids[-1]] if answer.finish_reason is FinishReason.STOP else []
+        for end in ([*self._tokenizer.turn_end], ids[:1]):  # a turn may end with several tokens
+            if end and ended == end[-1:] and ids[: len(end)] == end:
+                return ids[len(end) :]
+        return ids
 
     def text_of(self, answer: Completion) -> str:
-        """The text of an answer, without its stop token."""
-        stopped = answer.finish_reason is FinishReason.STOP
+        """The text of an answer, without its stop token. A text of generation.sampling.stop stays."""
+        stopped = answer.finish_reason is FinishReason.STOP and answer.token_ids[-1] in self._stop_ids
         return self._tokenizer.decode(answer.token_ids[:-1] if stopped else answer.token_ids)
 
     def _encode_prompt(self, prompt: str, template: str) -> list[int]:
         if not prompt:
             raise TokenizerError("the prompt is empty")
-        # Not str.format, because a problem's statement may contain braces.
-        text = (template or self._settings.prompt_template).replace("{prompt}", prompt)
+        text = self._text(prompt, template)
         if not self.as_messages:
             return self._tokenizer.encode(text)
+        return self._tokenizer.encode_messages(self._messages(text), self._thinking)
+
+    def _text(self, prompt: str, template: str) -> str:
+        # Not str.format, because a problem's statement may contain braces.
+        return (template or self._settings.prompt_template).replace("{prompt}", prompt)
+
+    def _messages(self, text: str) -> list[Message]:
         system = self._settings.system_prompt
-        messages = [Message(Role.SYSTEM, system)] if system else []
-        return self._tokenizer.encode_messages([*messages, Message(Role.USER, text)], self._thinking)
+        return [*([Message(Role.SYSTEM, system)] if system else []), Message(Role.USER, text)]
 
 
 class SingleTurn:

@@ -267,12 +267,13 @@ async def serve_api(
     try:
         # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
         encoder, decoder = [await asyncio.to_thread(load_tokenizer, folder) for _ in range(2)]
+        stop_ids = await asyncio.to_thread(lambda: decoder.stop_ids)  # it may wait for the chat template
     except TokenizerError as error:
         raise EngineUnusable(str(error)) from error
     completions = Completions(
         name,
         engine,
-        ApiSampler(engine, decoder.decode, decoder.stop_ids, settings.slots),
+        ApiSampler(engine, decoder.decode, stop_ids, settings.slots),
         PromptEncoder(encoder, capacity),
         decoder.decode,
         settings.request_limit_s,

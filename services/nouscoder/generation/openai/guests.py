@@ -133,9 +133,7 @@ class GuestDesk:
         progress = self._engine.progress
         self._seen = {name: progress.get(name, self._seen.get(name, 0)) for name in self._sampling}
         guest_tokens = self._ended_tokens + sum(self._seen.values())
-        in_engine = self._engine.num_running + self._engine.num_waiting
-        num_guests = sum(name in progress for name in self._sampling)  # one that just began is in neither number
-        self._share.look(self._engine.num_tokens - guest_tokens, has_rollouts=in_engine > num_guests)
+        self._share.look(self._engine.num_tokens - guest_tokens, has_rollouts=self._engine.num_rollouts > 0)
 
     def _begin(self, request: SampleRequest, future: asyncio.Future[Completion]) -> None:
         if future.done():

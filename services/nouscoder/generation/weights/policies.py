@@ -3,24 +3,26 @@
 INVARIANT: the version in use never decreases, and weights are loaded only from files, or bytes in memory, with the size
 and SHA-256 that the manifest names. One policy is loaded at a time. Of those that came meanwhile the newest is loaded
 next, and the older ones only if it fails. While a policy is pinned none is loaded. A policy that does not come from the
-learner's memory is taken from its files. One that cannot be loaded leaves the previous one in use. `follow_policies`
-ends only with an error: without any policy, after three policies in a row that could not be loaded, or when no policy
-follows one that the learner removed.
+learner's memory is taken from its files. One that cannot be loaded leaves the previous one in use. No policy is taken
+whose maker has another tokenizer, and version 0 of the learner has the tensors of version 0 in use (PoliciesDiffer).
+`follow_policies` ends only with an error: PoliciesDiffer, without any policy, after three policies in a row that could
+not be loaded, or when no policy follows one that the learner removed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
-from nouscoder.generation.weights.cache import PolicyGone, PolicyRefused, PolicyUnusable
+from nouscoder.generation.weights.cache import PoliciesDiffer, PolicyGone, PolicyRefused, PolicyUnusable
 from nouscoder.generation.weights.source import FolderSource, LearnerMemory, PolicySource
+from nouscoder.policy_folder.identity import differing_file, differing_tensor
 from nouscoder.retry import Retry
 
 log = logging.getLogger(__name__)
@@ -41,12 +43,20 @@ _NEWER_LIMIT_S = 900.0
 class Policies:
     """Holds the policy in use and replaces it with newer ones."""
 
-    def __init__(self, engine: Engine, source: PolicySource | None = None, memory: LearnerMemory | None = None) -> None:
-        """`source` has the files. `memory`, if given, is tried before it."""
+    def __init__(
+        self,
+        engine: Engine,
+        source: PolicySource | None = None,
+        memory: LearnerMemory | None = None,
+        tokenizer: Sequence[str] = (),
+    ) -> None:
+        """`source` has the files. `memory`, if given, is tried before it. `tokenizer`: see `tokenizer_digests`."""
         self._engine = engine
         self._source = source or FolderSource()
         self._memory = memory
+        self._tokenizer = tokenizer
         self._current: PolicyManifest | None = None
+        self._files: tuple[Path, ...] = ()  # of version 0 in use
         self._loading = False
         self._pending: list[int] = []  # versions that are loaded or wait for it
         self._turns = asyncio.Condition()
@@ -94,8 +104,9 @@ class Policies:
         """Load a policy that a client requests. Returns the seconds for which decoding paused.
 
         A request for the policy in use succeeds and changes nothing. Raises PolicyRefused for an older version or for
-        other weights with the same version, and PolicyUnusable.
+        other weights with the same version, PoliciesDiffer and PolicyUnusable.
         """
+        self._check_tokenizer(manifest)
         if self._is_known(manifest):
             return self._known_again(manifest)
         files = await self._files_unless_staged(manifest)  # outside the turn, because a fetch may take long
@@ -105,9 +116,11 @@ class Policies:
     async def follow(self, manifest: PolicyManifest) -> bool:
         """Load a policy that the broker announces. Returns False when it is not newer than the one in use.
 
-        Raises PolicyUnusable, PolicyGone.
+        Raises PolicyUnusable, PolicyGone, PoliciesDiffer.
         """
+        self._check_tokenizer(manifest)
         if self._is_known(manifest):
+            await self._check_weights(manifest)
             return False
         files = await self._files_unless_staged(manifest)
         async with self._turn(manifest.policy_version):
@@ -133,6 +146,30 @@ class Policies:
             f"policy version {manifest.policy_version} is not newer than version {current.policy_version},"
             " which is in use; restart the service to go back"
         )
+
+    def _check_tokenizer(self, manifest: PolicyManifest) -> None:
+        if not self._tokenizer or not manifest.tokenizer:
+            return
+        if (name := differing_file(self._tokenizer, manifest.tokenizer)) is not None:
+            raise PoliciesDiffer(
+                f"{name} is not the same in the policy folder of generation and in that of policy version"
+                f" {manifest.policy_version}, {manifest.folder}: copy one folder to both"
+            )
+
+    async def _check_weights(self, manifest: PolicyManifest) -> None:
+        """Compare version 0 of the learner with that in use, which came from the files that the run began with."""
+        current = self._current
+        if current is None or manifest.policy_version or current.policy_version:
+            return
+        if manifest.weights == current.weights or not (manifest.weights and current.weights and self._files):
+            return
+        files = await self._source.files_of(manifest.base or manifest)
+        name = await asyncio.to_thread(differing_tensor, files, self._files)
+        if name is not None:
+            raise PoliciesDiffer(
+                f"the learner trains another policy than generation samples from: {name} in {files[0].parent} is not"
+                f" that in {self._files[0].parent}"
+            )
 
     @asynccontextmanager
     async def _turn(self, policy_version: int) -> AsyncIterator[None]:
@@ -190,7 +227,7 @@ class Policies:
         except EngineError as error:
             raise PolicyUnusable(str(error)) from error
         async with self._taken:
-            self._current = manifest
+            self._current, self._files = manifest, (files or ()) if not manifest.policy_version else ()
             self._taken.notify_all()
         log.info("policy taken over", extra={"policy_version": manifest.policy_version, "pause_s": round(pause_s, 4)})
         return pause_s

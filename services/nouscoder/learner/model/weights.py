@@ -30,8 +30,8 @@ from nouscoder.errors import Unusable
 from nouscoder.learner.model.packing import attend_packed
 from nouscoder.learner.parallel.ranks import whole
 from nouscoder.policy_folder.policy_tensors import Adapter, merged
-from nouscoder.policy_folder.pretrained import build_model, load_pretrained
-from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
+from nouscoder.policy_folder.pretrained import build_model, load_pretrained, load_whole
+from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, is_ignored, weights_files
 
 # Low-rank adapters.
 
@@ -83,7 +83,9 @@ def merge_adapters(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[s
     for path, layer in model.named_modules():
         if isinstance(layer, LoraLinear):
             a, b = weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]
-            result[f"{path}.weight"] = merged(weights[f"{path}.weight"], a, b, layer.scale)
+            weight = weights[f"{path}.weight"]
+            # At the beginning B is 0. The sum would change -0.0 to 0.0, and the first version is that of the files.
+            result[f"{path}.weight"] = merged(weight, a, b, layer.scale) if bool(b.any()) else weight
     return result
 
 
@@ -110,7 +112,9 @@ def load_model(folder: Path) -> PreTrainedModel:
     _refuse_missing(folder)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr holds JSON lines
     try:
-        model: PreTrainedModel = load_pretrained(AutoModelForCausalLM, folder, dtype=torch.float32)
+        model: PreTrainedModel = load_whole(AutoModelForCausalLM, folder, dtype=torch.float32)
+    except (WeightsMissing, WeightsUnusable) as error:
+        raise WeightsError(str(error)) from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
     attend_packed(model)
@@ -146,6 +150,8 @@ def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
         for file in weights_files(folder):
             with safe_open(file, framework="pt") as shard:
                 for name in shard.keys():  # noqa: SIM118 - a shard is not iterable
+                    if is_ignored(name):
+                        continue
                     stored = shard.get_slice(name).get_dtype()
                     if stored not in _DTYPES:
                         raise WeightsError(f"{file}: {name} is {stored}, and only {', '.join(_DTYPES)} can be trained")

@@ -12,17 +12,19 @@ The shares. With N loss tokens and R rollouts in the minibatch and |o_i| loss to
     fixed_divisor   s_t = 1 / (R * D)         Dr. GRPO, arXiv 2503.20783, section 3.2; D = divisor_tokens
 
 The weights correct for the difference between the sampler and the learner. They have no gradient. With k_t = pi_old /
-pi_sampler of a token and K_i = product of k_t over rollout i:
+pi_sampler of a token, K_i = product of k_t over rollout i, and G_i = exp(mean of log k_t over rollout i):
 
     none                w_t = 1
     token               w_t = k_t                        decoupled PPO, AReaL, arXiv 2505.24298, equation 5
     token_truncated     w_t = min(C, k_t)                truncated importance sampling (TIS), Yao et al. 2025,
                                                          "Your Efficient RL Framework Secretly Brings You Off-Policy"
     sequence_truncated  w_t = min(C, K_i)                the same with the weight of the whole rollout
+    geometric_truncated w_t = min(C, G_i)                the same with GSPO's ratio of a rollout (arXiv 2507.18071,
+                                                         equation 7), as NousCoder-14B's report defines it
     token_masked        w_t = k_t if f <= k_t <= C, else 0   IcePop, Ling team 2025 (f = 0.5, C = 5)
     sequence_masked     w_t = K_i if K_i <= C, else 0    sequence MIS, Liu et al. 2025, "When Speed Kills Stability"
 
-C is correction.cap and f is correction.floor. log k_t and log K_i are clipped to +-20.
+C is correction.cap and f is correction.floor. log k_t, log K_i and log G_i are clipped to +-20.
 
 The penalties estimate KL(pi_theta || pi_ref) for each token, with gradient: J. Schulman, "Approximating KL Divergence",
 2020. With d = log pi_ref - log pi_theta of the sampled token:
@@ -60,6 +62,7 @@ from nouscoder.learner.objectives.base import (
     ObjectiveTerms,
     bounded_exp,
     lengths_of_rollouts,
+    means_of_rollouts,
     sums_of_rollouts,
 )
 from nouscoder.learner.objectives.clip import Surrogate
@@ -99,6 +102,8 @@ def correction_of(settings: CorrectionSection, inputs: LossInputs) -> Correction
     log_ratios = inputs.old_logprobs - inputs.sampler_logprobs
     if settings.kind in _OF_SEQUENCE:
         log_ratios = sums_of_rollouts(log_ratios, inputs.rollout_of_token)
+    elif settings.kind is CorrectionKind.GEOMETRIC_TRUNCATED:
+        log_ratios = means_of_rollouts(log_ratios, inputs.rollout_of_token)
     ratios = bounded_exp(log_ratios)
     if settings.kind is CorrectionKind.TOKEN:
         return Correction(ratios, {})

@@ -23,7 +23,8 @@ Of the blocks that are not blank, the last of the best class counts: (2) the tag
 is no tag and the block has what a program of the language needs (`_NEEDED`); (1) no tag, or a tag that names nothing
 known; (0) the tag names another language, or no program (`text`, `output`, `json`, ...).
 
-For the lcb profile the rule is LiveCodeBench's: the lines between the last two lines that contain "```".
+For the lcb profile the rule is LiveCodeBench's: the lines between the last two lines that contain "```", in the whole
+completion. Reasoning is not looked for, so blocks in reasoning that was never closed count.
 
 INVARIANT: time and memory are linear in the length of the text. Scanning goes back once at most, and ends after
 MAX_MARKS lines with a fence or `</think>`: the block that is open there extends to the end of the text.
@@ -83,10 +84,11 @@ def text_to_grade(submission: Submission) -> str | None:
 
 def extract_code(completion: str, language: str = "python", profile: Profile = Profile.PROCESS) -> str | None:
     """The program in `completion`. None when it holds no program; the verdict is then no_code."""
-    answer = _after_reasoning(completion.replace("\r\n", "\n"))
-    if answer is None:
-        return None
-    code = _between_last_fences(answer) if profile is Profile.LCB else _Scan(answer, language).program()
+    if profile is Profile.LCB:
+        code = _between_last_fences(completion)
+    else:
+        answer = _after_reasoning(completion.replace("\r\n", "\n"))
+        code = None if answer is None else _Scan(answer, language).program()
     return code if code is not None and code.strip() else None
 
 

@@ -57,10 +57,13 @@ void *doubled(void *memory, size_t num_bytes) {
 
 /* /tmp, the working directory of a submission's runs; the files of a run; and /program, which holds the program.
  *
- * INVARIANT: each run gets a new /tmp, with the files that every run of the submission starts with, and files of its own
- * in another new tmpfs, which only init can reach. Nothing in them tells how many runs were before: a file system numbers
- * its inodes, and keeps the times of its files. /tmp/NAME is a source, or a link to it in /program/source. What a compiler
- * makes is in /program/made, so it has no name of a user's file.
+ * INVARIANT: each run gets a new /tmp, with the files that every run of the submission starts with and with its input and
+ * output, which have no names. Nothing in it tells how many runs were before: a file system numbers its inodes, and keeps
+ * the times of its files. /tmp/NAME is a source, or a link to it in /program/source. What a compiler makes is in
+ * /program/made, so it has no name of a user's file.
+ *
+ * There is one file system a run, because to unmount one takes the kernel 25 to 180 us. In gVisor there is a second one
+ * for input and output, which /tmp hides: gVisor has no files without names, and no mount there changes its size.
  */
 
 enum { MAX_MADE_FILES = 1000 }; /* with folders; program.c says so */
@@ -73,19 +76,42 @@ static void mount_tmpfs(struct session *s, const char *target, uint64_t num_inod
     if (mount("tmpfs", target, "tmpfs", FLAGS, options)) fail(s, "mount tmpfs on %s: %s", target, strerror(errno));
 }
 
-/* The files of a run are in a tmpfs that the candidate's /tmp then hides. Only `files_dir` reaches it. */
 void mount_work(struct session *s) {
-    if (mount("tmpfs", "/tmp", "tmpfs", FLAGS, "mode=700")) fail(s, "mount tmpfs on /tmp: %s", strerror(errno));
-    s->files_dir = open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (s->files_dir < 0) fail(s, "/tmp: %s", strerror(errno));
-    s->files_dir = move_up(s->files_dir);
+    if (s->settings->gvisor) {
+        if (mount("tmpfs", "/tmp", "tmpfs", FLAGS, "mode=700")) fail(s, "mount tmpfs on /tmp: %s", strerror(errno));
+        s->files_dir = open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (s->files_dir < 0) fail(s, "/tmp: %s", strerror(errno));
+        s->files_dir = move_up(s->files_dir);
+    }
     mount_tmpfs(s, "/tmp", s->settings->tmp_inodes, "mode=1777");
 }
 
 static void unmount_work(struct session *s) {
-    close(s->files_dir);
-    for (int i = 0; i < 2; i++) /* /tmp, and what it hides */
+    if (s->settings->gvisor) close(s->files_dir);
+    for (int i = s->settings->gvisor ? 2 : 1; i; i--)
         if (umount2("/tmp", MNT_DETACH)) fail(s, "umount /tmp: %s", strerror(errno));
+}
+
+/* A fresh file without a name, which cannot get one either, so that no data passes from one run to the next. */
+int unlinked_file(struct session *s) {
+    int fd = -1;
+    if (!s->settings->gvisor) {
+        fd = open("/tmp", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
+    } else {
+        fd = openat(s->files_dir, "new", O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
+        if (fd >= 0 && unlinkat(s->files_dir, "new", 0)) fail(s, "a file of a run: %s", strerror(errno));
+    }
+    if (fd < 0) fail(s, "a file of a run: %s", strerror(errno));
+    return move_up(fd);
+}
+
+/* Make room in /tmp for a large input, beside what the program may write there. */
+void widen_work(struct session *s, uint32_t num_input_bytes) {
+    enum { SMALL_BYTES = 1 << 20 };
+    char options[64];
+    if (num_input_bytes <= SMALL_BYTES || s->settings->gvisor) return;
+    snprintf(options, sizeof options, "size=%" PRIu64, s->settings->tmp_bytes + num_input_bytes);
+    if (mount("tmpfs", "/tmp", "tmpfs", FLAGS | MS_REMOUNT, options)) fail(s, "the size of /tmp: %s", strerror(errno));
 }
 
 void write_file(struct session *s, const char *folder, const char *name, mode_t mode, const void *bytes,

@@ -16,6 +16,8 @@ void *doubled(void *memory, size_t num_bytes);
 void send_files(struct session *s, enum kind kind, const char *text, size_t num_text, const char *folder, char **names,
                 uint32_t num_names, bool whole);
 void mount_work(struct session *s);
+void widen_work(struct session *s, uint32_t num_input_bytes);
+int unlinked_file(struct session *s);
 void place_script(struct session *s);
 void open_program(struct session *s);
 bool program_is_full(void);

@@ -110,7 +110,7 @@ struct session {
     const struct settings *settings;
     int orders, report;     /* pipes from and to the zygote */
     bool owns_stream;       /* the previous submission has ended */
-    int files_dir, proc_fd; /* candidates can reach neither */
+    int files_dir, proc_fd; /* candidates can reach neither; the first in gVisor only */
     int meminfo_fd;         /* /proc/meminfo of gVisor, which tells of this sandbox only; -1 in other kernels */
     int last_pid;           /* the file that sets the next process id; -1 when the kernel has none */
     int socket_calls;       /* says when a program makes a socket; -1 when the kernel does not */

@@ -117,19 +117,6 @@ static const uint64_t COMMAND_SPACE_BYTES = 512ull << 20; /* for libraries and s
 static const char RESULT_FILE[] = "/tmp/output"; /* as in frames.py */
 enum { CANNOT_EXEC = 127, KILL_EVERY_NS = 500000, MAX_COMMAND = 255 /* words of a command of languages.toml */ };
 
-/* A fresh unlinked file in the tmpfs that only init can reach, so that no data passes from one run to the next. */
-int unlinked_file(struct session *s) {
-    int fd = -1;
-    if (!s->settings->gvisor) {
-        fd = openat(s->files_dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
-    } else { /* gVisor has no O_TMPFILE */
-        fd = openat(s->files_dir, "new", O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
-        if (fd >= 0 && unlinkat(s->files_dir, "new", 0)) fail(s, "a file of a run: %s", strerror(errno));
-    }
-    if (fd < 0) fail(s, "a file of a run: %s", strerror(errno));
-    return move_up(fd);
-}
-
 void open_files(struct session *s, struct run *run) {
     run->in = unlinked_file(s);
     run->out = unlinked_file(s);
@@ -149,6 +136,7 @@ void take_result_file(struct run *run) {
 }
 
 void fill_stdin(struct session *s, struct run *run, const struct frame *frame) {
+    widen_work(s, frame->num_bytes);
     if (!write_all(run->in, frame->bytes, frame->num_bytes)) fail(s, "the input of a run: %s", strerror(errno));
     lseek(run->in, 0, SEEK_SET);
 }

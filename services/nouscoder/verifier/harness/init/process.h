@@ -3,7 +3,6 @@
 
 #include "init.h"
 
-int unlinked_file(struct session *s);
 void open_files(struct session *s, struct run *run);
 void fill_stdin(struct session *s, struct run *run, const struct frame *frame);
 void take_result_file(struct run *run);

@@ -1,0 +1,32 @@
+"""A process that counts the tokens of prompts before a run starts. It loads the tokenizer's library, and so torch.
+
+stdin has {"folder", "environment", "texts": [[prompt, template], ...]}, and stdout gets {"counts"} or {"fault"}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from nouscoder.config import EnvironmentSection
+from nouscoder.data.prompt_lengths import PromptText
+from nouscoder.generation.environments.base import EnvironmentUnusable
+from nouscoder.generation.environments.prompts import Prompts
+from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The counts in the order of the texts, or what makes them impossible."""
+    settings = EnvironmentSection.model_validate(request["environment"])
+    try:
+        prompts = Prompts(load_tokenizer(Path(request["folder"])), settings)
+        return {"counts": prompts.count([PromptText(*text) for text in request["texts"]])}
+    except (TokenizerError, EnvironmentUnusable) as error:
+        return {"fault": str(error)}
+
+
+if __name__ == "__main__":
+    out, sys.stdout = sys.stdout, sys.stderr  # libraries print
+    json.dump(answer(json.load(sys.stdin)), out)
