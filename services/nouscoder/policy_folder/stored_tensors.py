@@ -43,6 +43,10 @@ _EXPONENTS: Mapping[str, tuple[npt.DTypeLike, int]] = MappingProxyType(
         "F16": (np.uint16, 0x7C00),
     }
 )
+# The bytes of a value of the types of masks and positions, which some policies store. All of their values are finite.
+_OTHERS: Mapping[str, int] = MappingProxyType(
+    {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ def header_length(data: bytes) -> int:
 def spans_of(header: bytes) -> tuple[TensorSpan, ...]:
     """The tensors of a header, given without its length, in the order of their bytes. Raises WeightsUnusable.
 
-    Only the types of weights are known: numbers of 16 to 64 bits with a point.
+    Numbers of 8 bits with a point are refused.
     """
     try:
         named = json.loads(header)
@@ -79,7 +83,7 @@ def spans_of(header: bytes) -> tuple[TensorSpan, ...]:
         spans.sort(key=lambda span: (span.start, span.end))
         end = 0
         for span in spans:
-            size = np.dtype(_EXPONENTS[span.dtype][0]).itemsize
+            size = _OTHERS.get(span.dtype) or np.dtype(_EXPONENTS[span.dtype][0]).itemsize
             if span.start != end or span.end - span.start != math.prod(span.shape) * size:
                 raise WeightsUnusable(f"{span.name} has a wrong place or shape")
             end = span.end
@@ -129,7 +133,8 @@ def _buffer(spans: Sequence[TensorSpan]) -> Bytes:
 
 
 def _runs(spans: Sequence[TensorSpan]) -> Iterator[tuple[str, int, int]]:
-    """The type, start and end of neighbouring tensors of one type."""
+    """The type, start and end of neighbouring tensors of one type with a point."""
     for dtype, same in groupby(spans, key=lambda span: span.dtype):
         run = list(same)
-        yield dtype, run[0].start, run[-1].end
+        if dtype in _EXPONENTS:
+            yield dtype, run[0].start, run[-1].end
