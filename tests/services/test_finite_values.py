@@ -75,6 +75,8 @@ def test_a_value_that_is_not_finite_is_found_by_the_name_of_its_tensor(
     about = torch.finfo(dtype)
     numbers = torch.tensor([about.max, about.min, about.tiny, 0.0, -0.0, about.smallest_normal / 2, 1.0], dtype=dtype)
     tensors = {"a": numbers.clone(), "b": numbers.clone(), "c": numbers.clone(), "d": torch.empty(0, 3, dtype=dtype)}
+    tensors["mask"] = torch.ones(3, dtype=torch.bool)
+    tensors["positions"] = torch.full((4,), 2**63 - 1)
     tensors["other"] = torch.ones(5, dtype=torch.float16 if dtype is not torch.float16 else torch.float32)
     file = tmp_path / "model.safetensors"
     save_file(tensors, file)

@@ -33,17 +33,22 @@ _EXPONENTS: Mapping[str, tuple[npt.DTypeLike, int]] = MappingProxyType(
         "F16": (np.uint16, 0x7C00),
     }
 )
+# The bytes of a value of the types of masks and positions, which some policies store. All of their values are finite.
+_OTHERS: Mapping[str, int] = MappingProxyType(
+    {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
+)
 
 
 def not_finite_in(spans: Sequence[TensorSpan], piece: Callable[[int, int], Bytes]) -> str | None:
     """The name of a tensor that holds a value that is not finite; None when there is none.
 
-    `piece` gives the bytes from one place to another, at most `PIECE_BYTES`. Only numbers of 16 to 64 bits with a point
-    are weights. Raises WeightsUnusable for other types, and for a tensor whose shape is not that of its bytes.
+    `piece` gives the bytes from one place to another, at most `PIECE_BYTES`. Raises WeightsUnusable for numbers of 8
+    bits with a point, and for a tensor whose shape is not that of its bytes.
     """
     for span in spans:
         word, _ = _EXPONENTS.get(span.dtype, (None, 0))
-        if word is None or span.end - span.start != math.prod(span.shape) * np.dtype(word).itemsize:
+        size = _OTHERS.get(span.dtype, 0) if word is None else np.dtype(word).itemsize
+        if not size or span.end - span.start != math.prod(span.shape) * size:
             raise WeightsUnusable(f"{span.name} has a wrong shape or a type that weights do not have: {span.dtype}")
     scratch = _buffer(spans)
     for dtype, start, end in _runs(spans):
@@ -81,9 +86,10 @@ def _buffer(spans: Sequence[TensorSpan]) -> Bytes:
 
 
 def _runs(spans: Sequence[TensorSpan]) -> Iterator[tuple[str, int, int]]:
-    """The type, start and end of neighbouring tensors of one type."""
+    """The type, start and end of neighbouring tensors of one type with a point."""
     first = 0
     for number, (span, following) in enumerate(zip(spans, [*spans[1:], None], strict=True), start=1):
         if following is None or (following.dtype, following.start) != (span.dtype, span.end):
-            yield span.dtype, spans[first].start, span.end
+            if span.dtype in _EXPONENTS:
+                yield span.dtype, spans[first].start, span.end
             first = number

@@ -63,7 +63,7 @@ class ShardImage:
             raise TransferError(f"{file} cannot be read: {error.strerror}") from error
         for span in spans:
             tensor = weights.get(span.name)
-            if tensor is None or (tensor.dtype, tuple(tensor.shape)) != (_DTYPES[span.dtype], span.shape):
+            if tensor is None or (tensor.dtype, tuple(tensor.shape)) != (_DTYPES.get(span.dtype), span.shape):
                 raise TransferError(f"{file}: {span.name} in the file is not the one in memory")
         return cls(length + header, tuple(weights[span.name].reshape(-1).view(torch.uint8) for span in spans))
 
@@ -102,6 +102,8 @@ def tensors_of(data: Tensor) -> dict[str, Tensor]:
         part = data[begin + span.start : begin + span.end]
         if len(part) != span.end - span.start:
             raise TransferError(f"{span.name} is cut off")
+        if span.dtype not in _DTYPES:
+            raise TransferError(f"{span.name} is {span.dtype}, and the header is not one of weights")
         try:
             tensors[span.name] = part.view(_DTYPES[span.dtype]).reshape(span.shape)
         except RuntimeError as error:
