@@ -10,10 +10,14 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: check-arm64 demo test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
+.PHONY: check-arm64 demo demo-real test test-heavy test-soak test-real test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
+
+# A real language model, SmolLM2-135M-Instruct: about half an hour on two cores.
+demo-real: .venv/demo.ready
+	$(BIN)/nouscoder demo --real --seed $(SEED)
 
 # Two processes more than cores, because tests wait about as long as they work. The tests of a file run in one process,
 # because some share fixtures that start slowly.
@@ -35,6 +39,11 @@ test-soak: .venv/dev.ready
 	deploy/build-runsc
 	$(BIN)/nouscoder prepare
 	$(BIN)/pytest -m "soak and not vllm"
+
+# The real language model learns with three seeds, and each run is killed once: an hour and a half. Needs a hub or the
+# package index, and prints pass@1, minutes and tokens a second.
+test-real: .venv/dev.ready
+	$(BIN)/pytest -s -m soak tests/e2e/test_demo_real.py
 
 # The whole attack corpus on this host, as a service without root, through gVisor, and on the pods of KUBECONFIG.
 test-corpus: .venv/dev.ready

@@ -23,6 +23,7 @@ from typing import BinaryIO
 from nouscoder.errors import NousCoderError
 
 _PART = ".part"
+_HASHED_BYTES = 32 * 1024**2  # read and hashed at once
 _READABLE = 0o644  # safetensors makes files that only their owner may read, but other services read policies
 
 
@@ -170,9 +171,15 @@ def remove(path: Path) -> None:
 
 
 def sha256_of(file: Path) -> str:
-    """The SHA-256 of a file as hexadecimal digits."""
-    with file.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
+    """The SHA-256 of a file as hexadecimal digits.
+
+    Each read and each hash of a piece gives Python's lock away, so beside a busy event loop small pieces take long.
+    """
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(min(_HASHED_BYTES, file.stat().st_size + 1)))
+    with file.open("rb", buffering=0) as data:
+        while size := data.readinto(buffer):
+            digest.update(buffer[:size])
+    return digest.hexdigest()
 
 
 def flush(path: Path) -> None:

@@ -6,6 +6,7 @@ place of their functions. A test that is skipped says what is missing.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from dataclasses import dataclass
 from itertools import accumulate
@@ -212,3 +213,29 @@ def test_a_model_on_a_cpu_gets_padded_blocks_and_a_shared_row_one_call_for_each_
     assert policy.config._attn_implementation == PACKED_ATTENTION
     use_attention(policy, Attention.AUTO, torch.float32, shares_rows=True)
     assert policy.config._attn_implementation == SDPA_VARLEN
+
+
+def test_a_kernel_of_an_older_torch_is_not_told_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 has no argument `enable_gqa`; it takes fewer key heads all the same."""
+    kernel = varlen_attn_on_cpu
+
+    def older(query: Tensor, key: Tensor, *arguments: Any, scale: float | None, window_size: tuple[int, int]) -> Tensor:
+        grouped = query.shape[1] != key.shape[1]
+        output: Tensor = kernel(query, key, *arguments, scale=scale, window_size=window_size, enable_gqa=grouped)
+        return output
+
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", older)
+    spec = importlib.util.find_spec(attention.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    for name in (TORCH_VARLEN, FA2_VARLEN, SDPA_VARLEN):  # the copy of the module registers its own
+        monkeypatch.setitem(FUNCTIONS, name, FUNCTIONS[name])
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    query, keys = torch.randn(5, 4, 8), torch.randn(5, 2, 8)
+    segments = Segments(*(torch.tensor([0, 2, 5], dtype=torch.int32),) * 2, 3, 3)
+    expected = kernel(
+        query, keys, keys, segments.cu_queries, segments.cu_keys, 3, 3, scale=None, enable_gqa=True, window_size=(-1, 0)
+    )
+    assert torch.equal(module._one_call(query, keys, keys, segments, None, None), expected)

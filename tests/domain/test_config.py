@@ -130,8 +130,10 @@ def test_a_value_of_another_form_is_answered_with_what_the_key_is(override: str,
         ("generation.vllm.speculative_config={}", "speculative_config is refused: the draft model would not learn"),
         ("generation.vllm.quantization=fp8", "quantization is refused: rounded weights"),
         ("generation.vllm.kv_cache_dtype=fp8", "kv_cache_dtype is refused: rounded weights or keys and values"),
-        ("generation.vllm.weight_transfer=ipc", "ipc is refused: the learner copies each policy to the CPU's memory"),
-        ("generation.vllm.weight_transfer=sparse_nccl", "sparse_nccl is refused: take gloo or nccl and set learner"),
+        (
+            "generation.vllm.weight_transfer=sparse_nccl",
+            "sparse_nccl is refused: take gloo, nccl or ipc and set learner",
+        ),
         ("generation.vllm.data_parallel_size=2", "data_parallel_size is refused: .*start a second generation service"),
     ],
 )

@@ -21,7 +21,7 @@ from nouscoder.domain.guards import (
     repeated_share,
     warnings,
 )
-from nouscoder.run.guards import GuardWatch
+from nouscoder.run.guards import GuardWatch, SamplerMismatch
 
 HEALTHY = BatchFigures(
     entropy=0.3,
@@ -30,6 +30,7 @@ HEALTHY = BatchFigures(
     hard_coding_share=0.0,
     same_programs=0.2,
     model_reward_correlation=0.5,
+    mismatch=0.05,
 )
 LIMITS = Thresholds(
     entropy_floor=0.05,
@@ -38,6 +39,8 @@ LIMITS = Thresholds(
     hard_coding_share=0.05,
     same_programs=0.9,
     reward_hacking=0.1,
+    mismatch=0.1,
+    mismatch_stop=0.5,
 )
 
 
@@ -52,6 +55,7 @@ LIMITS = Thresholds(
         (replace(HEALTHY, same_programs=0.95), Guard.SAME_PROGRAMS),
         (replace(HEALTHY, model_reward_correlation=0.05), Guard.REWARD_HACKING),
         (replace(HEALTHY, model_reward_correlation=-0.9), Guard.REWARD_HACKING),
+        (replace(HEALTHY, mismatch=0.2), Guard.MISMATCH),
     ],
 )
 def test_each_guard_warns_of_its_own_sign(figures: BatchFigures, guard: Guard) -> None:
@@ -66,8 +70,8 @@ def test_nothing_is_said_of_healthy_few_or_missing_figures() -> None:
 
 
 def test_a_threshold_of_0_turns_a_guard_off() -> None:
-    ill = BatchFigures(0.0, 1000.0, 1.0, 1.0, same_programs=1.0, model_reward_correlation=-1.0)
-    assert warnings([HEALTHY] * WINDOW + [ill] * WINDOW, Thresholds(0, 0, 0, 0, 0, 0)) == {}
+    ill = BatchFigures(0.0, 1000.0, 1.0, 1.0, same_programs=1.0, model_reward_correlation=-1.0, mismatch=9.0)
+    assert warnings([HEALTHY] * WINDOW + [ill] * WINDOW, Thresholds(0, 0, 0, 0, 0, 0, 0, 0)) == {}
     assert set(warnings([HEALTHY] * WINDOW + [ill] * WINDOW, LIMITS)) == set(Guard)
 
 
@@ -126,6 +130,46 @@ CASES = "\n".join(f'if s == "{k}":\n    print("{k * k}")' for k in range(4))
 )
 def test_hard_coded_programs_are_distinguished_from_solutions(text: str, found: bool) -> None:
     assert looks_hard_coded(text) is found
+
+
+def lines(*mismatches: float | None, first: int = 0) -> str:
+    """Lines of batches of two steps, of which only the first has fresh rollouts."""
+    found = []
+    for number, mismatch in enumerate(mismatches, first):
+        of_step = {} if mismatch is None else {"mismatch_fresh_abs_mean": mismatch}
+        found += [{"batch_id": number, "entropy": 0.5, **of_step}, {"batch_id": number, "entropy": 0.5}]
+    return "".join(json.dumps(line) + "\n" for line in found)
+
+
+def test_a_mismatch_is_said_at_the_first_step_and_a_large_one_ends_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    watch = GuardWatch(tmp_path, GuardsSection())
+    file.write_text(lines(0.046, 0.05, None))
+    assert watch.look() == []
+    file.write_text(lines(0.046, 0.05, None, 0.2))
+    (said,) = watch.look()
+    assert said.startswith("warning: mismatch: the learner's log-probabilities")
+    assert "by 0.200 nats on average, more than 0.1" in said
+    for cause in ("weights", "tokenizer", "chat template", "temperature"):
+        assert cause in said
+    assert watch.look() == []
+    assert watch.standing == [said], "as `nouscoder status` says it"
+    file.write_text(lines(0.046, 0.05, None, 0.2, 4.4))
+    with pytest.raises(SamplerMismatch, match=r"the run ended: .* by 4.400 nats on average, more than 0.5 .*Mend it"):
+        watch.look()
+    assert GuardWatch(tmp_path, GuardsSection()).standing[0].startswith("warning: mismatch: ")
+
+
+def test_a_resumed_run_is_not_ended_by_the_batches_before(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(lines(4.4))
+    watch = GuardWatch(tmp_path, GuardsSection())
+    assert len(watch.look()) == 1
+    file.write_text(lines(4.4, 0.01))
+    assert watch.look() == []
+    off = GuardWatch(tmp_path, GuardsSection(mismatch=0, mismatch_stop=0))
+    file.write_text(lines(4.4, 0.01, 4.4))
+    assert off.look() == []
 
 
 def test_a_warning_is_said_by_name_and_once_until_it_is_over(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,3 +91,17 @@ def test_every_step_has_the_figures() -> None:
     figures = diagnostics.result()
     assert figures["mismatch_beyond_2x"] == 0.75
     assert figures["mismatch_kl"] == pytest.approx(figures["mismatch_kl_at_0"], rel=1e-5)
+
+
+def test_the_figures_of_fresh_rollouts_leave_the_others_out() -> None:
+    rollouts = [[0.1, -0.3], [5.0] * 10, [0.2]]
+    figures = MismatchFigures()
+    inputs = inputs_of(rollouts)
+    figures.add(replace(inputs, is_fresh=torch.tensor([True, False, True])[inputs.rollout_of_token]))
+    found = figures.result()
+    assert found["mismatch_fresh_abs_mean"] == pytest.approx(0.2, rel=1e-3)
+    wanted = sum(math.exp(x) - 1 - x for x in (0.1, -0.3, 0.2)) / 3
+    assert found["mismatch_fresh_kl"] == pytest.approx(wanted, rel=1e-3)
+    none = MismatchFigures()
+    none.add(replace(inputs, is_fresh=torch.zeros(len(inputs.rollout_of_token), dtype=torch.bool)))
+    assert not any("fresh" in name for name in none.result())

@@ -44,11 +44,12 @@ class LoopRun:
         self.output = root / f"{name}.out"
         self._overrides = (f'run.root="{root}"', *overrides)
         self.environment: dict[str, str] = {}  # extends that of the tests
+        self.arguments: tuple[str, ...] = ()  # of the command, besides settings
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, resume: bool = False) -> None:
         """Start or resume the run."""
-        command = [sys.executable, "-m", "nouscoder", "demo", "--name", self.name]
+        command = [sys.executable, "-m", "nouscoder", "demo", "--name", self.name, *self.arguments]
         for override in self._overrides:
             command += ["--set", override]
         with self.output.open("ab") as output:

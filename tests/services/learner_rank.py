@@ -3,11 +3,11 @@
 `learner_rank.py WHAT FOLDER` is one rank, for torchrun. Without arguments the script reads lines `["what", "folder",
 size]`, forks `size` ranks for each, and prints their exit codes. What: `gradient` writes the gradient of one step to
 the folder, `gradient-experts` that of a policy with experts that are replayed, and with `-context` two ranks share each
-row; `run` trains the run in the folder, with a broker in a file; `die` is `run` in which the last rank is killed
-in the third batch, `die0` one in which rank 0 is, and `hang` one in which the last rank stops without an end: each only
-once in a folder. A key of KINDS may follow, as in `run-8bit`. A run begins with first.checkpoint of its folder if it is
-there. The parent process has imported torch but computed
-nothing.
+row; `run` trains the run in the folder, with a broker in a file; `die` is `run` in which the last rank is killed in the
+third batch, `die0` one in which rank 0 is, and `hang` one in which the last rank stops without an end: each only once
+in a folder. With `-group` a single rank is a group, with `-cuda` it computes on a GPU. A key of KINDS may follow, as in
+`run-8bit`. A run begins with first.checkpoint of its folder if it is there. The parent process has imported torch but
+computed nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from typing import NoReturn
 import torch
 from learner_process import FileBroker  # type: ignore[import-not-found]
 from prometheus_client import CollectorRegistry
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from nouscoder.config import Config, LearnerSection, PolicySection, RunSection
+from nouscoder.config import Config, GenerationSection, LearnerSection, PolicySection, RunSection
 from nouscoder.domain.batch import Batch
+from nouscoder.domain.policy import Transport
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread
@@ -40,8 +42,9 @@ from nouscoder.learner.model.synthetic import (
     random_policy_with_experts,
     with_random_experts,
 )
+from nouscoder.learner.parallel import ranks as ranks_module
 from nouscoder.learner.parallel.rank_messages import RankMessage
-from nouscoder.learner.parallel.ranks import Ranks, whole
+from nouscoder.learner.parallel.ranks import ProcessRank, Ranks, whole
 from nouscoder.learner.service import RankFollower
 from nouscoder.learner.state.run_log import BatchSeconds
 from nouscoder.learner.trainer import Trainer
@@ -53,6 +56,8 @@ KINDS: dict[str, dict[str, object]] = {
     "lora": {"lora": {"rank": 4}},
     "adapter": {"lora": {"rank": 4, "publication": "adapter"}},
     "8bit": {"optimizer_states": "8bit"},
+    "deltas": {"policy_deltas": True},
+    "cpu": {"optimizer_states": "cpu"},
 }
 PATIENCE_S = {"hang": 20.0}  # else 120
 
@@ -93,11 +98,14 @@ def config_of(what: str, root: Path) -> Config:
         "microbatch_tokens": 64,
         "rank_patience_s": PATIENCE_S.get(what, 120.0),
         **kind_of(what),
+        "device": "cuda" if "cuda" in what else "cpu",
     }
     if (first := root / "first.checkpoint").exists():
         settings["first_checkpoint"] = str(first)
     learner = LearnerSection.model_validate(settings)
-    return Config(run=RunSection(root=root, seed=5, total_batches=NUM_BATCHES), learner=learner)
+    generation = GenerationSection(policy_from=Transport.LEARNER if learner.policy_deltas else Transport.FOLDER)
+    run = RunSection(root=root, seed=5, total_batches=NUM_BATCHES)
+    return Config(run=run, learner=learner, generation=generation)
 
 
 async def train(config: Config, core: LearnerCore) -> None:
@@ -130,6 +138,22 @@ class StruckFollower(RankFollower):
         super()._train(command)
 
 
+class NotingFollower(RankFollower):
+    """Adds to the file `publications` how it took part in each."""
+
+    def _note(self, what: str) -> None:
+        with (self._config.run.folder / "publications").open("a") as file:
+            file.write(f"{what}\n")
+
+    def _publish(self, message: RankMessage) -> None:
+        self._note("by ranks")
+        super()._publish(message)
+
+    def _gather(self, message: RankMessage) -> None:
+        self._note("gathered")
+        super()._gather(message)
+
+
 class HangingFollower(StruckFollower):
     """Stops as if it hung."""
 
@@ -149,7 +173,11 @@ class DeadlyCore(LearnerCore):
 def main(what: str, folder: Path) -> None:
     """Do it as the rank that the environment names."""
     config = config_of(what, folder)
-    ranks = Ranks.join("cpu", config.learner.rank_patience_s, context_parallel=2 if "context" in what else 1)
+    if "group" in what:  # the learner takes a size of 1 for no group
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        ranks_module.process_rank = lambda _environment: ProcessRank(0, 1, 0, address, port)
+    shared = 2 if "context" in what else 1
+    ranks = Ranks.join(config.learner.device, config.learner.rank_patience_s, shared)
     if what.startswith("gradient"):
         gradient = gradient_of_a_step(what, ranks)
         if ranks.rank == 0:
@@ -157,14 +185,16 @@ def main(what: str, folder: Path) -> None:
     elif ranks.rank:
         is_last = ranks.rank == ranks.size - 1
         follower = (
-            {"die": StruckFollower, "hang": HangingFollower}.get(what.partition("-")[0], RankFollower)
+            {"die": StruckFollower, "hang": HangingFollower}.get(what.partition("-")[0], NotingFollower)
             if is_last
             else RankFollower
         )
         follower(config, ranks).run()
     else:
-        core = DeadlyCore(config, ranks) if what == "die0" else LearnerCore(config, ranks)
+        core = DeadlyCore(config, ranks) if what.startswith("die0") else LearnerCore(config, ranks)
         asyncio.run(train(config, core))
+        is_wrapped = any(isinstance(weight, DTensor) for weight in core.model.parameters())
+        (folder / "wrapped.txt").write_text(str(is_wrapped))
     ranks.leave()
 
 
@@ -201,7 +231,8 @@ def start(what: str, folder: Path, size: int) -> list[int]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    children = [fork_rank(what, folder, {**group, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
+    variables = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    children = [fork_rank(what, folder, own) for own in variables]
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 

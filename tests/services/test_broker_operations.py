@@ -342,3 +342,25 @@ async def test_a_run_of_refused_problems_leases_nothing_and_says_why(new_broker:
     (blocker,) = await broker.why_stalled()
     assert blocker.cause is StallCause.ALL_REFUSED
     assert "can make no rollout of any of the 6 problems, such as: a prompt of 900 tokens" in blocker.reason
+
+
+async def test_a_run_that_has_ended_goes_on(new_broker: NewBroker, broker_rig: Any) -> None:
+    broker = await opened(new_broker, broker_rig)
+    assert not await broker.continue_run(), "it has not ended"
+    await broker_rig.sample(broker, 8)
+    await broker_rig.grade(broker, broker_rig.mixed)
+    leased = await broker.lease_batch(LEARNER, 0)
+    assert leased.batch is not None
+    await broker.finish_run("pass@1 is high enough")
+    assert (await broker.lease_tasks(GEN, 8, 0)).run_finished
+    assert "finished: pass@1 is high enough" in status_lines(await broker.status())[0]
+    assert await broker.continue_run()
+    status = await broker.status()
+    assert status.ledger.balanced
+    assert (status.finished, status.finish_reason) == (False, "")
+    assert len(await broker_rig.sample(broker, 8)) == 8
+    await broker_rig.grade(broker, broker_rig.mixed)
+    again = await broker.lease_batch(LEARNER, 0)
+    assert again.batch is not None
+    assert again.batch.batch_id == leased.batch.batch_id, "the batch that was not committed is made anew"
+    assert await broker.commit_batch(again.batch.batch_id, 4) is False

@@ -93,6 +93,33 @@ def test_a_fine_tuning_goes_on_only_with_its_own_examples(place: Path) -> None:
     assert "are not those that it began with" in answer.output
 
 
+def test_a_finished_fine_tuning_goes_on_for_more_epochs_and_takes_new_rates(place: Path) -> None:
+    options = ("--model", "first", "--data", "examples.jsonl", "--name", "tiny", "--json")
+    assert sft(*options).exit_code == 0
+    run = place / "runs" / "tiny-sft"
+    before = (run / "config.toml").read_text()
+    for more, sentence in (
+        (
+            ("--learning-rate", "1e-3"),
+            "finished after 1 steps: sft.learning_rate changes nothing; give more sft.epochs",
+        ),
+        (("--epochs", "3", "--batch-size", "8"), "sft.batch_size is 8, but the run in"),
+        (("--epochs", "3", "--seed", "4"), "run.seed is 4, but the run in"),
+    ):
+        refused = sft(*options, *more, "--resume")
+        assert refused.exit_code == 78
+        assert sentence in refused.stderr
+        assert (run / "config.toml").read_text() == before
+    first = (run / "model" / "model.safetensors").read_bytes()
+    answer = sft(*options, "--epochs", "3", "--learning-rate", "1e-3", "--resume")
+    assert answer.exit_code == 0, answer.output
+    assert "resuming with sft.epochs 1 -> 3, sft.learning_rate 1e-5 -> 0.001" in answer.stderr
+    assert json.loads(answer.stdout.strip().splitlines()[-1])["steps"] == 3
+    assert (run / "model" / "model.safetensors").read_bytes() != first
+    again = sft(*options, "--resume")
+    assert json.loads(again.stdout.strip().splitlines()[-1])["steps"] == 3, "the new values last"
+
+
 @pytest.mark.parametrize(
     ("arguments", "faults"),
     [

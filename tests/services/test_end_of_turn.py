@@ -177,8 +177,8 @@ def test_a_conversation_of_several_answers_is_the_template_s_own_text(tmp_path: 
     conversation = [
         {"role": role, "content": content} for role, content in zip(roles, ("1+1?", "2", "And 2+2?", "4"), strict=True)
     ]
-    special = {"bos_token": family.special[0], "eos_token": family.eos}
-    (whole,), _ = render_jinja_template([conversation], chat_template=family.template, **special)
+    special: dict[str, Any] = {"bos_token": family.special[0], "eos_token": family.eos}
+    whole: str = render_jinja_template([conversation], chat_template=family.template, **special)[0][0]
     before, _, after = whole.rpartition("4")
     assert text_of(tokenizer, rollout.token_ids) == f"{before}4{family.end}"
     assert after.startswith(family.end)

@@ -97,12 +97,14 @@ def run(
     raise AssertionError("the engine does not come to an end")
 
 
-def plain_logprobs(folder: Path, rollout: Rollout, temperature: float = 1.0) -> torch.Tensor:
+def plain_logprobs(
+    folder: Path, rollout: Rollout, temperature: float = 1.0, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Log-probabilities of the rollout's tokens by one uncached forward pass over the whole rollout."""
-    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype)
     ids = torch.tensor([rollout.token_ids.tolist()])
     with torch.inference_mode():
-        logits = model(input_ids=ids, use_cache=False).logits[0] / temperature
+        logits = model(input_ids=ids, use_cache=False).logits[0].float() / temperature
     start = len(rollout.prompt_token_ids) - 1
     sampled = torch.tensor(rollout.sampled_token_ids.tolist())
     return torch.log_softmax(logits, -1)[start:-1].gather(1, sampled[:, None])[:, 0]
@@ -156,6 +158,20 @@ def test_logprobs_equal_those_of_a_plain_forward_pass(engine: TorchEngine, folde
     assert len({rollout.num_sampled_tokens for rollout in rollouts.values()}) > 5
     for rollout in rollouts.values():
         torch.testing.assert_close(sampled_logprobs(rollout), plain_logprobs(folder, rollout), atol=1e-4, rtol=0)
+
+
+def test_in_bfloat16_the_logprobs_are_those_of_a_forward_pass_in_bfloat16(folder: Path) -> None:
+    engine = TorchEngine(folder, max_running=NUM_SLOTS, max_tokens_total=CAPACITY, dtype="bfloat16")
+    engine.load_policy(weights_files(folder), 0)
+    rollouts = run(engine, [task(number) for number in range(8)])
+    found = torch.cat([sampled_logprobs(each) for each in rollouts.values()])
+    plain = {
+        dtype: torch.cat([plain_logprobs(folder, each, dtype=dtype) for each in rollouts.values()])
+        for dtype in (torch.bfloat16, torch.float32)
+    }
+    distance = {dtype: float((found - wanted).abs().mean()) for dtype, wanted in plain.items()}
+    assert distance[torch.bfloat16] < distance[torch.float32] < 0.1
+    assert distance[torch.float32] > 1e-3, "it computes in bfloat16"
 
 
 def test_tokens_depend_on_weights_prompt_and_seed_not_on_other_requests(engine: TorchEngine, folder: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.learner.model.attention import SDPA_VARLEN, TORCH_VARLEN
 from nouscoder.learner.model.logprobs import score_tokens
-from nouscoder.learner.model.packing import PACKED_ATTENTION, RowLayout, pack
+from nouscoder.learner.model.packing import PACKED_ATTENTION, MicroBatch, RowLayout, pack, pack_row
 from nouscoder.learner.model.synthetic import random_batch, random_policy
 
 CPU = torch.device("cpu")
@@ -20,10 +20,10 @@ ROLLOUTS = [graded.rollout for graded in random_batch(0, seed=2, prompt_tokens=7
 WEIGHTS = torch.randn(10_000, generator=torch.Generator().manual_seed(1))
 
 
-def gradient(model: PreTrainedModel, max_tokens: int) -> Tensor:
+def gradient(model: PreTrainedModel, max_tokens: int, parts: list[MicroBatch] | None = None) -> Tensor:
     """That of a weighted sum of all log-probabilities and entropies, [parameters]; weights go with the targets."""
     model.zero_grad()
-    for part in pack(ROLLOUTS, max_tokens, CPU):
+    for part in parts or pack(ROLLOUTS, max_tokens, CPU):
         weights = torch.cat([WEIGHTS[60 * i :][: ROLLOUTS[i].num_sampled_tokens] for i in part.rollout_indices])
         scores = score_tokens(model, part, entropy_gradient=True)
         torch.autograd.backward((weights * (scores.logprobs + 0.5 * scores.entropies)).sum())
@@ -41,6 +41,17 @@ def test_the_gradients_of_packed_rollouts_are_those_of_each_rollout_alone() -> N
     assert len(RowLayout.of(row.layout.lengths, CPU).blocks) > 1, "lengths differ enough for several blocks"
     assert difference(gradient(model, 10_000), alone) < 1e-5
     assert difference(gradient(model, 128), alone) < 1e-5
+
+
+def test_a_row_with_each_prompt_once_has_the_gradients_of_each_rollout_alone() -> None:
+    model = random_policy(0)
+    row = pack_row(ROLLOUTS, range(len(ROLLOUTS)), CPU, shares_prompts=True)
+    prompts = {tuple(one.token_ids[: one.sampled_ranges()[0][0]]) for one in ROLLOUTS}
+    of_prompts = sum(one.sampled_ranges()[0][0] for one in ROLLOUTS)
+    whole = pack_row(ROLLOUTS, range(len(ROLLOUTS)), CPU)
+    assert whole.input_ids.numel() - row.input_ids.numel() == of_prompts - sum(map(len, prompts)) > 0
+    torch.testing.assert_close(score_tokens(model, row).logprobs, score_tokens(model, whole).logprobs)
+    assert difference(gradient(model, 0, [row]), gradient(model, 1)) < 1e-5
 
 
 def test_packed_attention_equals_the_masked_attention_of_transformers() -> None:

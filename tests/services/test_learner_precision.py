@@ -85,7 +85,7 @@ def gradients_by_hand(weights: dict[str, Tensor], number: int) -> dict[str, Tens
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     num_tokens = sum(rollout.num_sampled_tokens for rollout in rollouts)
     advantages = advantages_of(number)
-    for part in pack(rollouts, 64, CPU):
+    for part in pack(rollouts, 64, CPU, shares_prompts=True):
         model = rounded_policy(weights)
         scores = score_tokens(model, part).logprobs
         of_token = torch.tensor([advantages[part.rollout_indices[row]] for row in part.rollout_of_token.tolist()])

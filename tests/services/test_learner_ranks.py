@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.parallel.balance import Cost, rounds
 from nouscoder.learner.parallel.rank_messages import Leader, Listener, RankMessage, RankMessageKind
 from nouscoder.learner.parallel.ranks import NobodyCame, RankLost, Ranks, meet
+from nouscoder.policy_folder.delta import write_delta
 
 SCRIPT = Path(__file__).with_name("learner_rank.py")
 
@@ -188,6 +190,48 @@ def run_folder(root: Path) -> Path:
 def final_policy(root: Path) -> dict[str, torch.Tensor]:
     (file,) = (root / "run" / "policies" / "00000004").glob("*.safetensors")
     return load_file(file)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("device", ["", "-cuda"])
+@pytest.mark.parametrize(
+    ("kind", "bound"), [("", 1e-5), ("-8bit", 3e-3), ("-cpu", 1e-5), ("-bf16", 3e-3), ("-lora", 1e-5)]
+)
+def test_one_rank_that_fsdp2_wraps_is_killed_and_resumed_as_one_that_it_does_not(
+    start: Start, tmp_path: Path, kind: str, bound: float, device: str
+) -> None:
+    """With the optimizer's states in each form."""
+    if device and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; torch finds none")
+    bound = max(bound, 1e-3) if device else bound  # kernels of a GPU add in another order
+    plain, wrapped = run_folder(tmp_path / "plain"), run_folder(tmp_path / "wrapped")
+    assert start(f"run{device}{kind}", plain, 1) == [0], log_of(plain, 0)
+    assert start(f"die0-group{device}{kind}", wrapped, 1) == [-9], log_of(wrapped, 0)
+    assert [*(wrapped / "run" / "checkpoints").glob("0000000[24]")], "a checkpoint of it is there"
+    assert start(f"run-group{device}{kind}", wrapped, 1) == [0], log_of(wrapped, 0)
+    assert (wrapped / "wrapped.txt").read_text() == "True"
+    assert (plain / "wrapped.txt").read_text() == "False"
+    assert difference(final_policy(wrapped), final_policy(plain)) < bound
+
+
+@pytest.mark.soak
+def test_two_ranks_publish_the_files_and_deltas_of_one_that_gathers(start: Start, tmp_path: Path) -> None:
+    """The first version is gathered, the others are written by all ranks."""
+    gathered, by_ranks = run_folder(tmp_path / "gathered"), run_folder(tmp_path / "by_ranks")
+    assert start("run", gathered, 2) == [0, 0], log_of(gathered, 0)
+    assert start("run-deltas", by_ranks, 2) == [0, 0], log_of(by_ranks, 0)
+    noted = [(root / "run" / "publications").read_text().splitlines() for root in (by_ranks, gathered)]
+    assert noted == [["gathered", *["by ranks"] * (len(noted[1]) - 1)], ["gathered"] * len(noted[1])]
+    kept = sorted(folder.name for folder in (by_ranks / "run" / "policies").iterdir())
+    assert len(kept) > 2
+    for before, version in pairwise(kept):
+        (file,), (same,) = (
+            (root / "run" / "policies" / version).glob("*.safetensors") for root in (by_ranks, gathered)
+        )
+        assert file.read_bytes() == same.read_bytes()
+        write_delta(by_ranks / "run" / "policies" / before / file.name, file, tmp_path / "delta")
+        assert sorted(found.suffix for found in file.parent.iterdir()) == [".delta", ".safetensors"]
+        assert file.with_suffix(".delta").read_bytes() == (tmp_path / "delta").read_bytes()
 
 
 @pytest.mark.soak

@@ -93,7 +93,8 @@ def view() -> View:
 async def go(config: Config) -> None:
     """Start or resume the plan."""
     resume = (config.run.folder / "config.toml").exists()
-    folder, recorded = await plan._open(config, resume=resume)
+    opened = await plan._open(config, resume=resume)
+    folder, recorded = opened.folder, opened.config
     try:
         await plan.run_stages(folder, recorded, view())
     finally:

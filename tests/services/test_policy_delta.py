@@ -10,8 +10,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore
 
+from nouscoder.atomic_files import StorageError
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
+from nouscoder.learner.parallel.ranks import RankLost, Ranks
+from nouscoder.learner.publication.by_ranks import Rows, write_own_rows
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder import delta as module
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta, change, write_delta
@@ -121,6 +125,71 @@ def test_fifty_versions_in_a_row_made_from_their_deltas_equal_the_published_ones
             assert (receiver / shard.name).read_bytes() == (Path(manifest.folder) / shard.name).read_bytes()
         assert sum(file.num_bytes for file in manifest.delta.files) < 0.25 * manifest.num_bytes
         before = manifest
+
+
+def rows_of(weights: dict[str, torch.Tensor], rank: int, size: int) -> dict[str, Rows]:
+    """The rows that FSDP gives a rank: equal numbers, and fewer for the last."""
+    found = {}
+    for name, tensor in weights.items():
+        whole = tensor if tensor.ndim else tensor.reshape(1)
+        most = -(-len(whole) // size)
+        part = whole[most * rank : most * (rank + 1)].contiguous()
+        if part.numel():
+            found[name] = Rows(most * rank * whole[0].nbytes, part.reshape(-1).view(torch.uint8).numpy())
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_a_version_that_all_ranks_write_has_the_bytes_of_one_that_rank_0_gathered(tmp_path: Path, size: int) -> None:
+    def weights(version: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        named = {"a": (5, 6), "b": (33,), "c": (3, 4, 2), "d": (40, 3), "scale": ()}
+        made = {name: torch.randn(shape, generator=generator) for name, shape in named.items()}
+        chance = torch.Generator().manual_seed(version)
+        moved = {name: tensor + 1e-3 * torch.randn(tensor.shape, generator=chance) for name, tensor in made.items()}
+        return {name: tensor if name in "bd" else tensor.bfloat16() for name, tensor in moved.items()}
+
+    gathered, by_ranks = (
+        PolicyPublisher(tmp_path / name, keep=3, shard_bytes=500, deltas=True) for name in ("gathered", "by_ranks")
+    )
+    ranks = Ranks(0, size, HashStore(), None, None, patience_s=60.0)
+    assert by_ranks.begin_by_ranks(1, ranks, lambda _files: True) is None, "nothing was written before"
+    for version in range(3):
+        expected = gathered.write(StagedPolicy(version, version, weights(version)))
+        if version == 0:
+            by_ranks.write(StagedPolicy(0, 0, weights(0)))
+            continue
+        made = by_ranks.begin_by_ranks(version, ranks, lambda _files: True)
+        assert made is not None
+        assert ranks.store is not None
+        made.rows = rows_of(weights(version), 0, size)
+        for rank in range(1, size):
+            write_own_rows(rows_of(weights(version), rank, size), made.before[0].parent, made.folder, rank, ranks.store)
+        manifest = by_ranks.write(StagedPolicy(version, version, {}, by_ranks=made))
+        assert len(manifest.shards) > 1
+        assert (manifest.digest, manifest.delta) == (expected.digest, expected.delta)
+        files, same = (
+            {file.name: file.read_bytes() for file in Path(each.folder).iterdir()} for each in (manifest, expected)
+        )
+        assert files == same
+
+
+def test_a_rank_that_cannot_write_its_part_leaves_no_version(tmp_path: Path) -> None:
+    publisher = PolicyPublisher(tmp_path, keep=3, deltas=True)
+    publisher.write(staged(0, random_weights()))
+    ranks = Ranks(0, 2, HashStore(), None, None, patience_s=60.0)
+    made = publisher.begin_by_ranks(1, ranks, lambda _files: True)
+    assert made is not None
+    assert ranks.store is not None
+    ranks.store.set(f"{made.folder.name}/1", "Permission denied")
+    with pytest.raises(
+        StorageError, match="rank 1 of the learner could not write its part of a policy: Permission denied"
+    ):
+        publisher.write(StagedPolicy(1, 1, {}, by_ranks=made))
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["00000000"]
+    late = publisher.begin_by_ranks(1, Ranks(0, 2, HashStore(), None, None, patience_s=0.01), lambda _files: True)
+    with pytest.raises(RankLost, match="rank 1 of the learner did not write its part of a policy within 0 s"):
+        publisher.write(StagedPolicy(1, 1, {}, by_ranks=late))
 
 
 def test_a_version_without_a_base_of_the_same_files_has_no_delta(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Policies from the learner's memory over gloo: the same bytes as the files, and the files when anything goes wrong.
+"""Policies from the learner's memory: the same bytes as the files, and the files when anything goes wrong.
 
 The engine here receives as a vLLM worker does, but loads nothing; tests/vllm/test_vllm_transfer.py has the real one.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -42,7 +44,9 @@ from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1 import learner_pb2_grpc
 
 LIMIT_S = 120.0
+PIECE_BYTES = 1000
 CPU = torch.device("cpu")
+BY_TCP_OR_MEMORY = [WeightTransfer.GLOO, WeightTransfer.IPC]
 
 
 def weights(version: int) -> dict[str, Tensor]:
@@ -60,7 +64,7 @@ def weights(version: int) -> dict[str, Tensor]:
 @pytest.fixture(autouse=True)
 def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a shard has several."""
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(transfer, "PIECE_BYTES", PIECE_BYTES)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1000, 10**6])
@@ -142,10 +146,11 @@ def images_of(policy: StagedPolicy, manifest: PolicyManifest) -> list[ShardImage
     return [ShardImage.of(Path(manifest.folder) / shard.name, policy.weights) for shard in manifest.shards]
 
 
-def test_each_of_several_receivers_gets_all_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", BY_TCP_OR_MEMORY)
+def test_each_of_several_receivers_gets_all_bytes(tmp_path: Path, kind: WeightTransfer) -> None:
     policy, manifest = published(tmp_path, 1)
     assert len(manifest.shards) == 2
-    rendezvous, store = open_rendezvous("127.0.0.1", 3, WeightTransfer.GLOO)
+    rendezvous, store = open_rendezvous("127.0.0.1", 3, kind)
     received: dict[int, list[Tensor]] = {}
 
     def receive(rank: int) -> None:
@@ -162,17 +167,18 @@ def test_each_of_several_receivers_gets_all_bytes(tmp_path: Path) -> None:
         assert [data.numpy().tobytes() for data in received[rank]] == wanted
 
 
+@pytest.mark.parametrize("kind", BY_TCP_OR_MEMORY)
 def test_nobody_waits_for_ever_for_a_process_that_does_not_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: WeightTransfer
 ) -> None:
     monkeypatch.setattr(group, "RENDEZVOUS_LIMIT_S", 0.3)
     policy, manifest = published(tmp_path, 1)
-    rendezvous, store = open_rendezvous("127.0.0.1", 2, WeightTransfer.GLOO)
+    rendezvous, store = open_rendezvous("127.0.0.1", 2, kind)
     with pytest.raises(TransferError, match="not all of the 2 processes came"):
         send_shards(images_of(policy, manifest), rendezvous, store, LIMIT_S)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    gone = Rendezvous("127.0.0.1", port, 2, WeightTransfer.GLOO)
+    gone = Rendezvous("127.0.0.1", port, 2, kind)
     with pytest.raises(TransferError, match=r"nobody is at 127\.0\.0\.1"):
         receive_shards(manifest.shards, gone, 1, LIMIT_S)
 
@@ -198,6 +204,60 @@ def test_nccl_carries_the_same_bytes(tmp_path: Path) -> None:
     receiving.join(LIMIT_S)
     wanted = [(Path(manifest.folder) / shard.name).read_bytes() for shard in manifest.shards]
     assert [data.numpy().tobytes() for data in received[0]] == wanted
+
+
+def received_by_another_process(
+    folder: Path, manifest: PolicyManifest, rendezvous: Rendezvous, device: str
+) -> subprocess.Popen[bytes]:
+    """It writes the shards that it has received to the files `folder`/0, 1 ..."""
+    orders = [[(shard.name, shard.sha256, shard.num_bytes) for shard in manifest.shards], str(folder), device]
+    program = (
+        "import sys, json, torch\nfrom pathlib import Path\nfrom nouscoder.domain.policy import *\n"
+        "from nouscoder.policy_transfer import group, transfer\n"
+        "(shards, folder, device), (host, port, num, kind, size) = map(json.loads, sys.argv[1:])\n"
+        "group.PIECE_BYTES = transfer.PIECE_BYTES = size\n"
+        "met = Rendezvous(host, port, num, WeightTransfer(kind))\n"
+        "got = transfer.receive_shards([Shard(*shard) for shard in shards], met, 1, 60.0, torch.device(device))\n"
+        "[Path(folder, str(i)).write_bytes(data.numpy().tobytes()) for i, data in enumerate(got)]"
+    )
+    place = [rendezvous.host, rendezvous.port, rendezvous.num_ranks, rendezvous.transfer, PIECE_BYTES]
+    return subprocess.Popen([sys.executable, "-c", program, json.dumps(orders), json.dumps(place)])
+
+
+def test_two_processes_share_the_memory_of_a_gpu(tmp_path: Path) -> None:
+    """tests/vllm/test_vllm_transfer.py has two processes that share the CPU's."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs one CUDA device, whose memory two processes share; torch finds none")
+    policy, manifest = published(tmp_path, 1)
+    rendezvous, store = open_rendezvous("127.0.0.1", 2, WeightTransfer.IPC)
+    receiver = received_by_another_process(tmp_path, manifest, rendezvous, "cuda")
+    send_shards(images_of(policy, manifest), rendezvous, store, LIMIT_S, torch.device("cuda"))
+    assert receiver.wait(LIMIT_S) == 0
+    for number, shard in enumerate(manifest.shards):
+        assert (tmp_path / str(number)).read_bytes() == (Path(manifest.folder) / shard.name).read_bytes()
+
+
+def test_the_memory_of_a_gpu_is_no_use_to_a_process_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, store = open_rendezvous("127.0.0.1", 2, WeightTransfer.IPC)
+    store.set("buffer", json.dumps([0, "00", 8, 0, "00", 0, "00", False]))
+    with pytest.raises(TransferError, match="the sender shares the memory of a GPU, and this process uses cpu"):
+        group.IpcGroup(store, 1, 2, CPU)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device"),
+    [
+        ({"generation.device": "cuda", "learner.device": "cuda:0"}, "cuda:0"),
+        ({"generation.device": "cuda:1", "learner.device": "cuda:0"}, "cpu"),
+        ({"generation.device": "cuda", "learner.device": "cuda", "generation.vllm.tensor_parallel_size": "2"}, "cpu"),
+        ({"generation.device": "cuda", "learner.device": "cuda", "run.services": "external"}, "cpu"),
+        ({}, "cpu"),
+    ],
+)
+def test_the_memory_of_a_gpu_is_shared_where_both_use_it(settings: dict[str, str], device: str) -> None:
+    own = ["generation.engine=vllm", "generation.vllm.weight_transfer=ipc"]
+    config = load_config(None, [*own, *(f"{name}={value}" for name, value in settings.items())])
+    assert PolicySender(config)._device == torch.device(device)
 
 
 class ReceivingEngine:
@@ -265,9 +325,9 @@ def config_of(folder: Path, transfer_name: str = "gloo") -> Config:
     return load_config(None, [f'{name}="{value}"' for name, value in settings.items()])
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    config = config_of(tmp_path)
+@pytest.fixture(params=BY_TCP_OR_MEMORY)
+async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+    config = config_of(tmp_path, request.param)
     files = RunFiles.of(config)
     files.policies.mkdir(parents=True)
     sender, engine, metrics = PolicySender(config), ReceivingEngine(), GenerationMetrics()

@@ -40,9 +40,13 @@ ROTARY = "model.layers.1.self_attn.rotary_emb.inv_freq"
 REFUSALS = (WeightsError, RewardModelUnusable, EngineError, WeightsMissing)
 
 
+def from_config(kind: Any, config: Any) -> Any:
+    return kind.from_config(config)
+
+
 def saved(folder: Path, seed: int = 0, *, tied: bool = False, shards: bool = False) -> Path:
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, tie_word_embeddings=tied))
+    model = from_config(AutoModelForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=tied))
     model.save_pretrained(folder, max_shard_size="4KB" if shards else "5GB")
     return folder
 
@@ -147,7 +151,7 @@ def test_every_reader_refuses_weights_that_do_not_fit_in_one_sentence(tmp_path: 
     assert bool(weights_faults(folder)) is (fault in IN_HEADERS)
 
 
-@pytest.mark.parametrize("fault", [no_gate, no_shard, unknown_tensor, other_shape, two_sources])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_an_engine_does_not_start_for_weights_that_do_not_fit(tmp_path: Path, fault: Any) -> None:
     folder = tmp_path / "policy"
     named = fault(folder)
@@ -156,7 +160,9 @@ def test_an_engine_does_not_start_for_weights_that_do_not_fit(tmp_path: Path, fa
 
 
 def test_a_reward_model_without_its_head_is_refused(tmp_path: Path) -> None:
-    model = AutoModelForSequenceClassification.from_config(LlamaConfig(**SIZES, num_labels=1, pad_token_id=0))
+    config = LlamaConfig(**SIZES, pad_token_id=0)
+    config.num_labels = 1
+    model = from_config(AutoModelForSequenceClassification, config)
     model.save_pretrained(tmp_path)
     load_reward_model(tmp_path)
     changed(tmp_path, lambda tensors: tensors.pop("score.weight"))
@@ -166,7 +172,7 @@ def test_a_reward_model_without_its_head_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_matrix_of_one_expert_is_refused(tmp_path: Path) -> None:
     experts = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8)
-    AutoModelForCausalLM.from_config(experts).save_pretrained(tmp_path)
+    from_config(AutoModelForCausalLM, experts).save_pretrained(tmp_path)
     changed(tmp_path, lambda tensors: tensors.pop("model.layers.1.mlp.experts.2.up_proj.weight"))
     for read in (in_learner, in_torch_engine, in_vllm):
         with pytest.raises(REFUSALS, match=r"model\.layers\.1\.mlp\.experts\.2\.up_proj\.weight"):

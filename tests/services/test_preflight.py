@@ -234,6 +234,35 @@ def test_weights_over_nccl_need_a_gpu_on_this_machine(home: Home, monkeypatch: p
     assert isinstance(CliRunner().invoke(app, ["train", str(home.toml())]).exception, Started)
 
 
+@pytest.mark.parametrize(("device", "learner"), [("cuda", "cuda"), ("cuda:0", "cuda"), ("cuda:1", "cuda:1")])
+def test_vllm_leaves_the_learner_a_part_of_their_common_device(home: Home, device: str, learner: str) -> None:
+    """With 0.9 of it vLLM does not start, or the learner finds no memory, minutes after the start of the run."""
+    home.keys |= {
+        "generation.engine": '"vllm"',
+        "generation.device": f'"{device}"',
+        "learner.device": f'"{learner}"',
+        "generation.vllm.kv_cache_memory_bytes": "1000000000",  # vLLM wants its share to be free all the same
+    }
+    (said,) = sentences(home)
+    assert re.search(
+        rf"^generation.vllm.gpu_memory_utilization: vLLM would take 0.9 of {device}, .* set at most 0.5 \(docs", said
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"generation.vllm.gpu_memory_utilization": "0.5"},
+        {"learner.device": '"cuda:1"'},
+        {"learner.device": '"cpu"'},
+        {"generation.engine": '"torch"'},
+    ],
+)
+def test_vllm_may_take_half_of_a_common_device_or_all_of_its_own(home: Home, more: dict[str, str]) -> None:
+    home.keys |= {"generation.engine": '"vllm"', "generation.device": '"cuda"', "learner.device": '"cuda"'} | more
+    assert isinstance(CliRunner().invoke(app, ["train", str(home.toml())]).exception, Started)
+
+
 def test_all_faults_are_reported_together(home: Home) -> None:
     home.keys["verifier.tokens_file"] = '"tokens"'
     home.keys["problems.held_out"] = '"held.jsonl"'

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.atomic_files import FolderInUse
 from nouscoder.config import Config, dump_config, load_config
+from nouscoder.config.tree import NOTHING_GIVEN
 from nouscoder.data.problem_parquet import load_problems
 from nouscoder.demo.prepare import prepare_run
 from nouscoder.errors import Unusable
@@ -76,11 +77,10 @@ async def test_run_services_decides_how_a_run_is_opened_shown_and_logged(
     assert (deployed.json_logs, deployed.line_every_s) == (is_external, line_every_s)
     RunFolder.create(config).close()
     if is_external:
-        folder, _ = await deployed.open_folder(config, False)
-        folder.close()
+        (await deployed.open_folder(config, False, NOTHING_GIVEN)).folder.close()
     else:
         with pytest.raises(RunFolderError, match="holds a run already"):
-            await deployed.open_folder(config, False)
+            await deployed.open_folder(config, False, NOTHING_GIVEN)
 
 
 # Changed configurations
@@ -119,6 +119,9 @@ CHANGES = {
     "generation.sampling.min_p": "0.1",
     "generation.sampling.stop": '["x"]',
     "generation.sampling.stop_token_ids": "[7]",
+    "generation.max_tokens_total": "256",
+    "policy.router_replay": "true",
+    "broker.records": '{backend = "folder"}',
     "generation.environment": '{system_prompt = "Be brief."}',
     "generation.sampling.max_new_tokens": "16",
     "demo.train_problems": "31",

@@ -35,8 +35,8 @@ SHARES = torch.tensor([0.5, 0.3, 0.15, 0.05])
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("policy")
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
+    sizes: Any = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+    heads: Any = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
     torch.manual_seed(0)
     config: Any = Qwen3Config(vocab_size=TEXT.vocab_size, **sizes, **heads, tie_word_embeddings=False)
     model = Qwen3ForCausalLM(config)
@@ -72,7 +72,8 @@ def policy_logprobs(folder: Path, completion: Completion) -> torch.Tensor:
     ids = torch.tensor([[*PROMPT, *completion.token_ids]])
     with torch.no_grad():
         logprobs = model(input_ids=ids).logits[0].log_softmax(-1)[len(PROMPT) - 1 : -1]
-    return logprobs.gather(1, torch.tensor(completion.token_ids.tolist())[:, None])[:, 0]
+    found: torch.Tensor = logprobs.gather(1, torch.tensor(completion.token_ids.tolist())[:, None])[:, 0]
+    return found
 
 
 CANDIDATES = [
@@ -171,7 +172,7 @@ async def test_the_keys_of_a_run_reach_every_request_and_a_stop_text_stays_in_th
     episode = prompts.begin(task, run.added_to(ResumableSampler(engine)))
     answer = await episode.sample()
     (request,) = engine.requests
-    assert (request.top_k, request.min_p, request.stop_token_ids) == (5, 0.1, {EOS_ID, 7})
+    assert (request.top_k, request.min_p, request.stop_token_ids) == (5, 0.1, frozenset({EOS_ID, 7}))
     assert request.is_ended(TEXT.encode("a = b\n"))
     assert not request.is_ended(TEXT.encode("a = b"))
     assert prompts.text_of(answer) == "a = b\n"

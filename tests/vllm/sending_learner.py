@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file
 
 from nouscoder.config import load_config
+from nouscoder.domain.policy import WeightTransfer
 from nouscoder.learner.publication.published import PolicyFiles, PolicyPublisher, StagedPolicy
 from nouscoder.learner.publication.publisher import PolicySender
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
@@ -82,6 +83,7 @@ async def serve(root: Path) -> None:
             if order["is_other"]:
                 next(iter(policy.weights.values())).view(-1)[0] += 1
             ShardImage.pieces = with_faults(order["wait_s"], order["die_after"])  # type: ignore[method-assign]
+            sender._transfer = WeightTransfer(order["transfer"])
             sender.offer(policy, manifest)
             print(json.dumps(asdict(manifest)), flush=True)
 

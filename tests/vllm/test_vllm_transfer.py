@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.contract.reference_logprobs import fresh_logprobs
 
-from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
+from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, WeightTransfer
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
@@ -42,9 +42,9 @@ TOLERANCE = 2e-3
 
 
 class Learner:
-    """A process that publishes and sends. `run` names the run of the test."""
+    """A process that publishes and sends. `run` names the run of the test, `transfer` how it sends."""
 
-    run = ""
+    run, transfer = "", WeightTransfer.GLOO
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self._process = process
@@ -69,6 +69,7 @@ class Learner:
     ) -> PolicyManifest:
         """See sending_learner.py."""
         order = {"run": self.run, "version": version, "weights": str(file), "is_other": is_other, "wait_s": wait_s}
+        order["transfer"] = self.transfer
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({**order, "die_after": die_after}).encode() + b"\n")
         made = json.loads(await _line(self._process))
@@ -141,10 +142,13 @@ async def learners(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ca
         await learner.close()
 
 
-@pytest.fixture
-async def rig(open_vllm: OpenVllm, learners: Callable[[], Awaitable[Learner]]) -> AsyncIterator[Rig]:
+@pytest.fixture(params=[WeightTransfer.GLOO, WeightTransfer.IPC])
+async def rig(
+    open_vllm: OpenVllm, learners: Callable[[], Awaitable[Learner]], request: pytest.FixtureRequest
+) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         learner = await learners()
+        learner.transfer = request.param
         client = await stack.enter_async_context(LearnerClient(learner.address))
         engine = cast(VllmEngine, await stack.enter_async_context(open_vllm()))
         metrics = GenerationMetrics()

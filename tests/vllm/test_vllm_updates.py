@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from itertools import chain, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.contract.reference_logprobs import fresh_logprobs, model_of, replayed_logprobs
 
+from nouscoder.config import load_config
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, SampledTokens
-from nouscoder.generation.engines import vllm_requests
+from nouscoder.generation.engines import vllm_requests, vllm_start
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
 from nouscoder.generation.engines.vllm_requests import completion_of
 from nouscoder.generation.partials import ResumableSampler
@@ -267,6 +269,57 @@ async def test_a_pause_outlasts_an_update_and_ends_at_its_limit(open_vllm: OpenV
         completion = await asyncio.wait_for(running, LIMIT_S)
         assert not engine.paused
         assert set(versions_of(completion)) == {0, 1}
+
+
+async def test_every_sampled_token_is_counted_when_a_pause_begins(
+    open_vllm: OpenVllm, policies: list[Path], shared_vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the task that reads vLLM's outputs is many steps behind, as it is with 256 requests."""
+    async with open_vllm() as engine:
+        await engine.load_policy(weights(policies[0]), 0)
+        running = [engine.sample(request_of(number, 200)) for number in range(4)]
+        await tokens_after(engine, 4)
+        core = shared_vllm.engine_core
+        read = core.get_output_async
+
+        async def slowly() -> Any:
+            await asyncio.sleep(0.05)
+            return await read()
+
+        monkeypatch.setattr(core, "get_output_async", slowly)
+        async with asyncio.timeout(LIMIT_S):
+            while core.outputs_queue.qsize() < 3:  # steps that vLLM has done and nobody has read
+                await asyncio.sleep(0)
+        await engine.pause(LIMIT_S)
+        num_tokens = engine.num_tokens
+        assert num_tokens == sum(engine.progress.values())
+        monkeypatch.undo()
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert (engine.num_tokens, core.outputs_queue.qsize()) == (num_tokens, 0)
+        await engine.resume()
+        assert [len((await completion).token_ids) for completion in running] == [200] * 4
+
+
+def test_a_step_may_have_as_many_tokens_as_in_vllms_offline_api(
+    policies: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU of 80 GB: 16,384. With another context than that of the offline API vLLM would take 2,048."""
+    from vllm.engine import arg_utils
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda _arguments, **options: given.update(options))
+    vllm_start.start_vllm(load_config(None, []).generation, policies[0], 256, lambda _num_tokens: None)
+    gpu = SimpleNamespace(
+        get_device_total_memory=lambda: 80 * 2**30,
+        get_device_name=lambda: "NVIDIA H100",
+        is_tpu=lambda: False,
+        is_cpu=lambda: False,
+    )
+    monkeypatch.setattr(arg_utils, "current_platform", gpu)
+    tokens_of_a_step, _ = arg_utils.EngineArgs.get_batch_defaults(1)
+    assert tokens_of_a_step.get(given.get("usage_context")) == 16384
 
 
 async def test_a_caller_that_is_cancelled_does_not_leave_the_engine_paused(

@@ -264,6 +264,17 @@ class Broker:
         await self._wake_those_with_work()
         return (await self.status()).ledger
 
+    async def continue_run(self) -> bool:
+        """A run that has ended goes on. False: it has not ended."""
+        if not (await self.status()).finished:
+            return False
+        while await self.store.run("finish", "finished"):  # what is left of an end that was interrupted
+            pass
+        had_ended = bool(await self.store.run("continue"))
+        log.info("the run goes on after its end")
+        await self._wake_those_with_work()
+        return had_ended
+
     async def status(self) -> RunStatus:
         """The run at one instant."""
         async with self.store.answers_within(_STATUS_LIMIT_S):

@@ -221,6 +221,12 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         """Ends the run."""
         return broker_pb2.FinishRunResponse(ledger=pairs.LEDGER.to(await self._broker.finish_run(request.reason)))
 
+    async def ContinueRun(  # noqa: N802
+        self, request: broker_pb2.ContinueRunRequest, context: _Context
+    ) -> broker_pb2.ContinueRunResponse:
+        """A run that has ended goes on."""
+        return broker_pb2.ContinueRunResponse(had_ended=await self._broker.continue_run())
+
     async def Status(  # noqa: N802
         self, request: broker_pb2.StatusRequest, context: _Context
     ) -> broker_pb2.StatusResponse:

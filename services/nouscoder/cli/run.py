@@ -33,15 +33,28 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="seed of problems, policy and sampling")] = 0,
     name: Annotated[str | None, typer.Option(help="name of the run folder; default demo-SEED")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an earlier run of this name")] = False,
-    engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.TORCH,
+    real: Annotated[
+        bool, typer.Option("--real", help="a real language model, SmolLM2-135M-Instruct: about half an hour")
+    ] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="with --real: on a GPU, with configs/smollm2-135m.toml")] = False,
+    engine: Annotated[
+        EngineChoice | None,
+        typer.Option(help="the engine of generation; default: torch, or with --resume that of the run"),
+    ] = None,
     overrides: SetOption = None,
 ) -> None:
     """Train a small policy with real services and real sandboxes: about five minutes on two cores."""
-    from nouscoder.demo.run import demo_run
+    from nouscoder.demo.run import computes_in_bfloat16, demo_run
 
-    own = _SMALL_VLLM if engine is EngineChoice.VLLM else ()
-    values = [f"generation.engine={engine.value}", *own, *(overrides or [])]
-    raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=values)))
+    if gpu and not real:
+        raise typer.BadParameter("--gpu is for --real: the policy of the plain demo is too small for a GPU")
+    recipe = "smollm2-135m" if gpu else "demo-real" if real else "demo"
+    own = _SMALL_VLLM if engine is EngineChoice.VLLM and not real else ()
+    chosen = [] if engine is None and resume else [f"generation.engine={(engine or EngineChoice.TORCH).value}"]
+    if real and not resume and computes_in_bfloat16():
+        chosen += ["generation.dtype=bfloat16", "learner.dtype=bfloat16"]
+    values = [*chosen, *own, *(overrides or [])]
+    raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=values, recipe=recipe)))
 
 
 def train(
@@ -62,17 +75,21 @@ def train(
 ) -> None:
     """Train with service processes of this machine, or with running services if run.services is "external".
 
+    With --resume, values that CONFIG or --set say anew are taken where a run can change them, and refused by name where
+    not; more run.total_batches continue a finished run.
+
     A configuration with plan.stages runs its stages one after the other. With --smoke64 it trains on 64 problems that
     the first policy solves sometimes, and says whether the reward rises.
     """
     from nouscoder.config import load_config
+    from nouscoder.config.tree import read_given
     from nouscoder.logs import configure_logs
     from nouscoder.run.loop import train as run_training
     from nouscoder.run.plan import train_plan
     from nouscoder.run.services import deployment
 
     with unusable_is_78():
-        config = load_config(config_file, overrides or [])
+        config, given = load_config(config_file, overrides or []), read_given(config_file, overrides or [])
         if deployment(config).json_logs:
             configure_logs("train")
         if smoke64:
@@ -80,9 +97,9 @@ def train(
             from nouscoder.run.smoke import smoke64 as run_smoke64
 
             test = SmokeTest(smoke_batches, pass_rates)
-            raise typer.Exit(asyncio.run(run_smoke64(config, test, resume=resume, as_json=as_json)))
+            raise typer.Exit(asyncio.run(run_smoke64(config, test, resume=resume, as_json=as_json, given=given)))
         train_all = train_plan if config.plan.stages else run_training
-        raise typer.Exit(asyncio.run(train_all(config, resume=resume)))
+        raise typer.Exit(asyncio.run(train_all(config, resume=resume, given=given)))
 
 
 def init(

@@ -24,6 +24,7 @@ def self_play(
     With self_play.proposals=0 the same rounds train on the seed problems alone, for comparison.
     """
     from nouscoder.config import load_config
+    from nouscoder.config.tree import read_given
     from nouscoder.run.supervisor import wait_passively
 
     wait_passively()
@@ -31,4 +32,5 @@ def self_play(
         config = load_config(config_file, overrides or [])
         from nouscoder.self_play.run import self_play as run_self_play
 
-        raise typer.Exit(asyncio.run(run_self_play(config, resume=resume, as_json=as_json)))
+        given = read_given(config_file, overrides or [])
+        raise typer.Exit(asyncio.run(run_self_play(config, resume=resume, as_json=as_json, given=given)))

@@ -38,6 +38,7 @@ def sft_run(
 ) -> None:
     """Fine-tune a policy on examples. Each option but --resume and --json sets one key of the configuration."""
     from nouscoder.config import load_config
+    from nouscoder.config.tree import read_given
     from nouscoder.run.supervisor import wait_passively
 
     options = {
@@ -55,10 +56,13 @@ def sft_run(
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value not in ("", None, [])]
     wait_passively()
     with unusable_is_78():
-        config = load_config(config_file, [*given, *(overrides or [])])
+        values = [*given, *(overrides or [])]
+        config = load_config(config_file, values)
         from nouscoder.sft.run import fine_tune
 
-        summary = fine_tune(config, resume=resume)
+        summary = fine_tune(
+            config, resume=resume, given=read_given(config_file, values), say=lambda line: typer.echo(line, err=True)
+        )
     if summary is not None:
         typer.echo(json.dumps(summary) if as_json else _text(summary))
 

@@ -39,7 +39,14 @@ async def status_text(config: Config, *, as_json: bool) -> str:
         status = await broker.status()
     if as_json:
         return json.dumps(asdict(status) | {"balanced": status.ledger.balanced}, indent=1)
-    return "\n".join(status_lines(status))
+    return "\n".join([*status_lines(status), *standing_warnings(config)])
+
+
+def standing_warnings(config: Config) -> list[str]:
+    """What the guards say of the run, where its folder is on this machine."""
+    from nouscoder.run.guards import GuardWatch
+
+    return GuardWatch(config.run.folder, config.run.guards).standing
 
 
 def status_lines(status: RunStatus) -> list[str]:
@@ -91,7 +98,8 @@ async def why_stalled_text(config: Config, *, as_json: bool) -> str:
         return json.dumps([asdict(blocker) for blocker in blockers], indent=1)
     if status.finished:
         return f"the run is finished: {status.finish_reason}"
-    return " ".join(blocker.reason for blocker in blockers) or "nothing is stalled"
+    found = " ".join(blocker.reason for blocker in blockers) or "nothing is stalled"
+    return "\n".join([found, *standing_warnings(config)])
 
 
 # The commands.

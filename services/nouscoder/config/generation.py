@@ -128,15 +128,11 @@ _VLLM: Mapping[str, str] = {
     **dict.fromkeys(("data_parallel_size", "data_parallel_rank"), _REPLICAS),
     "zero_mismatch": _ZERO_MISMATCH,
 }
-_IPC = (
-    "the learner copies each policy to the CPU's memory before it publishes, and CUDA IPC shares only a GPU's memory;"
-    " on one machine take gloo"
-)
 _SPARSE = (
-    "take gloo or nccl and set learner.policy_deltas: then only the changed values are sent to an engine that has the"
-    " policy before"
+    "take gloo, nccl or ipc and set learner.policy_deltas: then only the changed values are sent to an engine that has"
+    " the policy before"
 )
-_TRANSFERS: Mapping[str, str] = {"ipc": _IPC, "sparse_nccl": _SPARSE}
+_TRANSFERS: Mapping[str, str] = {"sparse_nccl": _SPARSE}
 _OPENAI_ENGINE = (
     "a server with OpenAI's API cannot sample for a run: it takes no weights from the learner, does not say which"
     " policy version sampled a token, and need not give log-probabilities; to measure such a server use:"
@@ -202,7 +198,10 @@ class VllmSection(Section):
         0, ge=0, description="bytes of the KV cache; 0: what gpu_memory_utilization leaves"
     )
     max_num_batched_tokens: int = Field(
-        0, ge=0, description="maximum number of tokens in one step, longer prompts take several; 0: vLLM's choice"
+        0,
+        ge=0,
+        description="maximum number of tokens in one step, longer prompts take several; 0: vLLM's choice for work"
+        " offline, which on an H100 or H200 is 16,384",
     )
     prefix_caching: bool = Field(
         True, description="compute equal beginnings of prompts once; keys and values of older weights are never reused"
@@ -216,8 +215,8 @@ class VllmSection(Section):
     update_limit_s: float = Field(600.0, gt=0, description="the engine fails when loading a policy takes longer")
     weight_transfer: WeightTransfer = Field(
         WeightTransfer.FILES,
-        description="how a policy comes to vLLM: files; or from the learner's memory by gloo (TCP) or nccl (GPUs), and"
-        " from the files when that fails",
+        description="how a policy comes to vLLM: files; or from the learner's memory by gloo (TCP), nccl (GPUs) or ipc"
+        " (memory that both share, on one machine), and from the files when that fails",
     )
     transfer_limit_s: float = Field(
         300.0, gt=0, description="a transfer from the learner's memory that takes longer is given up for the files"
@@ -294,6 +293,11 @@ class GenerationSection(ServiceSection):
     )
     threads: int = Field(1, ge=1, description="CPU threads of the engine")
     device: str = Field("cpu", description="torch device")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of the torch engine: type of weights, activations and cache; bfloat16 is about twice as fast on a"
+        " CPU that computes in it (avx512_bf16 or amx_bf16 in lscpu) and many times on a GPU",
+    )
     policy_from: Transport = Field(
         Transport.FOLDER,
         description="folder: read policies from a disk shared with the learner; learner: download them from it",

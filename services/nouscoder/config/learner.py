@@ -222,12 +222,12 @@ class LearnerSection(ServiceSection):
     )
     policy_deltas: bool = Field(
         False,
-        description="with generation.policy_from learner, or vllm.weight_transfer gloo or nccl: publish also what"
-        " changed since the policy before, and send only that where the policy before is at hand",
+        description="with generation.policy_from learner, or vllm.weight_transfer other than files: publish also"
+        " what changed since the policy before, and send only that where the policy before is at hand",
     )
     transfer_host: str = Field(
         "",
-        description="with generation.vllm.weight_transfer gloo or nccl: host or address of the learner that vLLM's"
+        description="with generation.vllm.weight_transfer other than files: host or address of the learner that vLLM's"
         " workers reach on any port; empty: that of grpc",
     )
     keep_batches: int = Field(

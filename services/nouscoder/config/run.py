@@ -44,6 +44,14 @@ class GuardsSection(Section):
         description="reward_hacking: correlation of the reward model's scores with the verified rewards below this",
     )
 
+    mismatch: float = Field(
+        0.1,
+        ge=0,
+        description="mismatch: mean difference of the learner's and the sampler's log-probabilities of tokens that the"
+        " same weights sampled, in nats, above this",
+    )
+    mismatch_stop: float = Field(0.5, ge=0, description="the run ends when that mean is above this; 0: it does not")
+
     @model_validator(mode="after")
     def _drift(self) -> GuardsSection:
         if 0 < self.length_drift <= 1:
@@ -172,6 +180,11 @@ class PolicySection(Section):
 class DemoSection(Section):
     """What `nouscoder demo` and `nouscoder prepare-run` prepare; `nouscoder train` does not read it."""
 
+    problems: Literal["programs", "functions"] = Field(
+        "programs",
+        description="programs: tiny programs, for a policy that is made and warm-started here; functions: Python"
+        " functions asked for in a sentence, for SmolLM2-135M-Instruct, which is fetched (demo --real)",
+    )
     train_problems: int = Field(1200, ge=1, description="problems to train on")
     held_out_problems: int = Field(180, ge=1, description="problems for pass@1 before and after")
     warm_start_share: float = Field(1.0, gt=0, description="factor on the number of steps of the supervised phase")

@@ -10,6 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,12 @@ class Config(Section):
             )
         return self
 
+    @property
+    def shares_device(self) -> bool:
+        """Whether the engine and the learner of a local run use the same GPU."""
+        engine, learner = (each.device.replace("cuda:0", "cuda") for each in (self.generation, self.learner))
+        return self.run.services == "local" and engine == learner != "cpu"
+
     @model_validator(mode="after")
     def _experts_are_recorded(self) -> Config:
         if self.policy.router_replay and self.generation.engine != "torch":
@@ -196,11 +203,7 @@ def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
     A file whose name ends in .json is JSON, any other is TOML. Relative paths of the file start at its folder, those of
     an override at the working directory (config/base.py). Raises ConfigError with a sentence for each fault.
     """
-    tree: dict[str, Any] = {} if path is None else read_tree(path)
-    if path is not None:
-        place_paths(tree, Config, path.absolute().parent)
-        for changes in _changes_of_stages(tree):
-            place_paths(changes, Config, path.absolute().parent)
+    tree = read_given(path).file
     for override in overrides:
         _apply(tree, override)
     try:
@@ -208,6 +211,30 @@ def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
     except ValidationError as error:
         place = "" if path is None else f"{path}: "
         raise ConfigError("\n".join(place + sentence for sentence in sentences(error, Config))) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a person gave, unchecked, with absolute paths: the values of a file, and those of `--set`."""
+
+    file: dict[str, Any] = field(default_factory=dict)
+    sets: dict[str, Any] = field(default_factory=dict)
+
+
+NOTHING_GIVEN = Given()
+
+
+def read_given(path: Path | None, overrides: Iterable[str] = ()) -> Given:
+    """What `load_config` reads for the same arguments. Raises ConfigError."""
+    file: dict[str, Any] = {} if path is None else read_tree(path)
+    if path is not None:
+        place_paths(file, Config, path.absolute().parent)
+        for changes in _changes_of_stages(file):
+            place_paths(changes, Config, path.absolute().parent)
+    sets: dict[str, Any] = {}
+    for override in overrides:
+        _apply(sets, override)
+    return Given(file, sets)
 
 
 def read_tree(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Makes the inputs of a run on the demo's problems: problem files and a warm-started policy.
+"""Makes the inputs of a run on the demo's problems: problem files, and a warm-started policy or a real model.
 
 INVARIANT: existing files are kept, and new ones appear complete under their final name. A repeated call after an
 interruption at any point has the same result as one uninterrupted call.
@@ -19,7 +19,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from pathlib import Path
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, load_config
 from nouscoder.data.problems import save_problems
+from nouscoder.demo.functions import function_problems
 from nouscoder.demo.problems import DemoProblem, Split, problems, prompt_of
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Limits, StdinTests
@@ -55,24 +56,30 @@ def as_problem(demo: DemoProblem) -> Problem:
     )
 
 
-def write_problems(config: Config) -> tuple[DemoProblem, ...]:
-    """Write both problem files. Returns the training problems."""
-    train = problems(Split.TRAIN, config.demo.train_problems, seed=config.run.seed)
-    held_out = problems(Split.HELD_OUT, config.demo.held_out_problems, seed=config.run.seed)
-    _save_once(config.in_run_folder(config.problems.train), train)
-    _save_once(config.in_run_folder(config.problems.held_out), held_out)
-    return train
+def write_problems(config: Config) -> None:
+    """Write both problem files."""
+    sizes = {Split.TRAIN: config.demo.train_problems, Split.HELD_OUT: config.demo.held_out_problems}
+    places = {Split.TRAIN: config.problems.train, Split.HELD_OUT: config.problems.held_out}
+    for split, path in places.items():
+        path = config.in_run_folder(path)
+        if path.exists():
+            continue
+        if config.demo.problems == "functions":
+            save_problems(path, function_problems(split, sizes[split], seed=config.run.seed))
+        else:
+            save_problems(path, map(as_problem, problems(split, sizes[split], seed=config.run.seed)))
 
 
-def _save_once(path: Path, demos: Iterable[DemoProblem]) -> None:
-    if not path.exists():
-        save_problems(path, (as_problem(demo) for demo in demos))
+def write_policy(config: Config, on_progress: OnProgress) -> None:
+    """Warm-start a policy, or fetch the real model. Its folder appears complete under its final name."""
+    if config.demo.problems == "functions":
+        from nouscoder.demo.real_model import put_real_model
 
-
-def write_policy(config: Config, train: tuple[DemoProblem, ...], on_progress: OnProgress) -> None:
-    """Warm-start a policy. Its folder appears complete under its final name."""
+        put_real_model(config.in_run_folder(config.policy.path))
+        return
     from nouscoder.demo.warmstart import WarmStartBudget, warm_start
 
+    train = problems(Split.TRAIN, config.demo.train_problems, seed=config.run.seed)
     usual = WarmStartBudget()
     stages = ("excerpt_steps", "clean_steps", "noisy_steps")
     share = config.demo.warm_start_share
@@ -94,9 +101,9 @@ def prepare(config: Config, on_progress: OnProgress) -> None:
     wanted = (config.problems.train, config.problems.held_out, config.policy.path)
     if all(config.in_run_folder(path).exists() for path in wanted):
         return
-    train = write_problems(config)
+    write_problems(config)
     if not config.in_run_folder(config.policy.path).exists():
-        write_policy(config, train, on_progress)
+        write_policy(config, on_progress)
 
 
 def _print_progress(done: int, total: int, loss: float) -> None:

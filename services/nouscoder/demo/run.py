@@ -1,4 +1,4 @@
-"""`nouscoder demo`: prepare problems and a warm-started policy, then run the same loop as `nouscoder train`."""
+"""`nouscoder demo`: prepare problems and a policy, then run the same loop as `nouscoder train`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from nouscoder.config import Config, load_config
-from nouscoder.config.tree import recipe_path
+from nouscoder.config.tree import read_given, recipe_path
 from nouscoder.errors import NousCoderError
+from nouscoder.run.evaluation import newest_version
 from nouscoder.run.folder import RunFolder, unused_name
 from nouscoder.run.loop import interruptible, run_loop
+from nouscoder.run.resume import continue_finished, note_given, resumed, take
 from nouscoder.run.supervisor import SHARED_CORES
 from nouscoder.run.view import View, open_view
 
@@ -26,24 +29,53 @@ class PreparationError(NousCoderError):
     """The demo could not be prepared. The message ends with the last line of the preparation's log."""
 
 
-async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequence[str]) -> int:
-    """Run the demo. Returns the exit code. Raises NousCoderError with a message of one sentence."""
+async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequence[str], recipe: str = "demo") -> int:
+    """Run the demo of this recipe. Returns the exit code. Raises NousCoderError with a message of one sentence."""
     started_s = time.monotonic()
-    config = _config(seed, name, overrides, resume=resume)
-    folder, config = RunFolder.reopen(config.run.folder) if resume else (RunFolder.create(config), config)
+    config = _config(recipe, seed, name, overrides, resume=resume)
+    folder, config, notes = _opened(config, overrides, resume=resume)
     try:
         with open_view(Console()) as view:
+            for note in notes:
+                view.say(note)
             return await interruptible(prepare_and_run(folder, config, view, started_s))
     finally:
         folder.close()
 
 
-def _config(seed: int, name: str | None, overrides: Sequence[str], *, resume: bool) -> Config:
-    config = load_config(recipe_path("demo"), [*overrides, f"run.seed={seed}"])
-    wanted = name or f"demo-{seed}"
+def _opened(config: Config, overrides: Sequence[str], *, resume: bool) -> tuple[RunFolder, Config, list[str]]:
+    """The run folder, the configuration in force, and what is to be said of it. Raises RunChanged."""
+    given = read_given(None, overrides)
+    if not resume:
+        folder = RunFolder.create(config)
+        note_given(folder, given)
+        return folder, config, []
+    folder, recorded = RunFolder.reopen(config.run.folder)
+    try:
+        run = resumed(folder.path, recorded, given)
+        continue_finished(folder, run)
+        take(folder, run, given, newest_version(run.config))
+    except BaseException:
+        folder.close()
+        raise
+    return folder, run.config, run.lines
+
+
+def _config(recipe: str, seed: int, name: str | None, overrides: Sequence[str], *, resume: bool) -> Config:
+    config = load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}"])
+    wanted = name or f"{recipe}-{seed}"
     if name is None and not resume:
         wanted = unused_name(config.run.root, wanted)
-    return load_config(recipe_path("demo"), [*overrides, f"run.seed={seed}", f'run.name="{wanted}"'])
+    return load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}", f'run.name="{wanted}"'])
+
+
+def computes_in_bfloat16() -> bool:
+    """Whether this CPU multiplies matrices in bfloat16, which is about twice as fast as in float32 then."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:  # not Linux
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 async def prepare_and_run(folder: RunFolder, config: Config, view: View, started_s: float) -> None:
@@ -71,11 +103,11 @@ async def _prepare(folder: RunFolder, view: View) -> None:
                 view.progress(report["phase"], report["done"], report["total"], f"loss {report['loss']:.3f}")
             code = await process.wait()
     except TimeoutError:
-        raise PreparationError(f"the warm start took longer than {PREPARE_LIMIT_S:.0f} s") from None
+        raise PreparationError(f"the preparation took longer than {PREPARE_LIMIT_S:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if code:
         lines = (folder.logs / "prepare.log").read_text(encoding="utf8", errors="replace").strip().splitlines()
-        raise PreparationError(f"the warm start failed: {lines[-1] if lines else f'exit code {code}'}")
+        raise PreparationError(f"the preparation failed: {lines[-1] if lines else f'exit code {code}'}")

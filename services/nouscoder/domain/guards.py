@@ -28,6 +28,7 @@ class Guard(StrEnum):
     HARD_CODING = "hard_coding"
     SAME_PROGRAMS = "same_programs"
     REWARD_HACKING = "reward_hacking"
+    MISMATCH = "mismatch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Thresholds:
     hard_coding_share share of accepted programs that look hard-coded above this
     same_programs     share of a group's programs that repeat another one of the group above this
     reward_hacking    correlation of a reward model's scores with the verified rewards of the same rollouts below this
+    mismatch          mean |log p of the learner - log p of the sampler| of the tokens that the same weights sampled, in
+                      nats, above this; above mismatch_stop the run ends
     """
 
     entropy_floor: float
@@ -48,6 +51,8 @@ class Thresholds:
     hard_coding_share: float
     same_programs: float
     reward_hacking: float
+    mismatch: float
+    mismatch_stop: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class BatchFigures:
     hard_coding_share: float | None
     same_programs: float | None
     model_reward_correlation: float | None = None
+    mismatch: float | None = None
 
 
 WINDOW = 5  # batches whose mean a guard judges
@@ -68,12 +74,16 @@ WINDOW = 5  # batches whose mean a guard judges
 def warnings(batches: Sequence[BatchFigures], thresholds: Thresholds) -> dict[Guard, str]:
     """A sentence for each guard that warns of the last WINDOW batches. `batches` are all of the run, oldest first.
 
-    No guard warns before there are WINDOW batches, and the guard of the length needs twice as many.
+    The guard of the mismatch warns at once, of the last batch that has the figure. No other warns before there are
+    WINDOW batches, and the guard of the length needs twice as many.
     """
-    if len(batches) < WINDOW:
-        return {}
-    last = batches[-WINDOW:]
     found = {}
+    mismatch = next((batch.mismatch for batch in reversed(batches) if batch.mismatch is not None), None)
+    if mismatch is not None and _above(mismatch, thresholds.mismatch):
+        found[Guard.MISMATCH] = mismatch_sentence(mismatch, thresholds.mismatch)
+    if len(batches) < WINDOW:
+        return found
+    last = batches[-WINDOW:]
     entropy = _mean([batch.entropy for batch in last])
     if entropy is not None and entropy < thresholds.entropy_floor:
         found[Guard.ENTROPY_FLOOR] = f"the entropy {entropy:.4f} is below {thresholds.entropy_floor:g}"
@@ -97,6 +107,16 @@ def warnings(batches: Sequence[BatchFigures], thresholds: Thresholds) -> dict[Gu
         if not 1 / thresholds.length_drift <= drift <= thresholds.length_drift:
             found[Guard.LENGTH_DRIFT] = f"rollouts have {length:.0f} tokens, {drift:.2f} times those at first"
     return found
+
+
+def mismatch_sentence(mismatch: float, threshold: float) -> str:
+    """What a mismatch is, and what causes it."""
+    return (
+        f"the learner's log-probabilities of tokens that the same weights sampled differ from the sampler's by"
+        f" {mismatch:.3f} nats on average, more than {threshold:g} (0.05 is usual in bfloat16, and 0 with the torch"
+        " engine in float32): generation and learner may have different weights (policy.path, an adapter, quantisation),"
+        " another tokenizer or chat template, or the sampler's probabilities may be those after temperature or top_p"
+    )
 
 
 _TAIL = 512  # tokens

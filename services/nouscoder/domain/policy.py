@@ -21,13 +21,15 @@ class Transport(StrEnum):
 class WeightTransfer(StrEnum):
     """How the workers of a vllm engine get the weights.
 
-    FILES: they read the shards. GLOO, NCCL: the learner sends the bytes of the shards from its memory, over TCP between
-    CPUs or over NCCL between GPUs; the shards remain the way out when that fails.
+    FILES: they read the shards. GLOO, NCCL, IPC: the learner sends the bytes of the shards from its memory: over TCP
+    between CPUs, over NCCL between GPUs, or on one machine through memory that both map, that of a GPU when they have
+    the same one. The shards remain the way out when that fails.
     """
 
     FILES = "files"
     GLOO = "gloo"
     NCCL = "nccl"
+    IPC = "ipc"
 
 
 @dataclass(frozen=True, slots=True)

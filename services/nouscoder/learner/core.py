@@ -9,7 +9,8 @@ has a group trained on again, beside a new batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Sequence
+from pathlib import Path
 from typing import TextIO
 
 import torch
@@ -26,6 +27,7 @@ from nouscoder.learner.metrics.step import TokenRecords, TrainedBatch
 from nouscoder.learner.model.weights import stored_dtypes
 from nouscoder.learner.parallel.rank_messages import Leader, RankMessage, RankMessageKind
 from nouscoder.learner.parallel.ranks import Ranks
+from nouscoder.learner.publication.by_ranks import fits
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress
 from nouscoder.learner.state.run_files import RunFiles, open_identity
@@ -74,6 +76,8 @@ class LearnerCore:
             and (config.generation.policy_from is Transport.LEARNER or transfer is not WeightTransfer.FILES),
             first=self._files.policy,
         )
+        # What is sent from memory must be whole in the memory of rank 0.
+        self._writes_by_ranks = self._ranks.size > 1 and transfer is WeightTransfer.FILES
         self._batches = SavedBatches(self._files.batches, settings.keep_batches)
         self._settings = BatchSettings(self._files.batches)
         self._run_log = RunLog(self._files.run)
@@ -193,10 +197,17 @@ class LearnerCore:
         Whole weights have the types of the policy folder.
         """
         version, step = self._progress.policy_version, self._progress.step
+        if self._writes_by_ranks and (by_ranks := self._publisher.begin_by_ranks(version, self._ranks, self._fits)):
+            self._leader.tell(RankMessage(RankMessageKind.PUBLISH, version, str(by_ranks.folder)))
+            by_ranks.copy_rows(self.model, self._dtypes)
+            return StagedPolicy(version, step, {}, by_ranks=by_ranks)
         with self._leader.together(RankMessage(RankMessageKind.GATHER)):
             if self._config.learner.lora.publishes_adapters:
                 return StagedPolicy.of_adapter(self.model, version, step)
             return StagedPolicy.of(self.model, version, step, self._dtypes)
+
+    def _fits(self, files: Sequence[Path]) -> bool:
+        return fits(self.model, self._dtypes, files)
 
     def write_policy(self, policy: StagedPolicy) -> PolicyManifest:
         """Write a policy as files that generation can load. Any thread, one at a time. Raises StorageError."""

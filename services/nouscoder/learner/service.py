@@ -5,7 +5,7 @@ learner.serve_after_run it keeps serving policies until SIGTERM. On SIGTERM `ser
 batch in training, which is trained again after a restart.
 
 A rank other than 0 does what rank 0 tells it, on its share of each batch. It reads batches, settings and checkpoints
-from the run folder, which all ranks share. It writes only its part of a checkpoint.
+from the run folder, which all ranks share. It writes only its part of a checkpoint, and of a policy with deltas.
 
 INVARIANT: after each message of rank 0 the state of another rank is that of rank 0 after the same message.
 """
@@ -16,12 +16,14 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import grpc
+import torch
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config
@@ -29,10 +31,11 @@ from nouscoder.errors import NousCoderError
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
-from nouscoder.learner.model.weights import adapter_weights, weights_of
+from nouscoder.learner.model.weights import adapter_weights, stored_dtypes, weights_of
 from nouscoder.learner.parallel.rank_messages import Listener, RankMessage, RankMessageKind
 from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
-from nouscoder.learner.publication.published import NoSuchPolicyFile, PolicyFiles, chunks
+from nouscoder.learner.publication.by_ranks import own_rows, write_own_rows
+from nouscoder.learner.publication.published import NoSuchPolicyFile, PolicyFiles, chunks, version_folder
 from nouscoder.learner.publication.publisher import NotInMemory, PolicySender, TooManyTransfers
 from nouscoder.learner.state.checkpoint import CheckpointStore, PartOfCheckpoint, begin_part
 from nouscoder.learner.state.run_files import RunFiles
@@ -62,10 +65,13 @@ class RankFollower:
         self._settings = BatchSettings(self._files.batches)
         self._trainer: Trainer | None = None
         self._saving: PartOfCheckpoint | None = None
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="publication")
         self._works: dict[RankMessageKind, Callable[[RankMessage], None]] = {
             RankMessageKind.LOAD: self._load,
             RankMessageKind.TRAIN: self._train,
             RankMessageKind.GATHER: self._gather,
+            RankMessageKind.PUBLISH: self._publish,
             RankMessageKind.SAVE: self._save,
         }
 
@@ -80,6 +86,7 @@ class RankFollower:
                 with naming_lost_ranks(self._ranks.patience_s):
                     self._works[message.work](message)
             self._finish_saving()
+            self._writing.shutdown()
         except TrainingInterrupted:
             log.info("rank 0 was interrupted inside a batch: a resume trains the batch again")
         finally:
@@ -94,6 +101,7 @@ class RankFollower:
         store = CheckpointStore(self._files.checkpoints, self._config.learner.keep_checkpoints)
         checkpoint = store.at_step(message.number) if message.number else None
         self._trainer = trainer_at(self._config, checkpoint, self._ranks)
+        self._dtypes = stored_dtypes(self._files.policy)
 
     def _train(self, message: RankMessage) -> None:
         settings = self._settings.kept(message.number, self._config.learner) or self._config.learner
@@ -104,6 +112,13 @@ class RankFollower:
     def _gather(self, message: RankMessage) -> None:
         gather = adapter_weights if self._config.learner.lora.publishes_adapters else weights_of
         gather(self._loaded.model)
+
+    def _publish(self, message: RankMessage) -> None:
+        """Copy the own rows now, and write them while training goes on. Rank 0 waits for them before the next."""
+        assert self._ranks.store is not None, "a learner of one rank has no followers"
+        rows = own_rows(self._loaded.model, self._dtypes, self._ranks.rank)
+        before, folder = version_folder(self._files.policies, message.number - 1), Path(message.folder)
+        self._writing.submit(write_own_rows, rows, before, folder, self._ranks.rank, self._ranks.store)
 
     def _save(self, message: RankMessage) -> None:
         self._finish_saving()
@@ -298,11 +313,11 @@ async def serve(config: Config) -> None:
             certificates=(config.tls.certificate,),
         )
         await start_grpc(served, stack)
-        work = _work_and_stay(worker, stop) if config.learner.serve_after_run else worker.run()
+        work = _work_and_stay(worker) if config.learner.serve_after_run else worker.run()
         await run_until_stopped(stop, work)
 
 
-async def _work_and_stay(worker: LearnerWorker, stop: asyncio.Event) -> None:
+async def _work_and_stay(worker: LearnerWorker) -> None:
     await worker.run()
     log.info("the run is finished: its policies are served until SIGTERM")
-    await stop.wait()
+    await worker.stay()

@@ -246,8 +246,8 @@ class Trainer:
     def _rows(self, rollouts: Sequence[Rollout]) -> list[MicroBatch]:
         """The rows of this rank."""
         rows = rounds(input_lengths(rollouts), self._settings.microbatch_tokens, self.ranks.num_rows, self._cost)
-        device, experts = self._computation.device, self._replays_experts
-        return [pack_row(rollouts, row[self.ranks.row_number], device, replays_experts=experts) for row in rows]
+        settings = {"replays_experts": self._replays_experts, "shares_prompts": self._computation.shares_prompts}
+        return [pack_row(rollouts, row[self.ranks.row_number], self._computation.device, **settings) for row in rows]
 
     def _with_old_scores(self, minibatch: _Minibatch) -> _Minibatch:
         return replace(minibatch, old_scores=self._scores(self._computation.scorer, minibatch.parts))
@@ -340,6 +340,7 @@ class Trainer:
         num_versions = torch.tensor(
             [item.graded.rollout.num_versions for item in rollouts], dtype=torch.int64, device=part.input_ids.device
         )
+        is_fresh = torch.tensor([item.staleness == 0 for item in rollouts], device=part.input_ids.device)
         return LossInputs(
             logprobs=scores.logprobs,
             old_logprobs=scores.logprobs.detach() if old is None else old.logprobs,
@@ -351,6 +352,7 @@ class Trainer:
             reference_logprobs=minibatch.reference_logprobs[index],
             entropy_coefficient=entropy_coefficient,
             num_versions=num_versions[part.rollout_of_token],
+            is_fresh=is_fresh[part.rollout_of_token],
         )
 
     def _mean_entropy(self, minibatches: Sequence[_Minibatch]) -> float:

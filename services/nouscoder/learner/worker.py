@@ -207,6 +207,7 @@ class StateClock:
 Answer = TypeVar("Answer")
 _CHECKPOINT_LIMIT_S = 600.0
 _LOOK_AGAIN_S = 0.3
+_STAY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,22 @@ class LearnerWorker:
             device, dtype = self._config.learner.device, compute_dtype(self._config.learner)
             self._peak_flops = await self._in_thread(lambda: measured_peak_flops(device, dtype))
         await self._wait_for_evaluation()
-        status = await self._broker.status()
+        await self._to_the_end(await self._broker.status())
+
+    async def stay(self) -> None:
+        """After `run`: train again whenever the run goes on with more batches. Never returns. Raises NousCoderError."""
+        while True:
+            await asyncio.sleep(_STAY_S)
+            try:
+                status = await self._broker.status()
+            except PeerError as error:
+                log.info("the broker is away after the run", extra={"reason": str(error)})
+                continue
+            if not status.finished and self._core.progress.policy_version < self._config.run.total_batches:
+                self._checkpoints.more_batches()
+                await self._to_the_end(status)
+
+    async def _to_the_end(self, status: RunStatus) -> None:
         if status.run_id not in ("", self._core.identity.run_id):
             await self._recovery.settle(None)  # refuses, and says whose state it is
         if status.finished:

@@ -45,15 +45,34 @@ def write_delta(base: Path, file: Path, to: Path) -> None:
     num_bytes = file.stat().st_size
     if base.stat().st_size != num_bytes:
         raise DeltaUnusable(f"{file} has {num_bytes} bytes, and its base {base} has {base.stat().st_size}")
-    compressor = zstandard.ZstdCompressor(level=_LEVEL)
     with base.open("rb") as before, file.open("rb") as after, to.open("wb") as output:
         output.write(_MAGIC)
         for old, new in zip(_blocks(before), _blocks(after), strict=True):
             changed = np.flatnonzero(old != new)
-            gaps = _gaps_of(changed)
-            added = (new[changed] - old[changed]).astype("<u2").view(np.uint8)
-            frame = compressor.compress(gaps.tobytes() + added[0::2].tobytes() + added[1::2].tobytes())
-            output.write(_BLOCK.pack(len(gaps), len(changed), len(frame)) + frame)
+            output.write(_block_of(changed, new[changed] - old[changed]))
+
+
+def write_changes(places: npt.NDArray[np.int64], added: Words, num_bytes: int, to: Path) -> None:
+    """Write the delta of a file of `num_bytes` whose words at `places`, ascending, change by `added`.
+
+    It has the bytes that `write_delta` makes of the two files.
+    """
+    if num_bytes % 2:
+        raise DeltaUnusable(f"the file of {to} has an odd number of bytes")
+    with to.open("wb") as output:
+        output.write(_MAGIC)
+        for start in range(0, num_bytes // 2, _BLOCK_WORDS):
+            first, end = np.searchsorted(places, (start, start + _BLOCK_WORDS))
+            output.write(_block_of(places[first:end] - start, added[first:end]))
+
+
+def _block_of(changed: npt.NDArray[np.int64], added: Words) -> bytes:
+    """A block, of the places in it and what is added to each."""
+    gaps, parts = _gaps_of(changed), added.astype("<u2").view(np.uint8)
+    frame = zstandard.ZstdCompressor(level=_LEVEL).compress(
+        gaps.tobytes() + parts[0::2].tobytes() + parts[1::2].tobytes()
+    )
+    return _BLOCK.pack(len(gaps), len(changed), len(frame)) + frame
 
 
 def apply_delta(base: Path, delta: Path, to: Path) -> None:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nouscoder.atomic_files import sha256_of
-from nouscoder.policy_folder.weights_files import READERS, StoredTensor, WeightsUnusable, stored_tensors
+from nouscoder.policy_folder.weights_files import READERS, TensorSpan, WeightsUnusable, stored_tensors
 
 _HEAD = "lm_head.weight"
 # What turns texts and messages into tokens, and says which tokens end an answer.
@@ -74,6 +74,6 @@ def _mapped(file: Path) -> mmap.mmap:
         raise WeightsUnusable(f"{file} cannot be read: {error}") from error
 
 
-def _digest(data: mmap.mmap, tensor: StoredTensor) -> str:
-    with memoryview(data) as whole, whole[tensor.begin : tensor.end] as part:
+def _digest(data: mmap.mmap, tensor: TensorSpan) -> str:
+    with memoryview(data) as whole, whole[tensor.start : tensor.end] as part:
         return f"{tensor.dtype} {[*tensor.shape]} {hashlib.sha256(part).hexdigest()}"

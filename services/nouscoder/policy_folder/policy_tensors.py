@@ -139,7 +139,7 @@ def read_adapter(file: Path, shapes: Mapping[str, Sequence[int]]) -> Adapter:
 
 
 class PolicyTensors:
-    """`names`: of all tensors. `adapter`: that of the files, or None."""
+    """`shapes`: of all tensors, by name. `names`: theirs. `adapter`: that of the files, or None."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         """Read the names and shapes of the tensors, and the adapter, which is a file named ADAPTER_FILE.
@@ -157,6 +157,7 @@ class PolicyTensors:
                     shapes[name] = shard.get_slice(name).get_shape()
         adapters = [file for file in files if file.name == ADAPTER_FILE]
         self.adapter: Adapter | None = read_adapter(adapters[0], shapes) if adapters else None
+        self.shapes: dict[str, tuple[int, ...]] = {name: tuple(shape) for name, shape in shapes.items()}
         self.names = frozenset(shapes)
 
     @property

@@ -9,7 +9,6 @@ every model computes itself (`is_ignored`) are never read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import defaultdict
@@ -17,8 +16,8 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import Shard
 from nouscoder.errors import NousCoderError
 
@@ -31,6 +30,7 @@ ADAPTER_CONFIG_FILE = "adapter_config.json"
 # Tables of rotary embeddings, which checkpoints of Llama 2's time hold.
 _IGNORED = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq")
 _OF_EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<expert>\d+)\.(?P<kind>.+)")
+LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # of safetensors, as its library bounds it
 READERS = 8  # threads; hashing and reading leave Python's lock
 
@@ -90,49 +90,80 @@ def is_ignored(name: str) -> bool:
     return _IGNORED.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor in a file: its type and shape, and where its bytes begin and end in the file."""
+# The format of a file: 8 bytes with the length of the header, little endian; the header, JSON with the type and shape
+# of each tensor and the place of its bytes; and the bytes of one tensor after the other. Source:
+# https://huggingface.co/docs/safetensors (format).
 
+
+@dataclass(frozen=True, slots=True)
+class TensorSpan:
+    """Where the bytes of a tensor lie: from `start` to `end`. `dtype` is safetensors' name."""
+
+    name: str
     dtype: str
     shape: tuple[int, ...]
-    begin: int
+    start: int
     end: int
 
 
-def stored_tensors(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file by name, from its header, without ignored ones.
+def header_length(data: bytes) -> int:
+    """The length of the header by the first LENGTH_BYTES of a file. Raises WeightsUnusable."""
+    length = int.from_bytes(data, "little")
+    if len(data) != LENGTH_BYTES or not 2 <= length <= _MAX_HEADER_BYTES:
+        raise WeightsUnusable("the bytes are not those of a safetensors file")
+    return length
+
+
+def spans_of(header: bytes, base: int = 0) -> tuple[TensorSpan, ...]:
+    """The tensors of a header, which is given without its length, in the order of their bytes.
+
+    `base` is added to each place; places in the header count from its end. Raises WeightsUnusable when tensors do not
+    lie one after the other.
+    """
+    try:
+        named = json.loads(header)
+        named.pop("__metadata__", None)
+        spans = [
+            TensorSpan(
+                name, str(about["dtype"]), tuple(about["shape"]), *(base + int(at) for at in about["data_offsets"])
+            )
+            for name, about in named.items()
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsUnusable(f"the header is not one of weights: {error!r}") from error
+    spans.sort(key=lambda span: (span.start, span.end))
+    end = base
+    for span in spans:
+        if span.start != end or span.end < end:
+            raise WeightsUnusable(f"{span.name} has a wrong place")
+        end = span.end
+    return tuple(spans)
+
+
+def stored_tensors(file: Path) -> dict[str, TensorSpan]:
+    """The tensors of a safetensors file by name, with their places in it, without ignored ones.
 
     Raises WeightsUnusable when the header cannot be read, or the file is not as long as it says.
     """
     try:
         size = file.stat().st_size
         with file.open("rb") as data:
-            length = int.from_bytes(data.read(8), "little")
-            if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-                raise ValueError("its header is longer than the file")
-            header: dict[str, Any] = json.loads(data.read(length))
-        header.pop("__metadata__", None)
-        found = {name: _stored(tensor, 8 + length) for name, tensor in header.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            begin = LENGTH_BYTES + header_length(data.read(LENGTH_BYTES))
+            spans = spans_of(data.read(min(begin, size) - LENGTH_BYTES), begin)
+    except (OSError, WeightsUnusable) as error:
         raise WeightsUnusable(f"{file} is not a whole safetensors file: {error}") from error
-    if not found or size != max(tensor.end for tensor in found.values()):
+    if not spans or size != spans[-1].end:
         raise WeightsUnusable(f"{file} is not a whole safetensors file: it has {size} bytes")
-    return {name: tensor for name, tensor in found.items() if not is_ignored(name)}
+    return {span.name: span for span in spans if not is_ignored(span.name)}
 
 
-def _stored(tensor: dict[str, Any], base: int) -> StoredTensor:
-    begin, end = tensor["data_offsets"]
-    return StoredTensor(str(tensor["dtype"]), tuple(tensor["shape"]), base + int(begin), base + int(end))
-
-
-def stored_weights(folder: Path) -> dict[str, tuple[Path, StoredTensor]]:
+def stored_weights(folder: Path) -> dict[str, tuple[Path, TensorSpan]]:
     """The tensors of whole weights by name, each with its file, as the headers say.
 
     Raises WeightsMissing and WeightsUnusable for a file that is missing or damaged, a tensor in two files, one that the
     index names and its file has not, and a matrix that one expert of a layer lacks.
     """
-    found: dict[str, tuple[Path, StoredTensor]] = {}
+    found: dict[str, tuple[Path, TensorSpan]] = {}
     for file in weights_files(folder):
         if not file.is_file():
             others = " (only weights in safetensors are read)" if any(folder.glob("*.bin")) else ""
@@ -190,9 +221,7 @@ def shards_of(folder: Path) -> tuple[Shard, ...]:
 
 def _shard(file: Path) -> Shard:
     try:
-        with file.open("rb") as data:
-            sha256 = hashlib.file_digest(data, "sha256").hexdigest()
-        return Shard(file.name, sha256, file.stat().st_size)
+        return Shard(file.name, sha256_of(file), file.stat().st_size)
     except OSError as error:
         raise WeightsMissing(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:

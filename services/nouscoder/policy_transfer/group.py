@@ -1,7 +1,7 @@
-"""The group of processes of one transfer: rank 0 has the bytes, the others receive them, over gloo or NCCL.
+"""The group of processes of one transfer: rank 0 has the bytes, the others receive them: gloo, NCCL or common memory.
 
 The processes meet at a TCPStore of rank 0 (the rendezvous). A group lives for one transfer, so a process that dies
-costs only that one. The transports differ in the process group and the device alone.
+costs only that one. The transports differ in the group and the device alone.
 
 INVARIANT: no call lasts longer than `RENDEZVOUS_LIMIT_S` or `SILENCE_LIMIT_S`, also when another process of the group
 is dead or hangs; it then raises TransferError. The exception is the start of NCCL, which has no limit of its own: it
@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroupGlo
 
 from nouscoder.domain.policy import Rendezvous, WeightTransfer
 from nouscoder.errors import NousCoderError
+from nouscoder.policy_transfer.shared_memory import SharedMemoryGroup
 
 RENDEZVOUS_LIMIT_S = 60.0
 SILENCE_LIMIT_S = 60.0
@@ -94,6 +95,8 @@ def open_group(rendezvous: Rendezvous, store: Store, rank: int, device: torch.de
         store.wait([f"here/{each}" for each in range(rendezvous.num_ranks)], timedelta(seconds=RENDEZVOUS_LIMIT_S))
         if rendezvous.transfer is WeightTransfer.NCCL:
             return NcclGroup(store, rank, rendezvous.num_ranks, device)
+        if rendezvous.transfer is WeightTransfer.IPC:
+            return IpcGroup(store, rank, rendezvous.num_ranks, device)
         return GlooGroup(store, rank, rendezvous.num_ranks)
     except RuntimeError as error:
         raise TransferError(f"not all of the {rendezvous.num_ranks} processes came: {_reason(error)}") from error
@@ -116,6 +119,29 @@ class GlooGroup:
     def close(self) -> None:
         """As Group.close: gloo closes with the last reference."""
         self._group = None
+
+
+class IpcGroup:
+    """From process to process of one machine, through memory that they share (shared_memory.py)."""
+
+    def __init__(self, store: Store, rank: int, num_ranks: int, device: torch.device) -> None:
+        """Raises RuntimeError when a process does not come, TransferError when it cannot map the memory."""
+        try:
+            self._group = SharedMemoryGroup(store, rank, num_ranks, device, PIECE_BYTES, SILENCE_LIMIT_S)
+        except (OSError, ValueError, TypeError) as error:
+            raise TransferError(f"this machine's memory cannot be shared: {_reason(error)}") from error
+
+    def broadcast(self, piece: Tensor) -> None:
+        """As Group.broadcast."""
+        try:
+            self._group.broadcast(piece)
+        except RuntimeError as error:
+            raise TransferError(f"the connection failed: {_reason(error)}") from error
+
+    def close(self) -> None:
+        """As Group.close."""
+        with suppress(RuntimeError):  # the sender has left, and its store with it
+            self._group.close()
 
 
 class NcclGroup:

@@ -1,12 +1,8 @@
 """One transfer: rank 0 sends the bytes of a policy's shards, and the other ranks of its rendezvous receive them.
 
 Both sides cut each shard into pieces of `PIECE_BYTES`, so that nothing but the sizes must be known beforehand. The
-bytes are those of a safetensors file, made from tensors in memory and read as tensors without a copy:
-
-    8 bytes     length of the header, little endian
-    header      JSON: for each tensor its type, shape, and the place of its bytes after the header
-    tensors     one after the other
-Source: https://huggingface.co/docs/safetensors (format).
+bytes are those of a safetensors file (policy_folder/weights_files.py), made from tensors in memory and read as tensors
+without a copy.
 
 INVARIANT: the pieces of `ShardImage` together are the bytes of the file whose header it has. `receive_shards` and
 `changed` return bytes only when all of them are there and have the SHA-256 of the manifest.
@@ -15,11 +11,9 @@ INVARIANT: the pieces of `ShardImage` together are the bytes of the file whose h
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +25,8 @@ from torch.distributed.distributed_c10d import Store
 
 from nouscoder.domain.policy import Rendezvous, Shard
 from nouscoder.policy_folder.delta import DeltaUnusable, change
+from nouscoder.policy_folder.finite_values import not_finite_in
+from nouscoder.policy_folder.weights_files import LENGTH_BYTES, WeightsUnusable, header_length, spans_of
 from nouscoder.policy_transfer.group import (
     PIECE_BYTES,
     SILENCE_LIMIT_S,
@@ -40,22 +36,9 @@ from nouscoder.policy_transfer.group import (
 )
 
 _CPU = torch.device("cpu")
-_LENGTH_BYTES = 8
-_MOST_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _TensorSpan:
-    """Where a tensor lies in the bytes after the header: from `start` to `end`."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +55,17 @@ class ShardImage:
         Raises TransferError when the file cannot be read or holds other tensors.
         """
         try:
-            with file.open("rb") as opened:
-                length = opened.read(_LENGTH_BYTES)
-                header = length + opened.read(_header_length(length))
+            with _as_transfer_errors(), file.open("rb") as opened:
+                length = opened.read(LENGTH_BYTES)
+                header = opened.read(header_length(length))
+                spans = spans_of(header)
         except OSError as error:
             raise TransferError(f"{file} cannot be read: {error.strerror}") from error
-        places = _places(header)
-        for place in places:
-            tensor = weights.get(place.name)
-            if tensor is None or (tensor.dtype, tuple(tensor.shape)) != (place.dtype, place.shape):
-                raise TransferError(f"{file}: {place.name} in the file is not the one in memory")
-        return cls(header, tuple(weights[place.name].reshape(-1).view(torch.uint8) for place in places))
+        for span in spans:
+            tensor = weights.get(span.name)
+            if tensor is None or (tensor.dtype, tuple(tensor.shape)) != (_DTYPES[span.dtype], span.shape):
+                raise TransferError(f"{file}: {span.name} in the file is not the one in memory")
+        return cls(length + header, tuple(weights[span.name].reshape(-1).view(torch.uint8) for span in spans))
 
     @property
     def num_bytes(self) -> int:
@@ -107,46 +90,34 @@ class ShardImage:
 
 
 def tensors_of(data: Tensor) -> dict[str, Tensor]:
-    """The tensors of a file by name, as views of its bytes, uint8 [size of the file]. Raises TransferError."""
-    length = _header_length(_bytes_of(data[:_LENGTH_BYTES]))
-    begin = _LENGTH_BYTES + length
+    """The tensors of a file by name, as views of its bytes, uint8 [size of the file].
+
+    Raises TransferError, also for a value that is not finite.
+    """
+    with _as_transfer_errors():
+        begin = LENGTH_BYTES + header_length(_bytes_of(data[:LENGTH_BYTES]))
+        spans = spans_of(_bytes_of(data[LENGTH_BYTES:begin]))
     tensors = {}
-    for place in _places(_bytes_of(data[:begin])):
-        part = data[begin + place.start : begin + place.end]
-        if len(part) != place.end - place.start:
-            raise TransferError(f"{place.name} is cut off")
+    for span in spans:
+        part = data[begin + span.start : begin + span.end]
+        if len(part) != span.end - span.start:
+            raise TransferError(f"{span.name} is cut off")
         try:
-            tensors[place.name] = part.view(place.dtype).reshape(place.shape)
+            tensors[span.name] = part.view(_DTYPES[span.dtype]).reshape(span.shape)
         except RuntimeError as error:
-            raise TransferError(f"{place.name} has a wrong place or shape: {error}") from error
+            raise TransferError(f"{span.name} has a wrong place or shape: {error}") from error
+    values = data.numpy()[begin:]
+    if name := not_finite_in(spans, lambda start, end: values[start:end]):
+        raise TransferError(f"{name} holds values that are not finite")
     return tensors
 
 
-def _header_length(data: bytes) -> int:
-    length = int.from_bytes(data, "little")
-    if len(data) != _LENGTH_BYTES or length > _MOST_HEADER_BYTES:
-        raise TransferError("the bytes are not those of a safetensors file")
-    return length
-
-
-def _places(header: bytes) -> list[_TensorSpan]:
-    """The tensors of a header, in the order of their bytes. Raises TransferError."""
+@contextmanager
+def _as_transfer_errors() -> Iterator[None]:
     try:
-        named = json.loads(header[_LENGTH_BYTES:])
-        named.pop("__metadata__", None)
-        places = [
-            _TensorSpan(name, _DTYPES[about["dtype"]], tuple(about["shape"]), *about["data_offsets"])
-            for name, about in named.items()
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TransferError(f"the header is not one of safetensors: {error!r}") from error
-    places.sort(key=lambda place: (place.start, place.end))
-    end = 0
-    for place in places:
-        if place.start != end or place.end - place.start != math.prod(place.shape) * place.dtype.itemsize:
-            raise TransferError(f"{place.name} has a wrong place or shape")
-        end = place.end
-    return places
+        yield
+    except WeightsUnusable as error:
+        raise TransferError(str(error)) from error
 
 
 def _bytes_of(data: Tensor) -> bytes:

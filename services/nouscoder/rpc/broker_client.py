@@ -414,6 +414,12 @@ class BrokerClient(ServiceClient):
         answer = await self._call(lambda: self._stub.FinishRun(request, timeout=_CALL_LIMIT_S))
         return pairs.LEDGER.of(answer.ledger)
 
+    async def continue_run(self) -> bool:
+        """Go on with a run that has ended. False: it has not ended."""
+        request = broker_pb2.ContinueRunRequest()
+        answer = await self._call(lambda: self._stub.ContinueRun(request, timeout=_CALL_LIMIT_S))
+        return answer.had_ended
+
     async def status(self) -> RunStatus:
         """The run at one instant."""
         answer = await self._call(lambda: self._stub.Status(broker_pb2.StatusRequest(), timeout=_CALL_LIMIT_S))

@@ -37,7 +37,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nouscoder.atomic_files import numbered, remove
 from nouscoder.config import Config
@@ -59,8 +59,10 @@ from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.rpc.worker import observer_id
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.services import RunServices
 from nouscoder.run.view import View
+
+if TYPE_CHECKING:
+    from nouscoder.run.services import RunServices
 
 # The evaluations on the disk, and the policy with the best one.
 

@@ -42,6 +42,7 @@ FIXED = (
     *("problems.held_out_samples", "policy.path"),
     *("broker.group_size", "broker.batch_size", "broker.reward", "learner.steps_per_batch"),
     *("generation.sampling.temperature", "generation.sampling.top_p", "generation.sampling.max_new_tokens"),
+    *("generation.max_tokens_total", "policy.router_replay", "broker.records"),
     *("learner.dtype", "learner.optimizer", "learner.optimizer_states", "learner.lora", "learner.compile"),
     "learner.first_checkpoint",
     "generation.environment",

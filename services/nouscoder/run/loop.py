@@ -55,12 +55,16 @@ from typing import Any
 from rich.console import Console
 
 from nouscoder.config import Config
+from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.domain.run_status import NO_ROLLOUTS, Ledger
 from nouscoder.errors import NousCoderError
 from nouscoder.report import write_report
+from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.worker import observer_id
 from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once
 from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, summarize
-from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn
+from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn, SamplerMismatch
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
 from nouscoder.run.sinks.processes import open_sinks
@@ -68,28 +72,32 @@ from nouscoder.run.view import View, open_view
 from nouscoder.run.watch import RunWatch
 
 EXIT_INTERRUPTED = 130
+_TO_GO_ON = "to go on, resume with more run.total_batches"
 
 
 class LedgerBroken(NousCoderError):
     """The ledger of a run does not balance: rollouts were lost or duplicated. The message shows it."""
 
 
-async def train(config: Config, *, resume: bool) -> int:
-    """Run `nouscoder train`. Returns the exit code."""
-    return await interruptible(_train(config, resume=resume))
+async def train(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -> int:
+    """Run `nouscoder train`. Returns the exit code. `given` is what the configuration was made from."""
+    return await interruptible(_train(config, resume=resume, given=given))
 
 
-async def _train(config: Config, *, resume: bool) -> None:
+async def _train(config: Config, *, resume: bool, given: Given) -> None:
     started_s = time.monotonic()
     deployed = deployment(config)
-    folder, config = await deployed.open_folder(config, resume)
+    opened = await deployed.open_folder(config, resume, given)
+    folder, config = opened.folder, opened.config
     try:
         with (
             open_view(Console(), deployed.line_every_s) as view,
             open_pages(folder.path, config.run.pages, config.run.pages_hosts) as address,
         ):
+            for note in opened.notes:
+                view.say(note)
             if folder.summary_file.exists():
-                view.say(f"the run in {folder.path} is finished: nothing is left to do")
+                view.say(f"the run in {folder.path} is finished: nothing is left to do; {_TO_GO_ON}")
             else:
                 await run_loop(folder, config, view, started_s)
             if address:
@@ -107,8 +115,6 @@ async def run_loop(
     `generation` is the process that the stages of a plan share.
     """
     earlier_s = (folder.read_json("elapsed.json") or {}).get("learning_seconds", 0.0)
-    for line in await deployment(config).notes(config):
-        view.say(line)
 
     with open_sinks(folder, config, view.say) as sinks:
         async with deployment(config).open_services(folder, config, view.say, generation) as services:
@@ -117,6 +123,7 @@ async def run_loop(
 
             ledger = NO_ROLLOUTS
             if config.run.total_batches:
+                await continue_if_ended(services.config, view)
                 services.start("learner")
                 ledger = await watch_until_ended(folder, services, view, started_s - earlier_s, sinks.look)
 
@@ -131,13 +138,23 @@ async def run_loop(
     return summary
 
 
+async def continue_if_ended(config: Config, view: View) -> None:
+    """A run that has ended at the broker goes on when it has batches left: it was extended, or it ended by a guard."""
+    client = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
+    async with client as broker:
+        status = await broker.status()
+        if status.finished and status.batches_committed < config.run.total_batches:
+            await broker.continue_run()
+            view.say(f"the run goes on after {status.batches_committed} batches; it had ended: {status.finish_reason}")
+
+
 async def watch_until_ended(
     folder: RunFolder, services: RunServices, view: View, started_s: float, look: Callable[[], list[str]]
 ) -> Ledger:
     """Show the run until the learner has finished it. Returns the last state of the ledger. `look` gives warnings.
 
-    Raises LedgerBroken when the ledger does not balance, NothingToLearn after it has ended a run whose groups are all
-    filtered, and what `services.check` raises.
+    Raises LedgerBroken when the ledger does not balance, NothingToLearn and SamplerMismatch after it has ended the run
+    for such a reason, and what `services.check` raises.
     """
     learning = LearningSignal(services.config)
     guards = GuardWatch(folder.path, services.config.run.guards)
@@ -150,8 +167,7 @@ async def watch_until_ended(
             folder.write_json("elapsed.json", {"learning_seconds": time.monotonic() - started_s})
             if watch.status is not None and not watch.status.ledger.balanced:
                 raise LedgerBroken(f"the ledger does not balance: {watch.status.ledger}")
-            await _warn(watch, learning, view)
-            for warning in [*guards.look(), *look()]:
+            for warning in [*await _warnings(watch, learning, guards), *look()]:
                 view.say(warning)
             await periodic.step(watch.status)
             if ended and watch.status is not None and watch.status.finished:
@@ -159,17 +175,17 @@ async def watch_until_ended(
             await asyncio.sleep(services.watch_every_s)
 
 
-async def _warn(watch: RunWatch, learning: LearningSignal, view: View) -> None:
-    """Say that all groups are filtered. Raises NothingToLearn after it has ended the run."""
-    if watch.status is None or watch.status.finished:
-        return
+async def _warnings(watch: RunWatch, learning: LearningSignal, guards: GuardWatch) -> list[str]:
+    """What is to be said of the run. Raises NothingToLearn and SamplerMismatch after it has ended the run."""
+    found = []
     try:
-        warning = learning.judge(watch.status)
-    except NothingToLearn as error:
+        if watch.status is not None and not watch.status.finished:
+            found.append(learning.judge(watch.status))
+        found += guards.look()
+    except (NothingToLearn, SamplerMismatch) as error:
         await watch.finish_run(str(error))
         raise
-    if warning is not None:
-        view.say(warning)
+    return [warning for warning in found if warning is not None]
 
 
 async def interruptible(work: Coroutine[Any, Any, object]) -> int:

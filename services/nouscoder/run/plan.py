@@ -20,40 +20,55 @@ from typing import Any
 from rich.console import Console
 
 from nouscoder.config import Config, ConfigError, StageSection
-from nouscoder.config.tree import load_config
+from nouscoder.config.tree import NOTHING_GIVEN, Given, load_config
 from nouscoder.domain.plan import NextStage, StageHistory, best_of, next_stage
 from nouscoder.errors import NousCoderError
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.run.evaluation import recorded_evaluations, weights_folder
-from nouscoder.run.folder import RunFolder
+from nouscoder.run.folder import RunChanged, RunFolder
 from nouscoder.run.loop import interruptible, run_loop
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked, checked_inputs, with_policy_folder
-from nouscoder.run.services import KeptGeneration, deployment
+from nouscoder.run.resume import note_given, refuse_changes_of, resumed, take
+from nouscoder.run.services import KeptGeneration, OpenedRun, deployment
 from nouscoder.run.view import View, open_view
 
+_FIXED = ("run.services",)  # a stage that has begun refuses more
 
-async def train_plan(config: Config, *, resume: bool) -> int:
+
+async def train_plan(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -> int:
     """Run `nouscoder train` for a configuration with stages. Returns the exit code."""
-    return await interruptible(_train_plan(config, resume=resume))
+    return await interruptible(_train_plan(config, resume=resume, given=given))
 
 
-async def _train_plan(config: Config, *, resume: bool) -> None:
-    folder, config = await _open(config, resume=resume)
+async def _train_plan(config: Config, *, resume: bool, given: Given) -> None:
+    opened = await _open(config, resume=resume, given=given)
+    folder, config = opened.folder, opened.config
     try:
         with open_view(Console(), deployment(config).line_every_s) as view:
+            for note in opened.notes:
+                view.say(note)
             await run_stages(folder, config, view)
     finally:
         folder.close()
 
 
-async def _open(config: Config, *, resume: bool) -> tuple[RunFolder, Config]:
+async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -> OpenedRun:
     """The plan's folder: a new one, or with `resume` that of an earlier start with the plan that it recorded.
 
-    Raises ConfigError with the faults of all stages that can be found before the first one begins.
+    Raises ConfigError with the faults of all stages that can be found before the first one begins, and RunChanged for
+    new values that the stage that has begun cannot take.
     """
     if resume:
-        return RunFolder.reopen(config.run.folder)
+        folder, recorded = RunFolder.reopen(config.run.folder)
+        try:
+            run = resumed(folder.path, recorded, given, _FIXED)
+            _refuse_other_stages(recorded, run.config)
+            take(folder, run, given, sum(history.finished for history in histories(recorded)))
+            return OpenedRun(folder, run.config, run.lines)
+        except BaseException:
+            folder.close()
+            raise
     RunFolder.refuse_existing(config.run.folder)
     config = await asyncio.to_thread(with_policy_folder, config)
     stages = [stage_config(config, index) for index in range(len(config.plan.stages))]
@@ -64,7 +79,32 @@ async def _open(config: Config, *, resume: bool) -> tuple[RunFolder, Config]:
             await checked_inputs(stage)
         except ConfigError as error:
             raise ConfigError(f"stage {stage.run.name}: {error}") from error
-    return RunFolder.create(config), config
+    folder = RunFolder.create(config)
+    note_given(folder, given)
+    return OpenedRun(folder, config)
+
+
+def _refuse_other_stages(before: Config, now: Config) -> None:
+    """Raises RunChanged when a stage that has begun is another one, or cannot take its new values."""
+    for index, history in enumerate(histories(before)):
+        if not history.begun:
+            continue
+        old = before.plan.stages[index]
+        stage = now.plan.stages[index] if index < len(now.plan.stages) else None
+        if stage is None or (old.name, old.start, old.yarn) != (stage.name, stage.start, stage.yarn):
+            raise RunChanged(
+                f"plan.stages: stage {old.name} has begun, so its name, from and yarn cannot change: put them back, or"
+                " give the plan another run.name"
+            )
+        if not history.finished:
+            refuse_changes_of(before.of_stage(index).run.folder, stage_values(now, index))
+
+
+def stage_values(config: Config, index: int) -> Given:
+    """What the plan says of a stage that has begun. Its policy and its engine were chosen when it began."""
+    tree = stage_config(config, index).model_dump(mode="json", by_alias=True)
+    del tree["policy"]["path"], tree["generation"]["engine_tokens_total"]
+    return Given(sets=tree)
 
 
 async def run_stages(folder: RunFolder, config: Config, view: View) -> None:
@@ -142,8 +182,11 @@ async def _run_stage(config: Config, begin: NextStage, view: View, generation: K
     if not begin.begun:
         stage = await asyncio.to_thread(_with_first_policy, config, begin, stage)
         stage = with_engine_tokens(config, begin.index, stage)
-    deployed = deployment(stage)
-    folder, stage = await deployed.open_folder(stage, begin.begun)
+    given = stage_values(config, begin.index) if begin.begun else NOTHING_GIVEN
+    opened = await deployment(stage).open_folder(stage, begin.begun, given)
+    folder, stage = opened.folder, opened.config
+    for note in opened.notes:
+        view.say(note)
     try:
         with open_pages(folder.path, stage.run.pages, stage.run.pages_hosts):
             await run_loop(folder, stage, view, time.monotonic(), generation)

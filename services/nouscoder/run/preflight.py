@@ -35,6 +35,7 @@ from nouscoder.policy_folder.inspection import (
 from nouscoder.run.sinks.targets import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0
+_MOST_SHARED = 0.5  # of the memory of a device that vLLM shares with the learner
 _NVIDIA = Path("/dev/nvidiactl")  # NVIDIA's driver makes it; torch must not be loaded here
 
 
@@ -82,7 +83,7 @@ def _checked(config: Config) -> Config:
         faults = [f"policy.path: {error}"]
     for check in (
         *(_file_faults, _first_checkpoint_faults, _problem_faults, _length_faults),
-        *(_transfer_faults, missing_packages, _redis_faults),
+        *(_transfer_faults, _shared_device_faults, missing_packages, _redis_faults),
     ):
         faults += check(config)
     faults = faults or [*_prompt_faults(config)]
@@ -235,6 +236,16 @@ def _length_faults(config: Config) -> Iterator[str]:
 def _transfer_faults(config: Config) -> Iterator[str]:
     if config.generation.vllm.weight_transfer is WeightTransfer.NCCL and not _NVIDIA.exists():
         yield f"generation.vllm.weight_transfer: nccl needs CUDA, and this machine has no {_NVIDIA}: take gloo"
+
+
+def _shared_device_faults(config: Config) -> Iterator[str]:
+    """vLLM refuses to start on a device that has not its share free, and the learner begins to fill it meanwhile."""
+    generation, share = config.generation, config.generation.vllm.gpu_memory_utilization
+    if generation.engine == "vllm" and config.shares_device and share > _MOST_SHARED:
+        yield (
+            f"generation.vllm.gpu_memory_utilization: vLLM would take {share:g} of {generation.device}, and the learner"
+            f" needs it too: set at most {_MOST_SHARED:g} (docs/operating.md, One GPU), or another generation.device"
+        )
 
 
 def _redis_faults(config: Config) -> Iterator[str]:

@@ -22,7 +22,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +31,16 @@ from typing import Protocol
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, dump_config
+from nouscoder.config.tree import Given
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
+from nouscoder.run.evaluation import newest_version
 from nouscoder.run.folder import RunFolder, attach_patiently
+from nouscoder.run.resume import continue_finished, external_changes, note_given, resumed, take
 from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, SupervisedProcess, Supervisor
 
 # The generation process of a plan.
@@ -200,20 +204,27 @@ class RunServices(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A run folder, the configuration of the run, and what is to be said of it."""
+
+    folder: RunFolder
+    config: Config
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """How `nouscoder train` works with services that are operated in one way.
 
-    open_folder    opens the run folder; takes the configuration and whether --resume was given
+    open_folder    opens the run folder; takes the configuration, whether --resume was given, and what a person gave
     open_services  the services of the run; on exit, none that this command started is left running, except a generation
                    process that is kept for the next stage of a plan
-    notes          what is to be said of the configuration before the run
     line_every_s   seconds between two progress lines where there is no terminal
     json_logs      whether the command's own logs are JSON lines on stderr
     """
 
-    open_folder: Callable[[Config, bool], Awaitable[tuple[RunFolder, Config]]]
+    open_folder: Callable[[Config, bool, Given], Awaitable[OpenedRun]]
     open_services: Callable[[RunFolder, Config, Say, KeptGeneration | None], AbstractAsyncContextManager[RunServices]]
-    notes: Callable[[Config], Awaitable[list[str]]]
     line_every_s: float
     json_logs: bool
 
@@ -221,44 +232,44 @@ class Deployment:
 def deployment(config: Config) -> Deployment:
     """The deployment that `run.services` names."""
     if config.run.services == "external":
-        return Deployment(_attach, _open_external, _no_notes, line_every_s=10.0, json_logs=True)
-    return Deployment(_create_or_reopen, _open_local, _left_out, line_every_s=2.0, json_logs=False)
+        return Deployment(_attach, _open_external, line_every_s=10.0, json_logs=True)
+    return Deployment(_create_or_reopen, _open_local, line_every_s=2.0, json_logs=False)
 
 
-async def _create_or_reopen(config: Config, resume: bool) -> tuple[RunFolder, Config]:
-    """A new run folder; with `resume` that of an earlier run, and the configuration that it recorded.
+async def _create_or_reopen(config: Config, resume: bool, given: Given) -> OpenedRun:
+    """A new run folder; with `resume` that of an earlier run, with its configuration and the new values of `given`.
 
-    Raises ConfigError with every fault that can be found before a process starts.
+    Raises ConfigError with every fault that can be found before a process starts, and RunChanged for new values that
+    the run cannot take.
     """
-    from nouscoder.run.preflight import checked
+    from nouscoder.run.preflight import checked, left_out_lines
 
-    if resume:
-        folder, config = RunFolder.reopen(config.run.folder)
-        try:
-            return folder, await checked(config)
-        except BaseException:
-            folder.close()
-            raise
-    RunFolder.refuse_existing(config.run.folder)
-    config = await checked(config)
-    return RunFolder.create(config), config
+    if not resume:
+        RunFolder.refuse_existing(config.run.folder)
+        config = await checked(config)
+        folder = RunFolder.create(config)
+        note_given(folder, given)
+        return OpenedRun(folder, config, await asyncio.to_thread(left_out_lines, config))
+    folder, recorded = RunFolder.reopen(config.run.folder)
+    try:
+        run = resumed(folder.path, recorded, given)
+        config = await checked(run.config)
+        continue_finished(folder, run)
+        take(folder, run, given, newest_version(config))
+        return OpenedRun(folder, config, [*run.lines, *await asyncio.to_thread(left_out_lines, config)])
+    except BaseException:
+        folder.close()
+        raise
 
 
-async def _attach(config: Config, resume: bool) -> tuple[RunFolder, Config]:
+async def _attach(config: Config, resume: bool, given: Given) -> OpenedRun:
     """The run folder, made when it is missing: an external run always continues, with the configuration given now."""
-    return await attach_patiently(config), config
-
-
-async def _left_out(config: Config) -> list[str]:
-    """The problems whose prompts are too long."""
-    from nouscoder.run.preflight import left_out_lines
-
-    return await asyncio.to_thread(left_out_lines, config)
-
-
-async def _no_notes(config: Config) -> list[str]:
-    """The broker reads the problems, and generation refuses those that are too long."""
-    return []
+    file = config.run.folder / "config.toml"
+    before = tomllib.loads(file.read_text(encoding="utf8")) if file.exists() else None
+    folder = await attach_patiently(config)
+    run = external_changes(folder, config, before)
+    continue_finished(folder, run, is_external=True)
+    return OpenedRun(folder, config, run.lines)
 
 
 @asynccontextmanager

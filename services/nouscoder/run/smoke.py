@@ -38,6 +38,7 @@ from rich.console import Console
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, ConfigError
 from nouscoder.config.run import PlanSection
+from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.data.problem_index import ProblemIndex, open_index
 from nouscoder.domain.guards import TEST, BatchRewards, Direction, RewardTrend, reward_trend
@@ -57,6 +58,7 @@ from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import interruptible, run_loop
 from nouscoder.run.plan import stage_config, with_inputs_of
 from nouscoder.run.preflight import checked, with_policy_folder
+from nouscoder.run.resume import note_given, reopened
 from nouscoder.run.services import RunServices, deployment
 from nouscoder.run.view import View, open_view
 
@@ -197,14 +199,14 @@ class SmokeTest:
     num_problems: int = NUM_PROBLEMS
 
 
-async def smoke64(config: Config, test: SmokeTest, *, resume: bool, as_json: bool) -> int:
+async def smoke64(config: Config, test: SmokeTest, *, resume: bool, as_json: bool, given: Given = NOTHING_GIVEN) -> int:
     """Run the test and print its result. Returns 0 if the reward rises, 1 if not, 130 after Ctrl-C or SIGTERM."""
     results: list[dict[str, Any]] = []
 
     async def work() -> None:
         console = Console(stderr=as_json)
         with open_view(console, deployment(config).line_every_s) as view:
-            results.append(await run_test(config, test, view, resume=resume))
+            results.append(await run_test(config, test, view, resume=resume, given=given))
 
     if code := await interruptible(work()):
         return code
@@ -213,9 +215,11 @@ async def smoke64(config: Config, test: SmokeTest, *, resume: bool, as_json: boo
     return 0 if result["direction"] == Direction.RISES else 1
 
 
-async def run_test(config: Config, test: SmokeTest, view: View, *, resume: bool) -> dict[str, Any]:
+async def run_test(
+    config: Config, test: SmokeTest, view: View, *, resume: bool, given: Given = NOTHING_GIVEN
+) -> dict[str, Any]:
     """The result, as in smoke64.json. Raises NousCoderError with one sentence."""
-    folder, config = await _open(config, test, resume=resume)
+    folder, config = await _open(config, test, resume=resume, given=given)
     try:
         result = folder.read_json(RESULT)
         if result is None:
@@ -293,13 +297,18 @@ def sentence(result: dict[str, Any]) -> str:
     )
 
 
-async def _open(config: Config, test: SmokeTest, *, resume: bool) -> tuple[RunFolder, Config]:
-    """The test's folder: a new one, or with `resume` that of an earlier start with the configuration recorded there."""
+async def _open(config: Config, test: SmokeTest, *, resume: bool, given: Given) -> tuple[RunFolder, Config]:
+    """The test's folder: a new one, or with `resume` that of an earlier start with the configuration recorded there.
+
+    Raises RunChanged for new values.
+    """
     wanted = smoke_config(await asyncio.to_thread(with_policy_folder, config), test)
     if resume:
-        return RunFolder.reopen(wanted.run.folder)
+        return reopened(wanted.run.folder, given, "--smoke64")
     RunFolder.refuse_existing(wanted.run.folder)
-    return RunFolder.create(await checked(wanted)), wanted
+    folder = RunFolder.create(await checked(wanted))
+    note_given(folder, given)
+    return folder, wanted
 
 
 async def _problems(folder: RunFolder, config: Config, test: SmokeTest, view: View) -> tuple[str, ...]:
@@ -317,7 +326,8 @@ async def _problems(folder: RunFolder, config: Config, test: SmokeTest, view: Vi
 
 async def _measure(config: Config, test: SmokeTest, view: View) -> tuple[str, ...]:
     begun = (config.run.folder / "config.toml").exists()
-    folder, config = await deployment(config).open_folder(config, begun)
+    opened = await deployment(config).open_folder(config, begun, NOTHING_GIVEN)
+    folder, config = opened.folder, opened.config
     try:
         return await measured(folder, config, view, test.num_problems)
     finally:
@@ -329,7 +339,8 @@ async def _train(config: Config, view: View) -> None:
     if (config.run.folder / "summary.json").exists():
         return
     begun = (config.run.folder / "config.toml").exists()
-    folder, recorded = await deployment(config).open_folder(config, begun)
+    opened = await deployment(config).open_folder(config, begun, NOTHING_GIVEN)
+    folder, recorded = opened.folder, opened.config
     try:
         if recorded.broker.curriculum != config.broker.curriculum:
             raise Unusable(f"{folder.path} was begun on other problems: remove the folder, or take another run.name")

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from nouscoder.config import Config, ConfigError
 from nouscoder.config.run import PlanSection
+from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.data.problem_index import open_index
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.run.evaluation import newest_version, weights_folder
@@ -32,6 +33,7 @@ from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import interruptible, run_loop
 from nouscoder.run.plan import with_inputs_of
 from nouscoder.run.preflight import checked, with_policy_folder
+from nouscoder.run.resume import note_given, reopened
 from nouscoder.run.services import deployment
 from nouscoder.run.view import View, open_view
 from nouscoder.self_play.known import Known
@@ -147,13 +149,13 @@ def _read(file: Path) -> dict[str, Any]:
 _SUFFIX = "-self-play"
 
 
-async def self_play(config: Config, *, resume: bool, as_json: bool) -> int:
+async def self_play(config: Config, *, resume: bool, as_json: bool, given: Given = NOTHING_GIVEN) -> int:
     """Run it and print the result. Returns 0, or 130 after Ctrl-C or SIGTERM."""
     results: list[dict[str, Any]] = []
 
     async def work() -> None:
         with open_view(Console(stderr=as_json), deployment(config).line_every_s) as view:
-            results.append(await run_rounds(config, view, resume=resume))
+            results.append(await run_rounds(config, view, resume=resume, given=given))
 
     if code := await interruptible(work()):
         return code
@@ -162,9 +164,9 @@ async def self_play(config: Config, *, resume: bool, as_json: bool) -> int:
     return 0
 
 
-async def run_rounds(config: Config, view: View, *, resume: bool) -> dict[str, Any]:
+async def run_rounds(config: Config, view: View, *, resume: bool, given: Given = NOTHING_GIVEN) -> dict[str, Any]:
     """Run every round that is not finished. Returns self_play.json. Raises NousCoderError with one sentence."""
-    folder, config = await _open(config, resume=resume)
+    folder, config = await _open(config, resume=resume, given=given)
     try:
         policy = config.policy.path
         for number in range(1, config.self_play.rounds + 1):
@@ -225,13 +227,18 @@ def _faults(config: Config) -> list[tuple[bool, str]]:
     ]
 
 
-async def _open(config: Config, *, resume: bool) -> tuple[RunFolder, Config]:
-    """The folder: a new one, or with `resume` that of an earlier start with the configuration recorded there."""
+async def _open(config: Config, *, resume: bool, given: Given) -> tuple[RunFolder, Config]:
+    """The folder: a new one, or with `resume` that of an earlier start with the configuration recorded there.
+
+    Raises RunChanged for new values.
+    """
     wanted = self_play_config(await asyncio.to_thread(with_policy_folder, config))
     if resume:
-        return RunFolder.reopen(wanted.run.folder)
+        return reopened(wanted.run.folder, given, "self-play")
     RunFolder.refuse_existing(wanted.run.folder)
-    return RunFolder.create(await checked(wanted)), wanted
+    folder = RunFolder.create(await checked(wanted))
+    note_given(folder, given)
+    return folder, wanted
 
 
 async def _round(config: Config, number: int, policy: Path, view: View) -> Path:
@@ -256,7 +263,8 @@ async def _round(config: Config, number: int, policy: Path, view: View) -> Path:
 async def _propose(config: Config, number: int, proposing: Config, view: View) -> dict[str, Path]:
     """Propose, train the proposer, and choose the problems. Returns the inputs of the training."""
     begun = (proposing.run.folder / "config.toml").exists()
-    folder, proposing = await deployment(proposing).open_folder(proposing, begun)
+    opened = await deployment(proposing).open_folder(proposing, begun, NOTHING_GIVEN)
+    folder, proposing = opened.folder, opened.config
     try:
         if not (folder.path / JUDGED).exists():
             with closing(await asyncio.to_thread(_known, config, number)) as known:
@@ -287,7 +295,8 @@ def _after_proposing(config: Config, number: int, proposing: Config) -> dict[str
 async def _train(config: Config, view: View) -> None:
     """Run the training, or what is left of it."""
     begun = (config.run.folder / "config.toml").exists()
-    folder, recorded = await deployment(config).open_folder(config, begun)
+    opened = await deployment(config).open_folder(config, begun, NOTHING_GIVEN)
+    folder, recorded = opened.folder, opened.config
     try:
         await run_loop(folder, recorded, view, time.monotonic())
     finally:

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nouscoder.atomic_files import numbered, remove
 from nouscoder.config import Config, load_config
+from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.supervised import EpochOrder
 from nouscoder.errors import Unusable
@@ -30,8 +32,9 @@ from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.progress_bar import Advance, progress_bar
 from nouscoder.run.export import LIMITS, base_model, heading, table
-from nouscoder.run.folder import RunFolder, RunFolderError
+from nouscoder.run.folder import RunChanged, RunFolder, RunFolderError
 from nouscoder.run.preflight import checked_fine_tuning
+from nouscoder.run.resume import Resumed, note_given, resumed, take
 from nouscoder.sft.reading import Encoder, Examples, read_examples
 from nouscoder.sft.training import METRICS_FILE, SupervisedTraining, training_config
 
@@ -120,16 +123,29 @@ class EpochBatches:
 
 EXAMPLES_FILE = "examples.json"
 _SUFFIX = "-sft"
+# Values that a fine-tuning cannot change: which examples there are, in which batches, and what the checkpoints hold.
+FIXED_VALUES = (
+    *("run.seed", "policy", "sft.train", "sft.validation", "sft.validation_share", "sft.wrong_below"),
+    *("sft.max_per_problem", "sft.max_tokens", "sft.batch_size", "sft.out", "generation.environment"),
+    *("learner.dtype", "learner.optimizer", "learner.optimizer_states", "learner.lora", "learner.compile"),
+    "learner.first_checkpoint",
+)
 
 
 class ExamplesChanged(Unusable):
     """The examples are not those that the fine-tuning began with. The message names the run folder."""
 
 
-def fine_tune(config: Config, *, resume: bool) -> dict[str, Any] | None:
-    """Fine-tune, and return the summary; None on ranks other than 0. Raises NousCoderError with one sentence."""
+def fine_tune(
+    config: Config, *, resume: bool, given: Given = NOTHING_GIVEN, say: Callable[[str], None] = lambda line: None
+) -> dict[str, Any] | None:
+    """Fine-tune, and return the summary; None on ranks other than 0. Raises NousCoderError with one sentence.
+
+    With `resume` new values of `given` are taken where a fine-tuning can change them; `say` gets them in one line.
+    """
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": config.run.name + _SUFFIX})})
-    config = _recorded(config.run.folder) if resume else checked_fine_tuning(config)
+    earlier = _resumed(config.run.folder, given) if resume else None
+    config = checked_fine_tuning(config) if earlier is None else earlier.config
     learner = config.learner
     ranks = Ranks.join(learner.device, learner.rank_patience_s, learner.context_parallel)
     with ExitStack() as stack:
@@ -140,9 +156,13 @@ def fine_tune(config: Config, *, resume: bool) -> dict[str, Any] | None:
         sft = config.sft
         order = EpochOrder(len(examples.train), sft.batch_size, sft.epochs, config.run.seed)
         if ranks.rank == 0:
-            folder = RunFolder.reopen(config.run.folder)[0] if resume else RunFolder.create(config)
+            folder = RunFolder.create(config) if earlier is None else RunFolder.reopen(config.run.folder)[0]
             stack.callback(folder.close)
             _keep(folder, examples, order)
+            if earlier is None:
+                note_given(folder, given)
+            else:
+                _take(folder, earlier, given, order, say)
         ranks.gather("the run folder is open")
         config = training_config(config, order.num_steps)
         training = _trained(config, examples, order, ranks)
@@ -167,11 +187,30 @@ def _trained(config: Config, examples: Examples, order: EpochOrder, ranks: Ranks
     return training
 
 
-def _recorded(folder: Path) -> Config:
-    """The configuration that the fine-tuning in this folder began with."""
-    if not (folder / "config.toml").exists():
-        raise RunFolderError(f"there is no fine-tuning to resume in {folder}")
-    return load_config(folder / "config.toml")
+def _resumed(path: Path, given: Given) -> Resumed:
+    """The fine-tuning in this folder with the new values. Raises RunChanged naming those that it cannot take."""
+    if not (path / "config.toml").exists():
+        raise RunFolderError(f"there is no fine-tuning to resume in {path}")
+    return resumed(path, load_config(path / "config.toml"), given, FIXED_VALUES)
+
+
+def _take(folder: RunFolder, earlier: Resumed, given: Given, order: EpochOrder, say: Callable[[str], None]) -> None:
+    """Put the new values in force. A finished fine-tuning goes on when there are steps left, else it takes none.
+
+    Raises RunChanged.
+    """
+    summary = folder.read_json("summary.json")
+    if summary is not None and earlier.changes:
+        if order.num_steps <= summary["steps"]:
+            raise RunChanged(
+                f"the fine-tuning in {folder.path} is finished after {summary['steps']} steps:"
+                f" {', '.join(earlier.changes)} changes nothing; give more sft.epochs to go on"
+            )
+        remove(folder.summary_file)  # its model is replaced when the new one is complete
+    done = max(numbered(folder.path / "checkpoints"), default=0)
+    take(folder, earlier, given, done)
+    for line in earlier.lines:
+        say(line)
 
 
 def _examples(config: Config) -> Examples:

@@ -1714,6 +1714,45 @@ class HeartbeatResponse(_message.Message):
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 
 @_typing.final
+class ContinueRunRequest(_message.Message):
+    """Asks that a run that has ended goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContinueRunRequest: _TypeAlias = ContinueRunRequest  # noqa: Y015
+
+@_typing.final
+class ContinueRunResponse(_message.Message):
+    """The answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HAD_ENDED_FIELD_NUMBER: _builtins.int
+    had_ended: _builtins.bool
+    """The run had ended."""
+    def __init__(
+        self,
+        *,
+        had_ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["had_ended", b"had_ended"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContinueRunResponse: _TypeAlias = ContinueRunResponse  # noqa: Y015
+
+@_typing.final
 class FinishRunRequest(_message.Message):
     """The end of a run."""
 

@@ -145,6 +145,11 @@ class BrokerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.FinishRunRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_broker__pb2.FinishRunResponse.FromString,
                 _registered_method=True)
+        self.ContinueRun = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/ContinueRun',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.ContinueRunRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.ContinueRunResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/nouscoder.v1.BrokerService/Status',
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.StatusRequest.SerializeToString,
@@ -316,6 +321,13 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ContinueRun(self, request, context):
+        """Goes on with a run that has ended and has batches left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Returns the run's state at one instant.
         """
@@ -442,6 +454,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.FinishRun,
                     request_deserializer=nouscoder_dot_v1_dot_broker__pb2.FinishRunRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_broker__pb2.FinishRunResponse.SerializeToString,
+            ),
+            'ContinueRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ContinueRun,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.ContinueRunRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.ContinueRunResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -1049,6 +1066,33 @@ class BrokerService:
             '/nouscoder.v1.BrokerService/FinishRun',
             nouscoder_dot_v1_dot_broker__pb2.FinishRunRequest.SerializeToString,
             nouscoder_dot_v1_dot_broker__pb2.FinishRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ContinueRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/ContinueRun',
+            nouscoder_dot_v1_dot_broker__pb2.ContinueRunRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.ContinueRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -79,6 +79,8 @@ class BrokerServiceStub:
     """Removes dead letters, and asks their problems again if wanted."""
     FinishRun: _grpc.UnaryUnaryMultiCallable[_broker_pb2.FinishRunRequest, _broker_pb2.FinishRunResponse]
     """Ends the run: nothing more is admitted, and all rollouts in flight are abandoned. Idempotent."""
+    ContinueRun: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ContinueRunRequest, _broker_pb2.ContinueRunResponse]
+    """Goes on with a run that has ended and has batches left."""
     Status: _grpc.UnaryUnaryMultiCallable[_broker_pb2.StatusRequest, _broker_pb2.StatusResponse]
     """Returns the run's state at one instant."""
     WhyStalled: _grpc.UnaryUnaryMultiCallable[_broker_pb2.WhyStalledRequest, _broker_pb2.WhyStalledResponse]
@@ -135,6 +137,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Removes dead letters, and asks their problems again if wanted."""
     FinishRun: _aio.UnaryUnaryMultiCallable[_broker_pb2.FinishRunRequest, _broker_pb2.FinishRunResponse]  # type: ignore[assignment]
     """Ends the run: nothing more is admitted, and all rollouts in flight are abandoned. Idempotent."""
+    ContinueRun: _aio.UnaryUnaryMultiCallable[_broker_pb2.ContinueRunRequest, _broker_pb2.ContinueRunResponse]  # type: ignore[assignment]
+    """Goes on with a run that has ended and has batches left."""
     Status: _aio.UnaryUnaryMultiCallable[_broker_pb2.StatusRequest, _broker_pb2.StatusResponse]  # type: ignore[assignment]
     """Returns the run's state at one instant."""
     WhyStalled: _aio.UnaryUnaryMultiCallable[_broker_pb2.WhyStalledRequest, _broker_pb2.WhyStalledResponse]  # type: ignore[assignment]
@@ -320,6 +324,14 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.FinishRunResponse, _abc.Awaitable[_broker_pb2.FinishRunResponse]]:
         """Ends the run: nothing more is admitted, and all rollouts in flight are abandoned. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def ContinueRun(
+        self,
+        request: _broker_pb2.ContinueRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ContinueRunResponse, _abc.Awaitable[_broker_pb2.ContinueRunResponse]]:
+        """Goes on with a run that has ended and has batches left."""
 
     @_abc_1.abstractmethod
     def Status(

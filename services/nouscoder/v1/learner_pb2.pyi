@@ -472,7 +472,7 @@ class SendPolicyResponse(_message.Message):
     port: _builtins.int
     """Its port."""
     transfer: _builtins.str
-    """gloo or nccl."""
+    """gloo, nccl or ipc."""
     changes: _builtins.bool
     """Whether only the changes since the policy of base_digest are sent: the files of the manifest's delta."""
     def __init__(

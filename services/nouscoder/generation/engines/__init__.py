@@ -16,6 +16,7 @@ from nouscoder.policy_folder.weights_files import (
     WeightsMissing,
     WeightsUnusable,
     stored_weights,
+    weights_files,
 )
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ __all__ = ["open_engine", "step_engine"]
 def open_engine(config: Config, policy_folder: Path, metrics: GenerationMetrics) -> AbstractAsyncContextManager[Engine]:
     """The engine that `config.generation.engine` names, with the architecture in `policy_folder`, without weights.
 
-    It samples while the context is open. The weights in the folder, if any, must fit the architecture: their headers
-    are read here, so that a run ends before it has begun. Raises EngineUnusable.
+    It samples while the context is open. The weights in the folder, if any, must fit the architecture: that is
+    checked here, so that a run ends before it has begun. Raises EngineUnusable.
     """
     if config.generation.engine != "fake":
         _check_first_weights(policy_folder)
@@ -41,11 +42,15 @@ def _check_first_weights(folder: Path) -> None:
     """Raises EngineUnusable for weights in the folder that are not those of its config.json."""
     if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
         return
-    from nouscoder.generation.engines.vllm_control import Architecture  # it loads torch
+    # They load torch.
+    from nouscoder.generation.engines.vllm_control import Architecture
+    from nouscoder.policy_folder.policy_tensors import PolicyTensors
 
     try:
         shapes = {name: tensor.shape for name, (_, tensor) in stored_weights(folder).items()}
-        Architecture(folder).check_shapes(shapes, str(folder))
+        architecture = Architecture(folder)
+        architecture.check_shapes(shapes, str(folder))
+        PolicyTensors(weights_files(folder)).check_tied(architecture.tied, str(folder))
     except (WeightsMissing, WeightsUnusable, EngineError) as error:
         raise EngineUnusable(str(error)) from error
 
@@ -72,6 +77,7 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
         guest_places=generation.guest_places,
         device=generation.device,
         threads=generation.threads,
+        dtype=generation.dtype,
         records_experts=config.policy.router_replay,
     )
 

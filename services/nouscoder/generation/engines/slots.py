@@ -171,14 +171,15 @@ def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, truncation
     greedy = temperature == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperature.clamp_min(_MIN_TEMPERATURE))[:, None]
     all_logprobs = torch.log_softmax(scaled, dim=-1)
-    probabilities = all_logprobs.double().exp_()
+    probabilities = all_logprobs.exp()
     if truncation is not None:
-        probabilities = _truncate(probabilities, truncation)
-    cumulative = probabilities.cumsum_(dim=-1)
+        probabilities = _truncate(probabilities.double(), truncation)
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     # 0 < draws * total <= total, so a first entry that reaches it exists, and its probability is above 0.
     token_ids = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None])
-    token_ids = torch.where(greedy[:, None], scaled.argmax(dim=-1, keepdim=True), token_ids)
-    not_numbers = torch.isnan(all_logprobs).any(dim=-1, keepdim=True)
+    if bool(greedy.any()):
+        token_ids = torch.where(greedy[:, None], scaled.argmax(dim=-1, keepdim=True), token_ids)
+    not_numbers = torch.isnan(cumulative[:, -1:])
     token_ids = token_ids.masked_fill_(not_numbers, 0)
     logprobs = all_logprobs.gather(1, token_ids).masked_fill_(not_numbers, float("nan"))
     return ChosenTokens(token_ids[:, 0], logprobs[:, 0])

@@ -202,11 +202,15 @@ class VllmEngine:
         return await asyncio.shield(asyncio.ensure_future(self._update(weights, policy_version)))
 
     async def pause(self, limit_s: float) -> None:
-        """Pause until `resume`, for at most `limit_s` seconds. No step runs when this returns."""
+        """Pause until `resume`, for at most `limit_s` seconds.
+
+        When this returns no step runs, and every token that was sampled is counted and among `sampled`.
+        """
         async with self._change():
             self._paused_until_s = time.monotonic() + limit_s
             try:
                 await self._control.pause()
+                await self._control.all_told()
             except EngineError:
                 self._paused_until_s = None
                 raise

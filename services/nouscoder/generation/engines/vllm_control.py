@@ -22,13 +22,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.generation.engines.base import EngineError, EngineStopped, EngineUnusable
 from nouscoder.generation.weights.receiver import ReceiverState, order_of
+from nouscoder.policy_folder.finite_values import not_finite_in_file
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, split_experts
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained
-from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
+from nouscoder.policy_folder.weights_files import ADAPTER_FILE, FileState, WeightsUnusable
 
 # A pause ends after the step in progress; the other calls are instant.
 _CALL_LIMIT_S = 120.0
 _LOOK_AGAIN_S = 0.05
+_TICK_S = 0.001
 
 Shape = tuple[int, ...]
 
@@ -47,6 +49,20 @@ class VllmControl:
     async def pause(self) -> None:
         """Stop decoding after the step in progress. Requests, keys and values stay."""
         await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
+
+    async def all_told(self) -> None:
+        """Wait, during a pause, until the outputs of all steps have been read in this process.
+
+        vLLM sends the answer to `pause` behind the outputs of its last steps. But one task reads answers, and another
+        one the outputs, which under load is some steps behind.
+        """
+        await self._call(self._outputs_read())
+
+    async def _outputs_read(self) -> None:
+        outputs = self._llm.engine_core.outputs_queue
+        # The task that reads them waits in `get` when it has dealt with all. Without any request there is none yet.
+        while self._llm.output_handler is not None and (outputs.qsize() or not outputs._getters):
+            await asyncio.sleep(_TICK_S)
 
     async def resume(self) -> None:
         """Decode again. Raises EngineStopped for every failure, because a paused engine is of no use."""
@@ -105,7 +121,7 @@ class VllmControl:
 
 
 class Architecture:
-    """The parameters of a model: their names and shapes, and which names are one tied tensor."""
+    """The parameters of a model: their names and shapes, and which names are one tied tensor (`tied`)."""
 
     def __init__(self, folder: Path) -> None:
         """Read `folder`/config.json. Raises EngineUnusable. No weights are made."""
@@ -122,37 +138,37 @@ class Architecture:
         names: defaultdict[int, list[str]] = defaultdict(list)
         for name, tensor in self._tensor_of.items():
             names[tensor].append(name)
-        self._tied = [group for group in names.values() if len(group) > 1]
+        self.tied = [group for group in names.values() if len(group) > 1]
         self._parameters = parameters  # an id is unique only while its object lives
         self._checked_base: tuple[tuple[Path, FileState], ...] = ()
         self.max_tokens: int = config.max_position_embeddings
 
     def check(self, files: Sequence[Path], source: str) -> None:
-        """Read every tensor of the files once. `source` names the policy in messages.
+        """Read all bytes of the files once. `source` names the policy in messages.
 
-        Of an adapter whose base was checked before, only the tensors are read that it changes.
+        Of an adapter whose base was checked before, only the tensors are read that it changes. It runs in a thread
+        beside a busy event loop, so nothing in it is done for each tensor of whole weights but the check of its header.
 
         Raises EngineError for a file that cannot be read or is not whole, an adapter of other weights, a name that is
         unknown, missing or in two files, a wrong shape, and a value that is not finite.
         """
         try:
             policy = PolicyTensors(files)
-            unknown = sorted(policy.names - self._shapes.keys())
-            if unknown:
-                raise EngineError(f"{source}: {unknown[0]} is not a parameter of the policy")
-            policy.check_tied(self._tied, source)
+            self.check_shapes(policy.shapes, source)
+            policy.check_tied(self.tied, source)
             is_base_checked = bool(policy.base) and policy.base == self._checked_base
-            for name, tensor in policy.read(policy.changed if is_base_checked else None):
-                self._check_shape(name, tuple(tensor.shape), source)
-                if not bool(torch.isfinite(tensor).all()):
-                    raise EngineError(f"{source}: {name} holds values that are not finite")
+            wholes = [] if is_base_checked else [file for file in files if file.name != ADAPTER_FILE]
+            found = next((name for file in wholes if (name := not_finite_in_file(file))), None) or next(
+                (name for name, tensor in policy.read(policy.changed) if not bool(torch.isfinite(tensor).all())), None
+            )
         except WeightsUnusable as error:
             raise EngineError(str(error)) from error
-        self._check_whole(policy.names, source)
+        if found:
+            raise EngineError(f"{source}: {found} holds values that are not finite")
         self._checked_base = policy.base
 
     def check_shapes(self, shapes: Mapping[str, Shape], source: str) -> None:
-        """Check tensors whose values are checked elsewhere. Raises EngineError as `check` does."""
+        """Check names and shapes, but no values. Raises EngineError as `check` does."""
         for name, shape in shapes.items():
             self._check_shape(name, shape, source)
         self._check_whole(shapes, source)

@@ -39,6 +39,7 @@ def start_vllm(settings: GenerationSection, folder: Path, max_tokens_total: int,
     _set_environment(settings)
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     wanted = torch.device(settings.device).type
@@ -48,7 +49,10 @@ def start_vllm(settings: GenerationSection, folder: Path, max_tokens_total: int,
         )
     arguments = AsyncEngineArgs(**_arguments(settings, folder, max_tokens_total))
     try:
-        return AsyncLLM.from_engine_args(arguments, stat_loggers=[_step_logger(on_step)])
+        # vLLM's choice of max_num_batched_tokens is that of its offline API; without a context it is 2,048 everywhere.
+        return AsyncLLM.from_engine_args(
+            arguments, usage_context=UsageContext.LLM_CLASS, stat_loggers=[_step_logger(on_step)]
+        )
     except (ValueError, RuntimeError, ImportError) as error:
         raise EngineUnusable(f"vLLM does not start with the policy folder {folder}: {error}") from error
 

@@ -16,6 +16,7 @@ from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta
@@ -23,6 +24,7 @@ from nouscoder.private_folder import NotPrivate, private_folder
 
 KEPT = 2
 _PART = ".part"
+_WRITTEN_BYTES = 32 * 1024**2  # written and hashed at once: each call in a thread waits for Python's lock
 _DELTA = ".delta"
 _POLICIES = "????????-*"
 
@@ -140,18 +142,29 @@ class PolicyCache:
 
 async def _write_checked(final: Path, pieces: AsyncIterator[bytes], sha256: str, num_bytes: int) -> None:
     part = final.with_name(final.name + _PART)
-    digest, arrived = hashlib.sha256(), 0
+    digest, arrived, written, waiting = hashlib.sha256(), 0, 0, list[bytes]()
     try:
         with _naming_faults(final):
             final.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as output:
+
+                def write() -> None:
+                    nonlocal written
+                    data = b"".join(waiting)
+                    waiting.clear()
+                    output.write(data)
+                    digest.update(data)
+                    written += len(data)
+
                 async with aclosing(pieces) as closing:  # type: ignore[type-var]
                     async for piece in closing:
                         arrived += len(piece)
                         if arrived > num_bytes:
                             break
-                        await asyncio.to_thread(output.write, piece)
-                        await asyncio.to_thread(digest.update, piece)
+                        waiting.append(piece)
+                        if arrived - written >= _WRITTEN_BYTES:
+                            await asyncio.to_thread(write)
+                await asyncio.to_thread(write)
             if arrived != num_bytes:
                 raise PolicyUnusable(f"{final.name} has {arrived} bytes or more, not {num_bytes}")
             if digest.hexdigest() != sha256:
@@ -166,8 +179,7 @@ def _make(final: Path, shard: Shard, base: Path, delta: Path) -> None:
     try:
         with _naming_faults(final):
             apply_delta(base, delta, part)
-            with part.open("rb") as made:
-                sha256 = hashlib.file_digest(made, "sha256").hexdigest()
+            sha256 = sha256_of(part)
             if sha256 != shard.sha256:
                 raise PolicyUnusable(f"{final.name} made from a delta has the SHA-256 {sha256}, not {shard.sha256}")
             part.replace(final)

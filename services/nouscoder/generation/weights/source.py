@@ -10,13 +10,13 @@ that no longer runs is an error.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import PolicyManifest, Rendezvous, Shard, Transport
 from nouscoder.generation.engines.base import EngineError, EngineStopped, StagingEngine
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
@@ -53,8 +53,7 @@ def check_shard(shard: Shard, path: Path) -> None:
         num_bytes = path.stat().st_size
         if num_bytes != shard.num_bytes:
             raise PolicyUnusable(f"{path} has {num_bytes} bytes, its manifest says {shard.num_bytes}")
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = sha256_of(path)
     except OSError as error:
         raise PolicyUnusable(f"{path} cannot be read: {error.strerror}") from error
     if sha256 != shard.sha256:

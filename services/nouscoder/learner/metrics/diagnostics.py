@@ -9,12 +9,16 @@ of a step. With d_t = log pi_old(t) - log pi_sampler(t) of loss token t:
     mismatch_kl_at_N         the mean of exp(d_t) - 1 - d_t, the k3 estimator of the KL divergence of sampler and
                              learner (J. Schulman, "Approximating KL Divergence"), over the tokens whose position among
                              the sampled tokens of their rollout is N or later, and before the next bucket
+    mismatch_fresh_abs_mean  the mean of |d_t| over the tokens of rollouts that the weights of the batch's start alone
+                             sampled; missing in a step without such a rollout
+    mismatch_fresh_kl        the mean of exp(d_t) - 1 - d_t over the same tokens
     mismatch_kl_versions_N   the same mean over the tokens of rollouts that N policy versions sampled; the last bucket
                              has the rollouts of 4 versions and more
 
 A sampler with the weights of the batch's start and the same arithmetic has 0 everywhere. Older weights, another
-precision, and keys and values that were kept over an update each add to it. Older weights show in rollouts of one
-version too; what updates within a rollout add shows as the difference to rollouts of more versions.
+precision, and keys and values that were kept over an update each add to it. The figures of fresh rollouts show only
+what sampler and learner compute differently; a guard watches them (domain/guards.py). Older weights show in rollouts
+of one version too; what updates within a rollout add shows as the difference to rollouts of more versions.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ class MismatchFigures:
         self._differences: list[Tensor] = []
         self._positions: list[Tensor] = []
         self._num_versions: list[Tensor] = []
+        self._fresh: list[Tensor] = []
 
     @torch.no_grad()
     def add(self, inputs: LossInputs) -> None:
@@ -53,12 +58,15 @@ class MismatchFigures:
         self._positions.append(positions_in_rollouts(inputs.rollout_of_token.cpu()))
         known = inputs.num_versions
         self._num_versions.append(torch.zeros_like(self._positions[-1]) if known is None else known.cpu())
+        fresh = torch.zeros_like(inputs.rollout_of_token, dtype=torch.bool)
+        self._fresh.append((fresh if inputs.is_fresh is None else inputs.is_fresh).cpu())
 
     def join(self, other: MismatchFigures) -> None:
         """Add the tokens that `other` has."""
         self._differences += other._differences
         self._positions += other._positions
         self._num_versions += other._num_versions
+        self._fresh += other._fresh
 
     def result(self) -> dict[str, float]:
         """The figures by name; a bucket without tokens has none. Raises ValueError when no token was added."""
@@ -68,10 +76,17 @@ class MismatchFigures:
         sizes = differences.abs()
         rank = math.ceil(0.99 * len(sizes))
         k3 = differences.expm1() - differences
+        fresh, of_fresh = torch.cat(self._fresh), {}
+        if bool(fresh.any()):
+            of_fresh = {
+                "mismatch_fresh_abs_mean": float(sizes[fresh].mean()),
+                "mismatch_fresh_kl": max(0.0, float(k3[fresh].mean())),
+            }
         return {
             "mismatch_abs_mean": float(sizes.mean()),
             "mismatch_abs_p99": float(sizes.kthvalue(rank).values),
             "mismatch_beyond_2x": float((sizes > math.log(2)).double().mean()),
+            **of_fresh,
             **dict(_means("mismatch_kl_at", k3, torch.cat(self._positions), POSITIONS)),
             **dict(_means("mismatch_kl_versions", k3, torch.cat(self._num_versions), VERSIONS)),
         }

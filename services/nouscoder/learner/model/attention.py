@@ -20,6 +20,7 @@ sequence of 32 heads on 132 processors is 160 blocks: 132, and then 28 while the
 
 from __future__ import annotations
 
+import inspect
 import logging
 from functools import cache, partial
 from importlib.util import find_spec
@@ -36,6 +37,9 @@ from nouscoder.config import Attention
 from nouscoder.learner.model.packing import PACKED_ATTENTION, Layout, Segments, packed_attention
 
 log = logging.getLogger(__name__)
+
+# Up to torch 2.11 the kernel follows from the numbers of heads that queries share keys, and has no such argument.
+_IS_TOLD_OF_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 # Kernels that take sequences of several lengths at once.
@@ -82,6 +86,7 @@ def _head_groups(query: Tensor, key: Tensor, segments: Segments) -> tuple[int, .
 def _one_call(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, window: int | None
 ) -> Tensor:
+    groups: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if _IS_TOLD_OF_GROUPS else {}
     output = varlen_attn(
         query,
         key,
@@ -92,7 +97,7 @@ def _one_call(
         segments.max_keys,
         scale=scale,
         window_size=_sides(window),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **groups,
     )
     assert isinstance(output, Tensor)
     return output

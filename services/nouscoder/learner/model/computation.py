@@ -41,6 +41,7 @@ from nouscoder.config import ActivationCheckpointing, ComputeType, Config, Learn
 from nouscoder.learner.model.attention import use_attention
 from nouscoder.learner.model.experts import replay_experts
 from nouscoder.learner.model.logprobs import Scorer
+from nouscoder.learner.model.packing import PACKED_ATTENTION
 from nouscoder.learner.model.weights import add_adapters
 from nouscoder.learner.parallel.ranks import Ranks
 
@@ -190,6 +191,10 @@ def _hand_over(master: Tensor, copied: Tensor) -> None:
 # All parts together.
 
 
+# Models whose layers mix tokens by attention only, so that a row with shared prompts gives the same scores.
+_SHARE_PROMPTS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+
 class Computation:
     """`model` computes: the masters themselves, or their copy. Its passes go through `scorer`."""
 
@@ -201,7 +206,7 @@ class Computation:
         self._masters_on_cpu = settings.optimizer_states is OptimizerStates.CPU
         add_adapters(masters, settings.lora, config.run.seed)
         self._copy: ComputeCopy | None = None
-        if ranks.size == 1 and needs_copy(settings):
+        if not ranks.is_group and needs_copy(settings):
             masters_at = torch.device("cpu") if self._masters_on_cpu else self.device
             self._copy = ComputeCopy(masters, self._dtype, self.device, masters_at)
         else:
@@ -215,6 +220,13 @@ class Computation:
         checkpoint_activations(self.model, settings.activation_checkpointing, settings.checkpointed_layers)
         self.scorer = self._root_of(self.model)
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether rows may hold a prompt once for all its rollouts: every layer finds its tokens by the layout."""
+        config = self.model.config
+        packed = config._attn_implementation == PACKED_ATTENTION and self._ranks.row is None
+        return packed and config.model_type in _SHARE_PROMPTS
+
     def refresh(self) -> None:
         """Take over the masters. Call it after they have changed."""
         if self._copy is not None:
@@ -223,7 +235,7 @@ class Computation:
     def reference(self, load: Callable[[], PreTrainedModel]) -> Scorer:
         """The loaded model, for log-probabilities only, with the same type, attention and ranks."""
         # FSDP2 rounds the weights that it gathers.
-        dtype = self._dtype if self._ranks.size == 1 else torch.float32
+        dtype = torch.float32 if self._ranks.is_group else self._dtype
         model = round_weights(load(), dtype, self.device)
         self._attend(model)
         return self._root_of(model)

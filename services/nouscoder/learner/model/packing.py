@@ -6,13 +6,17 @@ Attention is causal inside each of the packed sequences. Sequences of similar le
 the attention, and share one call of SDPA. Every other layer works on the packed row, without padding. The work is that
 of the squares of the sequences' lengths, never that of the square of the row's length, and there is no mask.
 transformers' own masked SDPA gives the same (a test shows it).
+
+Rollouts of a group begin with the same prompt. With `shares_prompts` a row holds each prompt once, before the sampled
+tokens of its first rollout. Attention puts the whole sequences together again, and the gradients of all of them add up
+at the prompt. So no other layer computes a prompt twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,7 +84,8 @@ class RowLayout:
 
     lengths: the tokens of each sequence. segments: the same for varlen kernels. blocks: (sequences, width) of each call
     of SDPA. gather [padded]: the position in the row of each place of the blocks, one block after another; places of
-    padding repeat their sequence's last position. restore [length]: the place of each position of the row.
+    padding repeat their sequence's last position. restore [length]: the place of each position of the row. `shares`:
+    sequences have positions in common, which have several places each; `restore` has one of them.
     """
 
     lengths: tuple[int, ...]
@@ -88,24 +93,30 @@ class RowLayout:
     blocks: tuple[tuple[int, int], ...]
     gather: Tensor
     restore: Tensor
+    shares: bool = False
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> RowLayout:
-        """The layout of sequences of these lengths, in the order of the row."""
+    def of(cls, lengths: Sequence[int], device: torch.device, positions: Sequence[Tensor] = ()) -> RowLayout:
+        """The layout of sequences of these lengths, in the order of the row.
+
+        `positions`: where the tokens of each sequence are in the row, if sequences have some in common.
+        """
         starts = [0, *accumulate(lengths)]
-        restore = torch.empty(starts[-1], dtype=torch.int64)
+        if not positions:
+            positions = [torch.arange(*ends) for ends in pairwise(starts)]
+        restore = torch.empty(1 + max(int(where[-1]) for where in positions), dtype=torch.int64)
         blocks: list[tuple[int, int]] = []
         gather: list[Tensor] = []
         for block in _similar(lengths):
             width = lengths[block[0]]
             for index in block:
                 place = sum(map(len, gather))
-                positions = torch.arange(width).clamp(max=lengths[index] - 1) + starts[index]
-                gather.append(positions)
-                restore[starts[index] : starts[index + 1]] = torch.arange(place, place + lengths[index])
+                gather.append(positions[index][torch.arange(width).clamp(max=lengths[index] - 1)])
+                restore[positions[index]] = torch.arange(place, place + lengths[index])
             blocks.append((len(block), width))
         segments = Segments.of(lengths, lengths, device)
-        return cls(tuple(lengths), segments, tuple(blocks), torch.cat(gather).to(device), restore.to(device))
+        shares = len(restore) < starts[-1]
+        return cls(tuple(lengths), segments, tuple(blocks), torch.cat(gather).to(device), restore.to(device), shares)
 
     def keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values [keys, heads, size] of the segments: those of the row."""
@@ -126,18 +137,22 @@ def _similar(lengths: Sequence[int]) -> list[list[int]]:
 class _Pad(Function):
     """[heads, length, size] of the row -> [heads, padded, size] of the blocks.
 
-    Padding is to the right of its sequence, where no token attends to it, so no gradient comes from there.
+    Padding is to the right of its sequence, where no token attends to it, so its gradient is zero.
     """
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, gather: Tensor, restore: Tensor) -> Tensor:
-        ctx.save_for_backward(restore)
-        return row.index_select(1, gather)
+    def forward(ctx: Any, row: Tensor, layout: RowLayout) -> Tensor:
+        ctx.layout = layout
+        return row.index_select(1, layout.gather)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (restore,) = ctx.saved_tensors
-        return gradients[0].index_select(1, restore), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        layout, (padded,) = ctx.layout, gradients
+        if not layout.shares:
+            return padded.index_select(1, layout.restore), None
+        exact = padded.to(torch.promote_types(padded.dtype, torch.float32))
+        row = exact.new_zeros(exact.shape[0], len(layout.restore), exact.shape[2])
+        return row.index_add_(1, layout.gather, exact).to(padded.dtype), None
 
 
 class _Unpad(Function):
@@ -157,7 +172,7 @@ class _Unpad(Function):
 
 
 def _pad(row: Tensor, layout: RowLayout) -> Tensor:
-    padded: Tensor = _Pad.apply(row, layout.gather, layout.restore)  # type: ignore[no-untyped-call]
+    padded: Tensor = _Pad.apply(row, layout)  # type: ignore[no-untyped-call]
     return padded
 
 
@@ -256,9 +271,12 @@ def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return rows
 
 
-def pack(rollouts: Sequence[Rollout], max_tokens: int, device: torch.device) -> list[MicroBatch]:
+def pack(
+    rollouts: Sequence[Rollout], max_tokens: int, device: torch.device, *, shares_prompts: bool = False
+) -> list[MicroBatch]:
     """Micro-batches of the rollouts, see `plan` and `pack_row`."""
-    return [pack_row(rollouts, row, device) for row in plan(input_lengths(rollouts), max_tokens)]
+    rows = plan(input_lengths(rollouts), max_tokens)
+    return [pack_row(rollouts, row, device, shares_prompts=shares_prompts) for row in rows]
 
 
 def input_lengths(rollouts: Sequence[Rollout]) -> list[int]:
@@ -267,12 +285,17 @@ def input_lengths(rollouts: Sequence[Rollout]) -> list[int]:
 
 
 def pack_row(
-    rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.device, *, replays_experts: bool = False
+    rollouts: Sequence[Rollout],
+    indices: Sequence[int],
+    device: torch.device,
+    *,
+    replays_experts: bool = False,
+    shares_prompts: bool = False,
 ) -> MicroBatch:
     """The micro-batch of the rollouts at `indices`; without any, a row of one token and without loss tokens.
 
-    With `replays_experts` it has their recorded experts. Raises ValueError for temperature 0: such tokens have no
-    importance ratio.
+    With `replays_experts` it has their recorded experts, with `shares_prompts` each prompt once. Raises ValueError for
+    temperature 0: such tokens have no importance ratio.
     """
     if not indices:
         return _empty_row(device)
@@ -283,9 +306,11 @@ def pack_row(
                 f"rollout {rollout.rollout_id} was sampled at temperature 0: train on a temperature above 0"
             )
     lengths = input_lengths(rollouts)
-    starts = [0, *accumulate(lengths)]
     tokens = [np.frombuffer(rollout.token_ids, np.int32) for rollout in rollouts]
     sampled = [_sampled_positions(rollout) for rollout in rollouts]
+    places, own = _places(
+        [ids[: where[0]] for ids, where in zip(tokens, sampled, strict=True)], lengths, shares_prompts
+    )
     num_sampled = [len(where) for where in sampled]
     temperatures = np.array([rollout.sampling.temperature for rollout in rollouts], dtype=np.float32)
 
@@ -294,16 +319,35 @@ def pack_row(
 
     return MicroBatch(
         rollout_indices=tuple(indices),
-        input_ids=row([ids[:-1] for ids in tokens], np.int64).unsqueeze(0),
-        position_ids=row([np.arange(length) for length in lengths], np.int64).unsqueeze(0),
-        layout=RowLayout.of(lengths, device),
+        input_ids=row([ids[first:-1] for ids, first in zip(tokens, own, strict=True)], np.int64).unsqueeze(0),
+        position_ids=row([np.arange(*ends) for ends in zip(own, lengths, strict=True)], np.int64).unsqueeze(0),
+        layout=RowLayout.of(lengths, device, [torch.from_numpy(where) for where in places]),
         rollout_of_token=row([np.repeat(np.arange(len(rollouts)), num_sampled)], np.int64),
-        positions=row([start + where - 1 for start, where in zip(starts, sampled, strict=False)], np.int64),
+        positions=row([place[where - 1] for place, where in zip(places, sampled, strict=True)], np.int64),
         targets=row([ids[where] for ids, where in zip(tokens, sampled, strict=True)], np.int64),
         sampler_logprobs=row([np.frombuffer(item.logprobs.cast("B"), np.float32) for item in rollouts], np.float32),
         temperatures=row([np.repeat(temperatures, num_sampled)], np.float32),
         experts=RowExperts.of(rollouts, lengths) if replays_experts else None,
     )
+
+
+def _places(
+    prompts: Sequence[npt.NDArray[np.int32]], lengths: Sequence[int], shares_prompts: bool
+) -> tuple[list[npt.NDArray[np.int64]], list[int]]:
+    """Where the tokens of each rollout are in the row, [length] each, and the first of them that it has for itself."""
+    known: dict[bytes, npt.NDArray[np.int64]] = {}
+    places: list[npt.NDArray[np.int64]] = []
+    own: list[int] = []
+    end = 0
+    for prompt, length in zip(prompts, lengths, strict=True):
+        shared = known.get(prompt.tobytes(), np.zeros(0, np.int64))
+        own.append(len(shared))
+        place = np.concatenate([shared, np.arange(end, end + length - len(shared))])
+        end += length - len(shared)
+        places.append(place)
+        if shares_prompts:
+            known[prompt.tobytes()] = place[: len(prompt)]
+    return places, own
 
 
 def _empty_row(device: torch.device) -> MicroBatch:

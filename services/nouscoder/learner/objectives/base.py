@@ -39,7 +39,8 @@ class LossInputs:
     training, in nats, with gradient if the objective needs it. accepted [tokens]: whether every test passed.
     reference_logprobs [tokens] of the reference policy (the initial one, or the teacher), None if the objective does
     not need them. entropy_coefficient: the weight of the entropy bonus in this step. num_versions [tokens]: how many
-    policy versions sampled the rollout, None when that is not measured.
+    policy versions sampled the rollout, and is_fresh [tokens]: whether the rollout is of the policy at the start of the
+    batch alone; None when that is not measured.
     """
 
     logprobs: Tensor
@@ -52,6 +53,7 @@ class LossInputs:
     reference_logprobs: Tensor | None = None
     entropy_coefficient: float = 0.0
     num_versions: Tensor | None = None
+    is_fresh: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,14 @@ class RankMessageKind(StrEnum):
     """What a message tells a rank to do.
 
     LOAD the checkpoint of step `number`, 0 for the initial policy. TRAIN on the saved batch `number`. GATHER the
-    weights on rank 0. SAVE its part of a checkpoint into `folder`. STOP.
+    weights on rank 0. PUBLISH its part of the policy version `number` into `folder`. SAVE its part of a checkpoint into
+    `folder`. STOP.
     """
 
     LOAD = "load"
     TRAIN = "train"
     GATHER = "gather"
+    PUBLISH = "publish"
     SAVE = "save"
     STOP = "stop"
 

@@ -211,6 +211,11 @@ class Ranks:
         return cls(process.rank, process.size, PrefixStore("learner", store), figures, files, patience_s, row)
 
     @property
+    def is_group(self) -> bool:
+        """Whether this process is a rank of a group, of one rank too. Then FSDP2 wraps the model."""
+        return self.store is not None
+
+    @property
     def num_rows(self) -> int:
         """Rows that all ranks together work on at a time."""
         return self.size if self.row is None else self.size // self.row.size
@@ -227,7 +232,7 @@ class Ranks:
 
     def leave(self) -> None:
         """Leave the group."""
-        if self.size > 1:
+        if self.is_group:
             dist.destroy_process_group()
 
     def shard(self, root: nn.Module, model: PreTrainedModel, dtype: torch.dtype, *, on_cpu: bool) -> None:
@@ -236,7 +241,7 @@ class Ranks:
         The passes are computed in `dtype`. Gradients are summed over ranks, in float32, because each loss has its share
         of the whole minibatch already. With `on_cpu` the CPU's memory holds weights and gradients.
         """
-        if self.size == 1:
+        if not self.is_group:
             return
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         offload = CPUOffloadPolicy() if on_cpu and model.device.type == "cuda" else OffloadPolicy()

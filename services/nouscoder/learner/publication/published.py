@@ -1,6 +1,7 @@
 """Published policies: policies/00000007/ holds the complete weights as safetensors files, with their digests.
 
-Beside them it may hold deltas (policy_folder/delta.py): what changed since the version before. With adapters it holds
+Beside them it may hold deltas (policy_folder/delta.py): what changed since the version before. Then all ranks write the
+files of a version together (by_ranks.py). With adapters it holds
 only an adapter of the run's first policy (policy_folder/policy_tensors.py).
 
 INVARIANT: a published file never changes while its version is among the newest `keep`. Publishing the same weights as
@@ -18,7 +19,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +34,8 @@ from nouscoder.atomic_files import prune, sha256_of, whole_folder
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.model.weights import adapter_weights, weights_of
+from nouscoder.learner.parallel.ranks import Ranks
+from nouscoder.learner.publication.by_ranks import VersionByRanks
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_folder.delta import DeltaUnusable, write_delta
 from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
@@ -58,13 +61,15 @@ _OWN: Mapping[str, torch.dtype] = MappingProxyType({})
 class StagedPolicy:
     """A copy of the weights of a version, after `step` optimizer steps. Training does not change it.
 
-    With `adapter` there are no `weights`: they are those of the first policy, changed by it.
+    With `adapter` there are no `weights`: they are those of the first policy, changed by it. With `by_ranks` there are
+    none either: each rank has its own.
     """
 
     policy_version: int
     step: int
     weights: dict[str, Tensor]
     adapter: Adapter | None = None
+    by_ranks: VersionByRanks | None = None
 
     @classmethod
     def of(
@@ -115,6 +120,8 @@ class PolicyPublisher:
         final = version_folder(self._folder, policy.policy_version)
         if policy.adapter is not None:
             return self._write_adapter(final, policy, policy.adapter)
+        if policy.by_ranks is not None:
+            return self._write_by_ranks(final, policy, policy.by_ranks)
         parts = _cut(policy.weights, self._shard_bytes)
         delta = None
         # After a crash the same version is often published again. Workers may be reading its files, so they stay.
@@ -127,6 +134,32 @@ class PolicyPublisher:
         manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, delta)
         self._before = manifest
         return self._identified(manifest, final)
+
+    def begin_by_ranks(
+        self, policy_version: int, ranks: Ranks, fits: Callable[[Sequence[Path]], bool]
+    ) -> VersionByRanks | None:
+        """Begin a version that all ranks write. None when rank 0 must write it, from gathered weights.
+
+        It must when no delta is wanted, when this process has not written the version before, when that has other
+        tensors than the model, and when the version is there already: workers may be reading it. Raises StorageError.
+        """
+        before, final = self._before, version_folder(self._folder, policy_version)
+        if not self._deltas or before is None or before.policy_version + 1 != policy_version or final.exists():
+            return None
+        files = [Path(before.folder) / shard.name for shard in before.shards]
+        is_possible = all(file.is_file() for file in files) and fits(files)
+        return VersionByRanks(final, files, ranks) if is_possible else None
+
+    def _write_by_ranks(self, final: Path, policy: StagedPolicy, version: VersionByRanks) -> PolicyManifest:
+        before = self._before
+        assert before is not None, "begin_by_ranks needs it"
+        deltas = version.finish()
+        prune(self._folder, self._keep)
+        shards = tuple(_shard(final / file.name) for file in version.before)
+        delta = PolicyDelta(before.policy_version, before.digest, tuple(_shard(final / name) for name in deltas))
+        manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, delta)
+        self._before = manifest
+        return manifest
 
     def _write_adapter(self, final: Path, policy: StagedPolicy, adapter: Adapter) -> PolicyManifest:
         base = self._first_policy()

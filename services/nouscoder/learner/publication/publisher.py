@@ -73,7 +73,10 @@ class PolicySender:
         self._transfer = config.generation.vllm.weight_transfer
         self._limit_s = config.generation.vllm.transfer_limit_s
         self._host = config.learner.transfer_host or _host_of(config.learner.grpc)
-        self._device = torch.device(config.learner.device)
+        # CUDA IPC is for processes that use one GPU. Others share the memory of the CPU.
+        is_one_gpu = config.shares_device and config.generation.vllm.tensor_parallel_size == 1
+        is_on_cpu = self._transfer is WeightTransfer.IPC and not is_one_gpu
+        self._device = torch.device("cpu" if is_on_cpu else config.learner.device)
         self._offer: _Offer | None = None
         self._room = threading.BoundedSemaphore(_MAX_TRANSFERS)
         if missing := missing_for(self._transfer):

@@ -115,7 +115,7 @@ def begin_part(trainer: Trainer, folder: Path) -> PartOfCheckpoint:
     """Copy the state of this rank and start to write it into `folder`. All ranks must call it."""
     writer = FileSystemWriter(folder, sync_files=False)  # whole_folder flushes every file
     ranks = trainer.ranks
-    alone = ranks.size == 1
+    alone = not ranks.is_group
     written = async_save(_state_of(trainer), storage_writer=writer, process_group=ranks.files, no_dist=alone)
     assert isinstance(written, Future)
     return PartOfCheckpoint(written, ranks.patience_s)

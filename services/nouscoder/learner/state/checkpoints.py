@@ -154,6 +154,10 @@ class Checkpoints:
             if not wish.begun.done():
                 wish.begun.set_exception(_too_late(wish.from_version))
 
+    def more_batches(self) -> None:
+        """Batches follow after all: the run goes on after its end."""
+        self._is_over = False
+
     async def now(self) -> Path:
         """Write the state after the batch in training to disk. Returns the path. Raises NousCoderError."""
         while True:

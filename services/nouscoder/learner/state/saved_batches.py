@@ -123,7 +123,7 @@ _SETTINGS_SUFFIX = ".json"
 # All settings of the learner's section that the arithmetic of a step depends on, except device and number of threads.
 _ARITHMETIC = {
     *("objective", "correction", "reference_kl", "entropy", "advantage"),
-    *("steps_per_batch", "learning_rate", "schedule", "weight_decay", "adam_betas"),
+    *("steps_per_batch", "learning_rate", "matrix_learning_rate", "schedule", "weight_decay", "adam_betas"),
     *("max_gradient_norm", "skip_gradient_norm", "microbatch_tokens", "replay_batches", "reward_model"),
 }
 
