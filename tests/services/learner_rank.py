@@ -2,10 +2,11 @@
 
 `learner_rank.py WHAT FOLDER` is one rank, for torchrun. Without arguments the script reads lines `["what", "folder",
 size]`, forks `size` ranks for each, and prints their exit codes. What: `gradient` writes the gradient of one step to
-the folder, `gradient-experts` that of a policy with experts that are replayed, and with `-context` two ranks share each
-row; `run` trains the run in the folder, with a broker in a file; `die` is `run` in which the last rank is killed in the
-third batch, `die0` one in which rank 0 is, and `hang` one in which the last rank stops without an end: each only once
-in a folder. With `-group` a single rank is a group, with `-cuda` it computes on a GPU. A key of KINDS may follow, as in
+the folder, `gradient-experts` that of a policy with experts that are replayed, `gradient-stablelm` that of one whose
+rows have one sequence each, and with `-context` two ranks share each row; `run` trains the run in the folder, with a
+broker in a file; `die` is `run` in which the last rank is killed in the third batch, `die0` one in which rank 0 is, and
+`hang` one in which the last rank stops without an end: each only once in a folder. With `-group` a single rank is a
+group, with `-cuda` it computes on a GPU. A key of KINDS may follow, as in
 `run-8bit`. A run begins with first.checkpoint of its folder if it is there. The parent process has imported torch but
 computed nothing.
 """
@@ -24,6 +25,7 @@ from typing import NoReturn
 
 import torch
 from learner_process import FileBroker  # type: ignore[import-not-found]
+from model_types import tiny_model  # type: ignore[import-not-found]
 from prometheus_client import CollectorRegistry
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -36,6 +38,7 @@ from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.metrics.step import TrainedBatch
+from nouscoder.learner.model.packing import attend_packed
 from nouscoder.learner.model.synthetic import (
     random_batch,
     random_policy,
@@ -81,7 +84,11 @@ def gradient_of_a_step(what: str, ranks: Ranks) -> dict[str, torch.Tensor]:
         policy = random_policy_with_experts(0)
         batch = with_random_experts(batch, policy, seed=2)
         config = Config(learner=settings, policy=PolicySection(router_replay=True))
+    if "stablelm" in what:
+        policy = tiny_model("stablelm", std=0.1)
+        attend_packed(policy)
     trainer = Trainer(policy, config, ranks=ranks)
+    trainer.admit()
     (step,) = trainer.train_batch(batch).steps
     gradients = {name: whole(p.grad) for name, p in trainer.model.named_parameters() if p.grad is not None}
     figures = {name: torch.tensor(value) for name, value in step.diagnostics.items()}
@@ -175,7 +182,7 @@ def main(what: str, folder: Path) -> None:
     config = config_of(what, folder)
     if "group" in what:  # the learner takes a size of 1 for no group
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        ranks_module.process_rank = lambda _environment: ProcessRank(0, 1, 0, address, port)
+        ranks_module.process_rank = lambda environment: ProcessRank(0, 1, 0, address, port)
     shared = 2 if "context" in what else 1
     ranks = Ranks.join(config.learner.device, config.learner.rank_patience_s, shared)
     if what.startswith("gradient"):

@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from tests.services.model_types import tiny_model
 from torch import Tensor
 
 from nouscoder.config import Config, LearnerSection
 from nouscoder.learner.loading import prepare_thread
+from nouscoder.learner.model.admission import admit
+from nouscoder.learner.model.computation import compile_layers
+from nouscoder.learner.model.logprobs import Scorer
+from nouscoder.learner.model.packing import attend_packed, packs
 from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.trainer import Trainer
 
@@ -59,3 +64,16 @@ def test_a_compiled_policy_is_the_eager_one(checkpointing: str) -> None:
 def test_selective_checkpointing_of_compiled_layers_is_refused() -> None:
     with pytest.raises(ValidationError, match="which compile hides: choose attention or full"):
         LearnerSection.model_validate({"compile": True, "activation_checkpointing": "selective"})
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore")  # as above
+@pytest.mark.usefixtures("_repeatable")
+@pytest.mark.parametrize("kind", ["stablelm", "gemma2"])
+def test_compiled_layers_are_admitted_too(kind: str) -> None:
+    model = tiny_model(kind)
+    attend_packed(model)
+    compile_layers(model)
+    admit(Scorer(model, compiled=True), torch.float32)
+    assert packs(model) is (kind == "gemma2")

@@ -156,6 +156,23 @@ def test_ranks_with_experts_have_the_gradients_of_one_process(start: Start, tmp_
 
 
 @pytest.mark.soak
+def test_ranks_have_the_gradients_of_one_process_where_each_row_has_one_sequence(start: Start, tmp_path: Path) -> None:
+    for size in (1, 2):
+        assert start("gradient-stablelm", tmp_path, size) == [0] * size, log_of(tmp_path, 0)
+    alone, two = (torch.load(tmp_path / f"gradient-stablelm{size}.pt") for size in (1, 2))
+    assert difference(alone, two) < 1e-4
+
+
+@pytest.mark.soak
+def test_such_a_policy_is_refused_where_ranks_share_rows(start: Start, tmp_path: Path) -> None:
+    assert start("gradient-stablelm-context", tmp_path, 2) == [1, 1]
+    for rank in (0, 1):
+        assert "NotAdmitted: a model of type stablelm cannot be trained with learner.context_parallel" in log_of(
+            tmp_path, rank
+        )
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("policy", ["gradient", "gradient-experts"])
 def test_ranks_that_share_rows_have_the_gradients_and_figures_of_one_process(
     policy: str, start: Start, tmp_path: Path

@@ -20,8 +20,9 @@ from nouscoder.config import Config, LearnerSection, load_config
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import Unusable
 from nouscoder.learner.metrics.step import ScoredRollout, score
-from nouscoder.learner.model.logprobs import score_tokens
-from nouscoder.learner.model.packing import MicroBatch, pack
+from nouscoder.learner.model.admission import admit
+from nouscoder.learner.model.logprobs import Scorer, score_tokens
+from nouscoder.learner.model.packing import MicroBatch, pack, row_budget
 from nouscoder.learner.model.weights import empty_model, load_model, put_weights
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective, ObjectiveTerms
 from nouscoder.learner.objectives.clip import clipped_tokens
@@ -87,7 +88,8 @@ def compare(
     scored = [item for group in score(batch, settings.advantage) for item in group if not item.masked]
     if not scored:
         raise ValueError(f"all rollouts of batch {batch.batch_id} are masked")
-    parts = pack([item.graded.rollout for item in scored], settings.microbatch_tokens, policy.device)
+    budget = min(row_budget(model, settings.microbatch_tokens) for model in (policy, old_policy))
+    parts = pack([item.graded.rollout for item in scored], budget, policy.device)
     shared = SharedTerms(correction=settings.correction)
     tallies = {name: _Tally(OBJECTIVES[type(section)](section, shared)) for name, section in PUBLISHED.items()}
     counts = MinibatchCounts(
@@ -188,7 +190,13 @@ def compare_file(file: Path, overrides: Sequence[str], policy: int | None, old_p
     batch = SavedBatches(file.resolve().parent, keep=1).load(int(file.stem))
     old = batch.policy_version if old_policy is None else old_policy
     new = batch.policy_version + 1 if policy is None else policy
-    return compare(_policy(config, run, new), _policy(config, run, old), batch, config.learner)
+    policy_now, policy_before = (_admitted(_policy(config, run, version)) for version in (new, old))
+    return compare(policy_now, policy_before, batch, config.learner)
+
+
+def _admitted(model: PreTrainedModel) -> PreTrainedModel:
+    admit(Scorer(model).eval(), model.dtype)
+    return model
 
 
 def _policy(config: Config, run: Path, version: int) -> PreTrainedModel:

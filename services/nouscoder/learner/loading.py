@@ -79,7 +79,8 @@ def trainer_at(
     """A trainer with the state of a checkpoint, or with that at the beginning. All ranks must call it together.
 
     `objective` is that of the configuration unless it is given. Objectives that need a reference policy get the initial
-    one, or their teacher. Raises Unusable, CheckpointError or WeightsError.
+    one, or their teacher. Raises Unusable, CheckpointError or WeightsError: Unusable also for a model whose
+    log-probabilities the learner does not compute right (model/admission.py).
     """
     policy = RunFiles.of(config).policy
     # A checkpoint of adapters has no other weights: they are those of the initial policy.
@@ -93,6 +94,7 @@ def trainer_at(
         restore(trainer, checkpoint)
     elif first := config.learner.first_checkpoint:
         begin_with(trainer, Path(first), stored_dtypes(policy))
+    trainer.admit()
     return trainer
 
 

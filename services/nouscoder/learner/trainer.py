@@ -49,7 +49,7 @@ from nouscoder.learner.metrics.step import (
 )
 from nouscoder.learner.model.computation import Computation
 from nouscoder.learner.model.logprobs import Scorer, TokenScores
-from nouscoder.learner.model.packing import MicroBatch, input_lengths, pack_row
+from nouscoder.learner.model.packing import MicroBatch, input_lengths, pack_row, row_budget
 from nouscoder.learner.model.reference import ModelRewards
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective
 from nouscoder.learner.objectives.registry import objective_of
@@ -164,6 +164,13 @@ class Trainer:
         """The model of the forward and backward passes: `model`, or its copy of another type or on another device."""
         return self._computation.model
 
+    def admit(self) -> None:
+        """Measure whether the trainer computes the model's own log-probabilities. Call it with the first weights.
+
+        All ranks must call it together. Raises NotAdmitted when it does not.
+        """
+        self._computation.admit()
+
     def use(self, settings: LearnerSection) -> None:
         """Train with these settings from now on. Raises ValueError when the objective needs a reference policy.
 
@@ -245,8 +252,11 @@ class Trainer:
 
     def _rows(self, rollouts: Sequence[Rollout]) -> list[MicroBatch]:
         """The rows of this rank."""
-        rows = rounds(input_lengths(rollouts), self._settings.microbatch_tokens, self.ranks.num_rows, self._cost)
-        settings = {"replays_experts": self._replays_experts, "shares_prompts": self._computation.shares_prompts}
+        models = [self.computing, *([] if self._reference is None else [self._reference.model])]
+        budget = min(row_budget(model, self._settings.microbatch_tokens) for model in models)
+        rows = rounds(input_lengths(rollouts), budget, self.ranks.num_rows, self._cost)
+        shares = all(map(self._computation.shares_prompts, models))
+        settings = {"replays_experts": self._replays_experts, "shares_prompts": shares}
         return [pack_row(rollouts, row[self.ranks.row_number], self._computation.device, **settings) for row in rows]
 
     def _with_old_scores(self, minibatch: _Minibatch) -> _Minibatch:

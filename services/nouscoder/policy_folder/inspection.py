@@ -56,8 +56,14 @@ def faults_of(folder: Path) -> list[str]:
 
 def has_chat_template(folder: Path) -> bool:
     """Whether the tokenizer's files hold a chat template."""
-    beside = any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json"))
-    return beside or bool(_json_of(folder / "tokenizer_config.json").get("chat_template"))
+    return bool(chat_template_text(folder))
+
+
+def chat_template_text(folder: Path) -> str:
+    """The chat templates that the tokenizer's files hold; empty when there is none."""
+    beside = [folder / name for name in ("chat_template.jinja", "chat_template.json")]
+    inside = _json_of(folder / "tokenizer_config.json").get("chat_template") or ""
+    return "".join([*(file.read_text(encoding="utf8") for file in beside if file.is_file()), str(inside)])
 
 
 def context_tokens(folder: Path) -> int | None:

@@ -1,7 +1,8 @@
 """A reward model: the decoder of a causal language model, and a linear head that scores an answer at its last token.
 
 It is a ...ForSequenceClassification model of transformers with one label, in a Hugging Face folder with its tokenizer,
-so other programs can use it. Answers are packed in rows without padding, as the learner packs rollouts.
+so other programs can use it. Answers are packed in rows without padding, as the learner packs rollouts, where that
+gives the model's own scores (learner/model/admission.py). Else each answer has a row of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from transformers.utils import logging as transformers_logging
 
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.errors import Unusable
-from nouscoder.learner.model.packing import PACKED_ATTENTION, RowLayout, plan
+from nouscoder.learner.model.admission import choose_rows, probes, short_spans
+from nouscoder.learner.model.packing import RowLayout, attend_alone, attend_packed, last_states, packs, plan
 from nouscoder.policy_folder.pretrained import load_pretrained, load_whole
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable
@@ -90,7 +92,6 @@ def load_reward_model(folder: Path) -> PreTrainedModel:
 def _loaded(folder: Path, **head: Any) -> PreTrainedModel:
     """`head`: see `load_whole`, for a policy, which has another head."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # a new head is no fault
     try:
         model: PreTrainedModel = load_whole(
             AutoModelForSequenceClassification,
@@ -98,14 +99,46 @@ def _loaded(folder: Path, **head: Any) -> PreTrainedModel:
             **head,
             num_labels=1,
             dtype=torch.float32,
-            attn_implementation=PACKED_ATTENTION,
         )
     except (WeightsMissing, WeightsUnusable) as error:
         raise RewardModelUnusable(str(error)) from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RewardModelUnusable(f"{folder} does not hold a usable model: {error}") from error
     head_of(model)
+    attend_packed(model)
+    _admit(model.eval())  # type: ignore[no-untyped-call]
     return model
+
+
+_LENGTHS = (6, 10, 7, 4, 12, 5)
+
+
+@torch.no_grad()
+def _admit(model: PreTrainedModel) -> None:
+    """Choose packed rows for the model, or rows of one answer. Raises NotAdmitted if neither gives its own scores.
+
+    The head that transformers draws for a new model is still there.
+    """
+    with short_spans(model):
+        _measure(model)
+
+
+def _measure(model: PreTrainedModel) -> None:
+    # transformers scores the last token that is no padding.
+    answers = [ids for ids in probes(model, _LENGTHS) if int(ids[-1]) != model.config.pad_token_id]
+    attention = model.config._attn_implementation
+    attend_alone(model)
+    own = torch.cat([model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0] for ids in answers])
+    if attention != model.config._attn_implementation:
+        model.set_attn_implementation(attention)
+    rows = [ids.tolist() for ids in answers]
+    choose_rows(
+        model,
+        own,
+        lambda: _one_row(model, rows),
+        lambda: torch.cat([_one_row(model, [ids]) for ids in rows]),
+        torch.float32,
+    )
 
 
 def head_of(model: PreTrainedModel) -> nn.Linear:
@@ -117,17 +150,18 @@ def head_of(model: PreTrainedModel) -> nn.Linear:
 
 
 def row_scores(model: PreTrainedModel, answers: Sequence[Sequence[int]]) -> Tensor:
-    """The score of each of some encoded answers [answers], which are packed in one row."""
+    """The score of each of some encoded answers [answers]: in one row, if the model's answers can be packed."""
+    if packs(model):
+        return _one_row(model, answers)
+    return torch.cat([_one_row(model, [ids]) for ids in answers])
+
+
+def _one_row(model: PreTrainedModel, answers: Sequence[Sequence[int]]) -> Tensor:
     lengths = [len(ids) for ids in answers]
     device = head_of(model).weight.device
     tokens = torch.tensor([token for ids in answers for token in ids], device=device)
     positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-    hidden = model.base_model(
-        input_ids=tokens.unsqueeze(0),
-        position_ids=positions.unsqueeze(0),
-        layout=RowLayout.of(lengths, device),
-        use_cache=False,
-    ).last_hidden_state[0]
+    hidden = last_states(model, tokens.unsqueeze(0), positions.unsqueeze(0), RowLayout.of(lengths, device))
     last = torch.tensor([end - 1 for end in accumulate(lengths)], device=device)
     scores: Tensor = head_of(model)(hidden.index_select(0, last))[:, 0]
     return scores

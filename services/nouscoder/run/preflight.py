@@ -179,7 +179,7 @@ class CannotCount(NousCoderError):
 
 
 def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, int]:
-    """The tokens of each prompt, by a process of its own, because it loads torch. Raises CannotCount."""
+    """The tokens of each prompt, by a process of its own, because it loads transformers. Raises CannotCount."""
     environment = config.generation.environment
     request = {
         "folder": str(config.in_run_folder(config.policy.path)),

@@ -34,7 +34,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
 from nouscoder.config import Attention
-from nouscoder.learner.model.packing import PACKED_ATTENTION, Layout, Segments, packed_attention
+from nouscoder.learner.model.packing import PACKED_ATTENTION, Layout, Segments, attend_packed, packed_attention
 
 log = logging.getLogger(__name__)
 
@@ -172,12 +172,17 @@ def varlen_attention(
 ) -> tuple[Tensor, None]:
     """An attention function of transformers: query, key, value [1, heads, length, size] -> [1, length, heads, size].
 
-    Without a layout each row is one sequence, and SDPA is used.
+    Without a layout each row is one sequence, and SDPA is used. Raises ValueError for sinks and soft caps, which the
+    kernels do not have.
     """
+    if more.get("s_aux") is not None or more.get("softcap") is not None:
+        raise ValueError("this kernel has neither attention sinks nor soft caps")
     if layout is None:
         more |= {"scaling": scaling, "sliding_window": sliding_window}
         return packed_attention(module, query, key, value, attention_mask, **more)
     # [1, heads, length, size] -> [length, heads, size]
+    if attention_mask is not None:
+        raise ValueError("the model makes a mask of its own, which packed rows do not have")
     queries, keys, values = (one[0].transpose(0, 1) for one in (query, key, value))
     keys, values = layout.keys_and_values(keys, values)
     return kernel(queries, keys, values, layout.segments, scaling, sliding_window).unsqueeze(0), None
@@ -201,9 +206,16 @@ def use_attention(model: PreTrainedModel, wanted: Attention, dtype: torch.dtype,
 
     `shares_rows`: several processes hold parts of a row. Raises ValueError when this attention cannot run here.
     """
+    if special := _beyond_kernels(model):
+        if shares_rows or wanted not in (Attention.AUTO, Attention.SDPA):
+            setting = "context_parallel" if shares_rows else f"attention {wanted.value}"
+            raise ValueError(
+                f"learner.{setting} cannot run here: a {model.config.model_type} model has {special}, which only"
+                " learner.attention sdpa on whole rows has"
+            )
+        wanted = Attention.SDPA
     kind = chosen(wanted, model.device, dtype, _head_size(model))
-    name = SDPA_VARLEN if shares_rows and kind is Attention.SDPA else _NAMES[kind]
-    model.set_attn_implementation(name)
+    attend_packed(model, SDPA_VARLEN if shares_rows and kind is Attention.SDPA else _NAMES[kind])
     log.info("attention", extra={"attention": kind.value, "device": str(model.device), "dtype": str(dtype)})
 
 
@@ -242,7 +254,17 @@ def _version(capability: tuple[int, int]) -> str:
 
 def _head_size(model: PreTrainedModel) -> int:
     config = model.config.get_text_config()
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    heads = getattr(config, "num_attention_heads", None) or 1
+    return int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def _beyond_kernels(model: PreTrainedModel) -> str:
+    """What the model's attention has that no kernel here has; empty without such a thing."""
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        return "soft caps inside its attention"
+    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+        return "attention sinks"
+    return ""
 
 
 # The division of heads among calls of a kernel.

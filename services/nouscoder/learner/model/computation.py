@@ -33,15 +33,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
+from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn.attention import varlen as _varlen  # noqa: F401 - defines an operation that is kept
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import AttentionInterface, PreTrainedModel
 
 from nouscoder.config import ActivationCheckpointing, ComputeType, Config, LearnerSection, OptimizerStates
+from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.attention import use_attention
 from nouscoder.learner.model.experts import replay_experts
 from nouscoder.learner.model.logprobs import Scorer
-from nouscoder.learner.model.packing import PACKED_ATTENTION
+from nouscoder.learner.model.packing import PACKED_ATTENTION, packs
 from nouscoder.learner.model.weights import add_adapters
 from nouscoder.learner.parallel.ranks import Ranks
 
@@ -57,13 +59,18 @@ def compile_layers(model: PreTrainedModel) -> None:
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(f"learner.compile does not know the layers of {type(model).__name__}")
+    if packs(model):
+        _leave_out_attention(model)
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def _leave_out_attention(model: PreTrainedModel) -> None:
     attention: Any = model.config._attn_implementation
     uncompiled = f"{attention}_uncompiled"
     functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
     functions.register(uncompiled, torch.compiler.disable(functions[attention]))  # type: ignore[no-untyped-call]
     model.set_attn_implementation(uncompiled)
-    for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
 # Activation checkpointing.
@@ -220,10 +227,9 @@ class Computation:
         checkpoint_activations(self.model, settings.activation_checkpointing, settings.checkpointed_layers)
         self.scorer = self._root_of(self.model)
 
-    @property
-    def shares_prompts(self) -> bool:
-        """Whether rows may hold a prompt once for all its rollouts: every layer finds its tokens by the layout."""
-        config = self.model.config
+    def shares_prompts(self, model: PreTrainedModel) -> bool:
+        """Whether its rows may hold a prompt once for all rollouts: every layer finds its tokens by the layout."""
+        config = model.config
         packed = config._attn_implementation == PACKED_ATTENTION and self._ranks.row is None
         return packed and config.model_type in _SHARE_PROMPTS
 
@@ -232,13 +238,20 @@ class Computation:
         if self._copy is not None:
             self._copy.refresh()
 
+    def admit(self) -> None:
+        """Measure whether the passes are those of the model. All ranks must call it together. Raises NotAdmitted."""
+        self.refresh()
+        admit(self.scorer, self._dtype, self._ranks)
+
     def reference(self, load: Callable[[], PreTrainedModel]) -> Scorer:
-        """The loaded model, for log-probabilities only, with the same type, attention and ranks."""
+        """The loaded model, for log-probabilities only, with the same type, attention and ranks. Raises NotAdmitted."""
         # FSDP2 rounds the weights that it gathers.
         dtype = torch.float32 if self._ranks.is_group else self._dtype
         model = round_weights(load(), dtype, self.device)
         self._attend(model)
-        return self._root_of(model)
+        scorer = self._root_of(model)
+        admit(scorer, self._dtype, self._ranks)
+        return scorer
 
     def _attend(self, model: PreTrainedModel) -> None:
         shares_rows = self._ranks.row is not None
@@ -248,4 +261,5 @@ class Computation:
         # The ratios need exactly the distribution that was sampled from, so dropout is off.
         root = Scorer(model, self._ranks.row, compiled=self._settings.compile).eval()
         self._ranks.shard(root, model, self._dtype, on_cpu=self._masters_on_cpu)
+        register_fsdp_forward_method(root, "own_logprobs")  # does nothing to a root that is not sharded
         return root

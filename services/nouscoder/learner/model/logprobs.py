@@ -9,6 +9,11 @@ With z = (W h + b) / T, log p = z - logsumexp(z) and H = - sum p log p, for the 
 
 The forward pass keeps logsumexp(z) and H, [tokens] each. The backward pass computes the logits of each chunk again.
 
+Some models change their logits after the head. A scale s (Cohere, Granite, Falcon-H1) is a temperature of T / s. A
+soft cap c (Gemma 2, arXiv 2408.00118, section 2) makes z = c tanh((W h + b) / c) / T. Its derivative 1 - (z T / c)^2 is
+a factor of the gradient. The configuration of a model says which, under one of a few names. A model whose head does
+anything else is refused (admission.py).
+
 INVARIANT: no tensor has more than `chunk_tokens` times the vocabulary elements, except the gradient of W.
 """
 
@@ -26,7 +31,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from nouscoder.learner.model.packing import MicroBatch
+from nouscoder.learner.model.packing import MicroBatch, attend_alone, last_states
 from nouscoder.learner.parallel.context_parallel import RowGroup, part_of
 
 # The head: from hidden states, chunk by chunk, without the logits of all tokens at once.
@@ -50,17 +55,28 @@ def fused_scores(
     chunk_tokens: int,
     entropy_gradient: bool,
     compiled: bool = False,
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """(log-probabilities, entropies), [tokens] each, in float32 or better; entropies in nats.
 
     states [tokens, hidden], weight [vocabulary, hidden], bias [vocabulary], targets [tokens], temperatures [tokens].
     The entropies have a gradient only if `entropy_gradient`. `compiled`: torch.compile makes one or two passes over the
-    logits of what else takes ten.
+    logits of what else takes ten. `cap`: the soft cap of the logits; 0: none.
     """
     scores: tuple[Tensor, Tensor] = _FusedScores.apply(  # type: ignore[no-untyped-call]
-        states, weight, bias, targets, temperatures, chunk_tokens, entropy_gradient, compiled
+        states, weight, bias, targets, temperatures, chunk_tokens, entropy_gradient, compiled, cap
     )
     return scores
+
+
+def _capped(logits: Tensor, cap: float) -> Tensor:
+    """c tanh(logits / c) of new logits, in their type."""
+    return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def _slope(capped: Tensor, cap: float) -> Tensor | float:
+    """The derivative of c tanh(logits / c), from its value."""
+    return 1 - (capped / cap) ** 2 if cap else 1.0
 
 
 def _scores(chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,16 +150,18 @@ class _FusedScores(Function):
         chunk_tokens: int,
         entropy_gradient: bool,
         compiled: bool,
+        cap: float,
     ) -> tuple[Tensor, Tensor]:
         score = _compiled(_scores) if compiled else _scores_in_place
         size = len(targets)
         logprobs = torch.empty(size, dtype=_exact(states), device=states.device)
         entropies, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for part in _chunks(size, chunk_tokens):
-            chunk = _Chunk(F.linear(states[part], weight, bias), targets[part], temperatures[part])
+            logits = _capped(F.linear(states[part], weight, bias), cap)
+            chunk = _Chunk(logits, targets[part], temperatures[part])
             logprobs[part], entropies[part], normalisers[part] = score(chunk)
         ctx.save_for_backward(states, weight, bias, targets, temperatures, normalisers, entropies)
-        ctx.chunk_tokens, ctx.entropy_gradient, ctx.compiled = chunk_tokens, entropy_gradient, compiled
+        ctx.chunk_tokens, ctx.entropy_gradient, ctx.compiled, ctx.cap = chunk_tokens, entropy_gradient, compiled, cap
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -155,9 +173,12 @@ class _FusedScores(Function):
         gradient = _compiled(_gradient) if ctx.compiled else _gradient_in_place
         of_states, of_weight, of_bias = _zeros(ctx, states, weight, bias)
         for part in _chunks(len(targets), ctx.chunk_tokens):
-            chunk = _Chunk(F.linear(states[part], weight, bias), targets[part], temperatures[part])
+            logits = _capped(F.linear(states[part], weight, bias), ctx.cap)
+            chunk = _Chunk(logits, targets[part], temperatures[part])
             of_entropies = gradients[1][part] if ctx.entropy_gradient else None
+            slope = _slope(logits, ctx.cap)  # before the logits are overwritten
             of_logits = gradient(chunk, normalisers[part], entropies[part], gradients[0][part], of_entropies)
+            of_logits = of_logits.mul_(slope) if ctx.cap else of_logits
             if of_bias is not None:
                 of_bias += of_logits.sum(0, dtype=of_bias.dtype)
             if of_states is not None:
@@ -166,7 +187,7 @@ class _FusedScores(Function):
                 of_weight += of_logits.T @ states[part]
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
         of_bias = None if of_bias is None else of_bias.to(bias.dtype)
-        return of_states, of_weight, of_bias, None, None, None, None, None
+        return of_states, of_weight, of_bias, None, None, None, None, None, None
 
 
 def _exact(tensor: Tensor) -> torch.dtype:
@@ -194,6 +215,34 @@ _MAX_LOGITS = 2**26  # 256 MiB of float32
 _MAX_COMPILED_LOGITS = 2**28  # 512 MiB of bfloat16: what is compiled has no logits in float32
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A linear head, and what the model does with its logits: they are scaled, or soft-capped (0: not)."""
+
+    layer: nn.Linear
+    scale: float
+    cap: float
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Head:
+        """The head of the model. Raises ValueError when it is not linear."""
+        layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if not isinstance(layer, nn.Linear):
+            raise ValueError(f"its head is a {type(layer).__name__}, and only a linear head is supported")
+        config = model.config.get_text_config()
+        scale = _number(config, "logit_scale", 1.0) * _number(config, "lm_head_multiplier", 1.0)
+        caps = (_number(config, name, 0.0) for name in _CAPS)
+        return cls(layer, scale / _number(config, "logits_scaling", 1.0), max(caps))
+
+
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
+
+def _number(config: Any, name: str, default: float) -> float:
+    found = getattr(config, name, None)
+    return float(found) if isinstance(found, (int, float)) and found else default
+
+
 class Scorer(nn.Module):
     """`score_tokens` as a module: the root through which all forward passes of a sharded model go.
 
@@ -217,6 +266,21 @@ class Scorer(nn.Module):
         logprobs, entropies = self._row.gather_scores(mine, part.owners).unbind()
         return logprobs, entropies if entropy_gradient else entropies.detach()
 
+    def own_logprobs(self, token_ids: Tensor) -> Tensor:
+        """The log-probability of each token of a sequence but the first, [tokens - 1], by the model's own forward pass.
+
+        token_ids [tokens]. Attention and head are those of transformers.
+        """
+        attention = self.model.config._attn_implementation
+        attend_alone(self.model)
+        try:
+            logits = self.model(input_ids=token_ids.unsqueeze(0), use_cache=False).logits[0, :-1]
+        finally:
+            if attention != self.model.config._attn_implementation:
+                self.model.set_attn_implementation(attention)
+        logprobs: Tensor = logits.to(_exact(logits)).log_softmax(-1)
+        return logprobs.gather(-1, token_ids[1:].unsqueeze(-1)).squeeze(-1)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
@@ -232,28 +296,22 @@ def score_tokens(
     """Scores under softmax(logits / temperature of the rollout), from which the tokens were sampled (at top-p 1).
 
     The entropies have a gradient only if `entropy_gradient`. `compiled`: the head is compiled too.
-    Raises ValueError for a head that is not linear.
+    Raises ValueError for a head that is not linear, and for several sequences under a model that does not pack them.
     """
     # An attention that ignores the layout finds the sequences by their positions, which start again from 0.
     experts = {} if micro_batch.experts is None else {"experts": micro_batch.experts.on(micro_batch.input_ids.device)}
-    hidden = model.base_model(
-        input_ids=micro_batch.input_ids,
-        position_ids=micro_batch.position_ids,
-        layout=micro_batch.layout,
-        use_cache=False,
-        **experts,
-    ).last_hidden_state
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if not isinstance(head, nn.Linear):
-        raise ValueError(f"the policy's head is a {type(head).__name__}, and only a linear head is supported")
+    hidden = last_states(model, micro_batch.input_ids, micro_batch.position_ids, micro_batch.layout, **experts)
+    head = Head.of(model)
     logprobs, entropies = fused_scores(
-        hidden[0].index_select(0, micro_batch.positions),
-        head.weight,
-        head.bias,
+        # Mamba computes the last states in float32 also in bfloat16.
+        hidden.index_select(0, micro_batch.positions).to(head.layer.weight.dtype),
+        head.layer.weight,
+        head.layer.bias,
         micro_batch.targets,
-        micro_batch.temperatures,
-        chunk_tokens=max(1, (_MAX_COMPILED_LOGITS if compiled else _MAX_LOGITS) // head.out_features),
+        micro_batch.temperatures / head.scale,
+        chunk_tokens=max(1, (_MAX_COMPILED_LOGITS if compiled else _MAX_LOGITS) // head.layer.out_features),
         entropy_gradient=entropy_gradient,
         compiled=compiled,
+        cap=head.cap,
     )
     return TokenScores(logprobs, entropies)

@@ -5,7 +5,19 @@ Each rollout's positions start from 0, and attention stays inside it, so a rollo
 Attention is causal inside each of the packed sequences. Sequences of similar length are padded to one width, only for
 the attention, and share one call of SDPA. Every other layer works on the packed row, without padding. The work is that
 of the squares of the sequences' lengths, never that of the square of the row's length, and there is no mask.
-transformers' own masked SDPA gives the same (a test shows it).
+transformers' own attention of each sequence alone gives the same (a test shows it).
+
+A model whose attention is not one of ours cannot have packed rows. Its rows have one sequence each, and it computes
+them as transformers does (`packs`).
+
+Two kinds of attention are more than SDPA's softmax of the logits z = scale * q k. gpt-oss has a sink s for each head,
+which takes a share of the weights and gives nothing (transformers, modeling_gpt_oss):
+
+    weight of key j = exp(z_j) / (exp(s) + sum of exp(z_i))
+
+That is one more key at the front of each sequence, with the logit s for all queries and a value of zeros. Gemma 2 has
+soft caps (arXiv 2408.00118, section 2): c tanh(z / c) takes the place of z. SDPA has no such logits, so they are made
+explicitly, for some queries at a time.
 
 Rollouts of a group begin with the same prompt. With `shares_prompts` a row holds each prompt once, before the sampled
 tokens of its first rollout. Attention puts the whole sequences together again, and the gradients of all of them add up
@@ -14,7 +26,7 @@ at the prompt. So no other layer computes a prompt twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
@@ -22,9 +34,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Function
-from transformers import AttentionInterface
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from nouscoder.domain.rollout import Rollout
@@ -32,7 +46,8 @@ from nouscoder.learner.model.experts import RowExperts
 
 # Attention inside each sequence of a row.
 
-PACKED_ATTENTION = "nouscoder_packed"
+_OURS = "nouscoder_"
+PACKED_ATTENTION = f"{_OURS}packed"
 # Padding inside a call of SDPA is at most 1 / 0.75 - 1 of the tokens, and 1 / 0.75^2 - 1 of the work.
 _SHORTEST_PER_LONGEST = 0.75
 
@@ -194,32 +209,170 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """An attention function of transformers: query, key, value [1, heads, length, size] -> [1, length, heads, size].
 
-    Without a layout each row is one sequence, and rows may be several.
+    Without a layout each row is one sequence, and rows may be several. Raises ValueError for a mask beside a layout.
     """
     if layout is None:
-        mask = attention_mask if attention_mask is not None else _window(query, sliding_window)
+        mask = attention_mask if attention_mask is not None else _window(query.shape[2], sliding_window, query.device)
         return sdpa_attention_forward(module, query, key, value, mask, **more)
+    if attention_mask is not None:
+        raise ValueError("the model makes a mask of its own, which packed rows do not have")
     padded = [_pad(row[0], layout) for row in (query, key, value)]
     sizes = [sequences * width for sequences, width in layout.blocks]
     outputs = []
     for (sequences, _), *parts in zip(layout.blocks, *(torch.split(one, sizes, 1) for one in padded), strict=True):
         # [heads, sequences * width, size] -> [sequences, heads, width, size]
         q, k, v = (part.unflatten(1, (sequences, -1)).transpose(0, 1) for part in parts)
-        output, _none = sdpa_attention_forward(module, q, k, v, _window(q, sliding_window), **more)
-        outputs.append(output.flatten(0, 1))
+        outputs.append(_of_sequences(module, q, k, v, sliding_window, **more).flatten(0, 1))
     return _unpad(torch.cat(outputs), layout).unsqueeze(0), None
 
 
-def _window(query: Tensor, sliding_window: int | None) -> Tensor | None:
-    """The mask [width, width] of a causal window; None where the plain causal attention is the same."""
-    width = query.shape[2]
+def _of_sequences(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: int | None,
+    *,
+    s_aux: Tensor | None = None,
+    softcap: float | None = None,
+    scaling: float | None = None,
+    **more: Any,
+) -> Tensor:
+    """[sequences, heads, width, size] -> [sequences, width, heads, size]: causal attention inside each sequence."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if softcap is not None:
+        return _soft_capped(query, key, value, window, softcap, scale)
+    if s_aux is not None:
+        return _with_sinks(module, query, key, value, window, s_aux, scale)
+    mask = _window(query.shape[2], window, query.device)
+    return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)[0]
+
+
+# Kernels of SDPA want heads whose size is a multiple of this.
+_HEAD_STEP = 8
+
+
+def _with_sinks(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, window: int | None, sinks: Tensor, scale: float
+) -> Tensor:
+    """Attention with one sink a head, see the module. The sink is the key of a token at the front.
+
+    Key heads are shared, and sinks are not: one more number of a query holds its head's sink, and a 1 in the sink's key
+    chooses it.
+    """
+    size = query.shape[-1]
+    query, key, value = (F.pad(one, (0, _HEAD_STEP, 1, 0)) for one in (query, key, value))
+    is_extra = torch.zeros(query.shape[-1], dtype=torch.bool, device=query.device)
+    is_extra[size] = True
+    is_first = torch.zeros(key.shape[2], 1, dtype=torch.bool, device=key.device)
+    is_first[0] = True
+    query = torch.where(is_extra, (sinks / scale).to(query.dtype).view(1, -1, 1, 1), query)
+    key = torch.where(is_extra & is_first, torch.ones_like(key), key)
+    mask = _window(query.shape[2], window, query.device)
+    if mask is not None:
+        mask[..., 0] = True
+    output: Tensor = sdpa_attention_forward(module, query, key, value, mask, scaling=scale)[0]
+    return output[:, 1:, :, :size]
+
+
+_QUERIES_AT_ONCE = 512
+
+
+def _soft_capped(query: Tensor, key: Tensor, value: Tensor, window: int | None, softcap: float, scale: float) -> Tensor:
+    """Attention with soft caps, see the module. The backward pass computes the logits again."""
+    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for one in (key, value))
+
+    def part(queries: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+        logits = softcap * torch.tanh(queries @ keys.transpose(-1, -2) * (scale / softcap))
+        distance = torch.arange(start, keys.shape[2], device=keys.device)[:, None] - torch.arange(
+            keys.shape[2], device=keys.device
+        )
+        seen = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+        weights = logits.masked_fill(~seen, float("-inf")).softmax(-1, dtype=torch.float32)
+        return weights.to(values.dtype) @ values
+
+    def parts() -> Iterator[Tensor]:
+        for start in range(0, query.shape[2], _QUERIES_AT_ONCE):
+            end = min(start + _QUERIES_AT_ONCE, query.shape[2])
+            inputs = (query[:, :, start:end], key[:, :, :end], value[:, :, :end], start)
+            yield checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+    return torch.cat([*parts()], dim=2).transpose(1, 2)
+
+
+def _window(width: int, sliding_window: int | None, device: torch.device) -> Tensor | None:
+    """The mask [1, 1, width, width] of a causal window; None where the plain causal attention is the same."""
     if sliding_window is None or sliding_window >= width:
         return None
-    ones = torch.ones(width, width, dtype=torch.bool, device=query.device)
+    ones = torch.ones(width, width, dtype=torch.bool, device=device)
     return (ones.tril() & ones.triu(1 - sliding_window))[None, None]
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+# Which models have packed rows.
+
+
+_PACKABLE = {"full_attention", "sliding_attention", "linear_attention"}
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
+
+
+def packs(model: PreTrainedModel) -> bool:
+    """Whether rows of this model may have several sequences: its attention is one of ours."""
+    return str(model.config._attn_implementation).startswith(_OURS)
+
+
+def row_budget(model: PreTrainedModel, max_tokens: int) -> int:
+    """The tokens of a row of this model, for `plan`. 0, where each sequence needs a row of its own."""
+    return max_tokens if packs(model) else 0
+
+
+def last_states(model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, layout: Layout, **more: Any) -> Tensor:
+    """The last hidden states of a row, [length, hidden]. Raises ValueError for several sequences without packing."""
+    if packs(model):
+        more |= {"layout": layout, **_for_linear_layers(model, layout)}
+    elif len(layout.lengths) > 1:
+        raise ValueError(f"rows of a {model.config.model_type} model have one sequence each")
+    decoder: nn.Module = model.base_model
+    if decoder is model:  # Llama 4 names another module
+        decoder = model.model
+    states: Tensor = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **more).last_hidden_state
+    return states[0]
+
+
+def _for_linear_layers(model: PreTrainedModel, layout: Layout) -> dict[str, Tensor]:
+    """Where the sequences of a row are, as kernels of linear attention read it (Qwen3-Next, Qwen3.5).
+
+    transformers raises ValueError where the packages of these kernels are not installed.
+    """
+    if "linear_attention" not in _layer_kinds(model):
+        return {}
+    ends = layout.segments.cu_queries
+    numbers = torch.arange(len(ends) - 1, dtype=torch.int32, device=ends.device).repeat_interleave(ends.diff())
+    return {"cu_seq_lens_q": ends, "seq_idx": numbers.unsqueeze(0)}
+
+
+def _layer_kinds(model: PreTrainedModel) -> set[str]:
+    return set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+
+
+def attend_packed(model: PreTrainedModel, name: str = PACKED_ATTENTION) -> None:
+    """Have the model use this attention of packed rows, if the model lets its attention be chosen.
+
+    Other kinds of layers than these are in transformers' masks alone, which packed rows do not have. Some positions
+    depend on the longest sequence of a row (Phi 3 with a long context).
+    """
+    rope = str(getattr(model.config.get_text_config(), "rope_parameters", None))
+    by_length = any(f"'{kind}'" in rope for kind in _ROPE_BY_LENGTH)
+    if _layer_kinds(model) <= _PACKABLE and not by_length and model._can_set_attn_implementation():
+        model.set_attn_implementation(name)
+
+
+def attend_alone(model: PreTrainedModel) -> None:
+    """Have the model use transformers' own attention, for rows of one sequence."""
+    if packs(model):
+        model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
 
 
 # Rows of rollouts.

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from nouscoder.config import LoraSection
 from nouscoder.errors import Unusable
-from nouscoder.learner.model.packing import PACKED_ATTENTION
+from nouscoder.learner.model.packing import attend_packed
 from nouscoder.learner.parallel.ranks import whole
 from nouscoder.policy_folder.policy_tensors import Adapter, merged
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained, load_whole
@@ -112,13 +112,12 @@ def load_model(folder: Path) -> PreTrainedModel:
     _refuse_missing(folder)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr holds JSON lines
     try:
-        model: PreTrainedModel = load_whole(
-            AutoModelForCausalLM, folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
-        )
+        model: PreTrainedModel = load_whole(AutoModelForCausalLM, folder, dtype=torch.float32)
     except (WeightsMissing, WeightsUnusable) as error:
         raise WeightsError(str(error)) from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+    attend_packed(model)
     return model
 
 
@@ -128,11 +127,10 @@ def empty_model(folder: Path) -> PreTrainedModel:
     try:
         config = load_pretrained(AutoConfig, folder)
         with torch.random.fork_rng(devices=[]):
-            model: PreTrainedModel = build_model(
-                AutoModelForCausalLM, config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
-            )
+            model: PreTrainedModel = build_model(AutoModelForCausalLM, config, dtype=torch.float32)
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+    attend_packed(model)
     return model
 
 

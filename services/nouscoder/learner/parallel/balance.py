@@ -72,10 +72,13 @@ def flops_of_sums(model: PreTrainedModel, num_tokens: int, squared_tokens: int) 
 
 
 def attention_width(model: PreTrainedModel) -> int:
-    """Layers * heads * head size."""
+    """Layers * heads * head size; 0 for a model without attention."""
     config = model.config.get_text_config()
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(config.num_hidden_layers * config.num_attention_heads * head_size)
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        return 0
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(config.num_hidden_layers * heads * head_size)
 
 
 def active_parameters(model: PreTrainedModel) -> int:
@@ -91,7 +94,11 @@ def active_parameters(model: PreTrainedModel) -> int:
     if not of_experts:
         return total
     config = model.config.get_text_config()
-    return total - of_experts + of_experts * int(config.num_experts_per_tok) // int(config.num_experts)
+    experts = next((found for name in _EXPERTS if (found := getattr(config, name, None))), 0)
+    return total - of_experts + of_experts * int(config.num_experts_per_tok) // int(experts) if experts else total
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 # Rows of rollouts for ranks that train together.

@@ -1,0 +1,135 @@
+"""Which model types the learner trains, as docs/models.md says, and that it computes them as transformers does.
+
+Each type is a small random model. What the learner's own measurement finds is compared with the document, and its
+log-probabilities and gradients with eager attention of transformers, one sequence at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from tests.services.model_types import TYPES, tiny_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from nouscoder.demo.policy import CharTokenizer
+from nouscoder.domain.rollout import Rollout
+from nouscoder.learner.loading import prepare_thread
+from nouscoder.learner.model.admission import NotAdmitted, admit
+from nouscoder.learner.model.logprobs import Head, Scorer, score_tokens
+from nouscoder.learner.model.packing import attend_packed, pack, packs, row_budget
+from nouscoder.sft.reading import rollout_of
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+PACKED, ALONE, REFUSED = "packed", "one sequence", "refused"
+# In the default tests: each way in which a model may be computed wrong, and the families that people train most.
+COMMON = {
+    *("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gemma3_text", "deepseek_v3"),
+    *("gemma2", "cohere", "granite", "gpt_oss", "falcon_h1", "qwen3_5_text", "qwen3_next", "llama4_text"),
+    *("stablelm", "lfm2", "phimoe", "mamba2", "gptj", "bert", "doge"),
+}
+EVERY_TYPE = [pytest.param(kind, marks=() if kind in COMMON else pytest.mark.heavy) for kind in TYPES]
+CPU = torch.device("cpu")
+SENTENCE = re.compile(
+    r"a model of type [\w-]+ cannot be trained: what the learner computes differs from the model's own numbers by"
+    r" [\d.]+, and [\d.e-]+ is the most: choose a model of another type \(docs/models.md\)"
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    prepare_thread(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """What the document says of each type: how its rows are, and what else its logits and its attention need."""
+    rows = re.findall(r"^\| `([\w-]+)` \|[^|]*\|([^|]*)\|([^|]*)\|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert len(rows) == len({kind for kind, _, _ in rows}), "each type once"
+    return {kind: (form.strip(), more.strip()) for kind, form, more in rows}
+
+
+def examples(seed: int) -> list[Rollout]:
+    """Sequences of other lengths and tokens than those of the learner's measurement, some longer than windows."""
+    random = Random(seed)
+    ids = range(3, CharTokenizer().vocab_size)
+    sizes = ((2, 4), (3, 17), (1, 5), (4, 8))
+    return [rollout_of([(random.choices(ids, k=n), False), (random.choices(ids, k=k), True)]) for n, k in sizes]
+
+
+def own_scores(model: PreTrainedModel, rollouts: list[Rollout]) -> list[Tensor]:
+    """Log-probabilities of the sampled tokens of each rollout alone, by the forward pass of transformers."""
+    scores = []
+    for rollout in rollouts:
+        ids = torch.tensor([*rollout.token_ids])
+        logprobs = model(input_ids=ids[None], use_cache=False).logits[0].log_softmax(-1)
+        ((start, end),) = rollout.sampled_ranges()
+        scores.append(logprobs[torch.arange(start - 1, end - 1), ids[start:end]])
+    return scores
+
+
+def gradient(model: PreTrainedModel, scores: Tensor) -> dict[str, Tensor]:
+    """That of the sum of the scores, by weight."""
+    model.zero_grad()
+    torch.autograd.backward(scores.sum())
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def admitted(model: PreTrainedModel) -> str:
+    """What the learner finds about the model."""
+    attend_packed(model)
+    try:
+        admit(Scorer(model), torch.float32)
+    except NotAdmitted as error:
+        return REFUSED if SENTENCE.fullmatch(str(error)) else str(error)
+    return PACKED if packs(model) else ALONE
+
+
+def needs(model: PreTrainedModel) -> str:
+    """What the model's logits and its attention need beside a linear head and a softmax."""
+    head, config = Head.of(model), model.config.get_text_config()
+    found = {
+        "scaled logits": head.scale != 1,
+        "capped logits": head.cap != 0,
+        "capped attention": getattr(config, "attn_logit_softcapping", None) is not None,
+        "attention sinks": any(name.endswith(".sinks") for name, _ in model.named_parameters()),
+    }
+    return ", ".join(name for name, is_so in found.items() if is_so)
+
+
+@pytest.mark.parametrize("kind", EVERY_TYPE)
+def test_a_type_is_computed_as_transformers_does_or_refused(kind: str) -> None:
+    model = tiny_model(kind)
+    form = admitted(model)
+    form_there, needs_there = documented()[kind]
+    assert form == form_there
+    if form == REFUSED:
+        return
+    assert needs(model) == needs_there
+    rollouts = examples(1)
+    parts = pack(rollouts, row_budget(model, 1000), CPU)
+    assert len(parts) == (1 if form == PACKED else len(rollouts))
+    scores = torch.cat([score_tokens(model, part).logprobs for part in parts])
+    found = gradient(model, scores)
+    owners = [part.rollout_indices[row] for part in parts for row in part.rollout_of_token.tolist()]
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation("eager")
+    own = own_scores(model, rollouts)
+    for number, expected in enumerate(own):
+        mine = scores[[place for place, owner in enumerate(owners) if owner == number]]
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)
+    for name, expected in gradient(model, torch.cat(own)).items():
+        assert float((found[name] - expected).norm()) <= 1e-3 * float(expected.norm()) + 1e-4, name
+
+
+def test_the_document_lists_exactly_these_types() -> None:
+    assert documented().keys() == TYPES.keys()
+    assert len(TYPES) >= 45
