@@ -52,7 +52,7 @@ def tiny_llama() -> LlamaForCausalLM:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return LlamaForCausalLM(config).eval()
+        return LlamaForCausalLM(config)
 
 
 def write_gguf(
@@ -94,7 +94,7 @@ def _name(name: str) -> str:
 
 
 def _describe(writer: Any, model: LlamaForCausalLM, splits: str) -> None:
-    config = model.config
+    config: Any = model.config
     writer.add_name("tiny")
     writer.add_block_count(_LAYERS)
     writer.add_context_length(config.max_position_embeddings)

