@@ -113,7 +113,8 @@ async def test_the_configured_engine_is_opened(new_engine: Engine, config: Confi
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(None, "holds no config.json"), ('{"model_type": "gpt2"}', "runs llama, qwen2, qwen3")]
+    ("content", "says"),
+    [(None, "holds no config.json"), ('{"model_type": "mamba"}', "the torch engine does not run models of type mamba")],
 )
 def test_a_folder_that_holds_no_policy_is_refused_by_name(tmp_path: Path, content: str | None, says: str) -> None:
     if content is not None:

@@ -17,7 +17,8 @@ from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32
 from nouscoder.generation.engines.base import EngineError, SampleRequest
-from nouscoder.generation.engines.slots import KeyValueCache, choose_tokens, decode_mask, draws_of
+from nouscoder.generation.engines.decoder import SLOTS_ATTENTION
+from nouscoder.generation.engines.slots import KeyValueCache, choose_tokens, draws_of
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.policy_folder.weights_files import weights_files
 
@@ -115,27 +116,27 @@ def sampled_logprobs(rollout: Rollout) -> torch.Tensor:
 
 
 def test_cache_gives_the_logits_of_a_plain_forward_pass_while_rows_join_and_leave() -> None:
-    model = tiny_model()
+    model = tiny_model(attn_implementation=SLOTS_ATTENTION)
     random = torch.Generator().manual_seed(5)
     sequences = [torch.randint(3, 90, (length,), generator=random) for length in (30, 22, 35, 18)]
     starts = [4, 9, 2, 13]
     with torch.inference_mode():
-        wanted = [model(input_ids=ids[None], use_cache=False).logits[0] for ids in sequences]
-        cache = KeyValueCache(model.config, 4, CAPACITY, torch.device("cpu"))
+        plain = tiny_model()
+        wanted = [plain(input_ids=ids[None], use_cache=False).logits[0] for ids in sequences]
+        cache = KeyValueCache(4, CAPACITY)
 
         def join(slot: int, which: int) -> None:
             ids = sequences[which][: starts[which]]
             passing = cache.prompt_pass(slot, torch.tensor([0]))
             positions = torch.arange(len(ids))[None]
-            model.model(ids[None], {"full_attention": None}, positions, passing, use_cache=False)
+            model(ids[None], position_ids=positions, past_key_values=passing, use_cache=False)
 
         def decode(slots: list[int], lengths: list[int]) -> None:
             columns, longest = torch.tensor(lengths), max(lengths) + 1
             tokens = torch.stack([sequences[which][at] for which, at in zip(slots, lengths, strict=True)])[:, None]
-            mask = {"full_attention": decode_mask(columns, longest)}
             passing = cache.decode_pass(columns, longest)
-            hidden = model.model(tokens, mask, columns[:, None], passing, use_cache=False)
-            logits = model.lm_head(hidden.last_hidden_state[:, 0])
+            output = model(tokens, position_ids=columns[:, None], past_key_values=passing, use_cache=False)
+            logits = output.logits[:, 0]
             for row, (which, at) in enumerate(zip(slots, lengths, strict=True)):
                 torch.testing.assert_close(logits[row], wanted[which][at], atol=1e-4, rtol=0)
 

@@ -12,7 +12,18 @@ import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM as Models
-from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo3Config,
+    Phi3Config,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
 
 from nouscoder.config import Config, load_config
 from nouscoder.demo.policy import EOS_ID, CharTokenizer
@@ -44,7 +55,16 @@ SIZES: dict[str, Any] = {
 }
 DENSE = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 EXPERTS = partial(Qwen3MoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
-FAMILIES: dict[str, Any] = {**DENSE, "qwen3_moe": EXPERTS}
+WINDOW: dict[str, Any] = {"sliding_window": 4}
+LAYERS: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], **WINDOW}
+OTHERS = {
+    "mistral": partial(MistralConfig, **WINDOW),
+    "gemma3_text": partial(Gemma3TextConfig, head_dim=16, query_pre_attn_scalar=16, **LAYERS),
+    "phi3": partial(Phi3Config, pad_token_id=0, **WINDOW),
+    "olmo3": partial(Olmo3Config, **LAYERS),
+    "smollm3": partial(SmolLM3Config, pad_token_id=0, no_rope_layers=[1, 0]),
+}
+FAMILIES: dict[str, Any] = {**DENSE, "qwen3_moe": EXPERTS, **OTHERS}
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +83,11 @@ async def test_a_policy_is_published_in_its_own_type_sampled_from_and_trained(
     tmp_path: Path, family: str, dtype: torch.dtype, max_shard_size: str
 ) -> None:
     await check(tmp_path, family, dtype, max_shard_size)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+async def test_so_is_one_with_windows_or_positions_of_its_own(tmp_path: Path, family: str) -> None:
+    await check(tmp_path, family, torch.bfloat16, "5GB")
 
 
 async def test_so_is_one_with_experts(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def in_learner(folder: Path) -> dict[str, Tensor]:
 def in_torch_engine(folder: Path) -> dict[str, Tensor]:
     engine = TorchEngine(folder, max_running=1, max_tokens_total=8)
     engine.load_policy(weights_files(folder), 0)
-    return dict(engine._model.state_dict())
+    return dict(engine._decoder.model.state_dict())
 
 
 def in_vllm(folder: Path) -> None:

@@ -16,6 +16,7 @@ from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem, is_held_out
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.policy_folder import inspection
+from nouscoder.policy_folder.model_types import VLLM, VLLM_VERSION
 from nouscoder.run import preflight
 from nouscoder.run.supervisor import Supervisor
 
@@ -123,6 +124,26 @@ WRONG: list[tuple[Callable[[Home], object], str]] = [
         r"^problems.train: .*trian.jsonl does not exist.*did you mean train",
     ),
     (key("problems.held_out", '"none.jsonl"'), r"^problems.held_out: .* does not exist.*problems.held_out_share"),
+    (
+        text("model/config.json", '{"model_type": "mamba", "eos_token_id": 1}'),
+        r"^policy.path: .*/model: the torch engine does not run .* of type mamba: set generation.engine to \"vllm\"",
+    ),
+    (
+        text("model/config.json", '{"model_type": "qwen2", "eos_token_id": 1, "layer_types": ["linear_attention"]}'),
+        r"^policy.path: .*/model: the torch engine does not run .* with layers of type linear_attention: set",
+    ),
+    (
+        text("model/config.json", '{"model_type": "mpt", "eos_token_id": 1}'),
+        r"^policy.path: .*/model: .* of type mpt, and vLLM 0.32.0 does not list them: take another model",
+    ),
+    (
+        text(
+            "model/config.json",
+            '{"model_type": "phi3", "eos_token_id": 1, "max_position_embeddings": 4096,'
+            ' "original_max_position_embeddings": 256, "rope_scaling": {"type": "longrope"}}',
+        ),
+        r"^generation.max_tokens_total 512 is more than the 256 positions of .*/model$",
+    ),
     (key("policy.path", '"modle"'), r"^policy.path: .*home/modle does not exist: did you mean model"),
     (key("policy.path", '"/no/such/model"'), r"^policy.path: /no/such/model does not exist$"),
     (key("problems.tran", '"train.jsonl"'), r"my.toml: unknown key problems.tran: did you mean problems.train\?"),
@@ -166,6 +187,37 @@ def test_a_wrong_configuration_gets_one_sentence(home: Home, spoil: Callable[[Ho
     spoil(home)
     (said,) = sentences(home)
     assert re.search(sentence, said), said
+
+
+def test_vllm_runs_what_the_torch_engine_does_not(home: Home) -> None:
+    home.write("model/config.json", '{"model_type": "mamba", "eos_token_id": 1, "max_position_embeddings": 4096}')
+    home.keys |= {"generation.engine": '"vllm"'}
+    assert isinstance(CliRunner().invoke(app, ["train", str(home.toml())]).exception, Started)
+
+
+def test_init_names_the_engine_that_runs_a_model_before_it_writes(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home.root)
+    home.write("model/config.json", '{"model_type": "mamba", "max_position_embeddings": 4096}')
+    answer = CliRunner().invoke(app, ["init", "model", "train.jsonl"])
+    assert re.search(
+        r"/model: the torch engine does not run .* mamba: give --engine vllm, which does$", str(answer.exception)
+    )
+    assert not Path("my.toml").exists()
+    assert CliRunner().invoke(app, ["init", "model", "train.jsonl", "--engine", "vllm"]).exit_code == 0
+    assert 'engine = "vllm"\n' in Path("my.toml").read_text()
+
+
+def test_an_evaluation_names_it_too_before_it_makes_a_folder(home: Home) -> None:
+    home.write("model/config.json", '{"model_type": "mamba", "eos_token_id": 1, "max_position_embeddings": 4096}')
+    answer = CliRunner().invoke(app, ["eval", str(home.root / "held_out.jsonl"), "--policy", str(home.model)])
+    assert re.search(
+        r"/model: the torch engine does not run .* mamba: give --set generation.engine=vllm,", str(answer.exception)
+    )
+    assert not list(Path.cwd().iterdir())
+
+
+def test_the_version_of_vllm_that_is_named_is_the_pinned_one() -> None:
+    assert f'vllm = ["vllm=={VLLM_VERSION}"]' in Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
 
 
 def test_weights_over_nccl_need_a_gpu_on_this_machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,3 +314,15 @@ def test_a_share_of_the_training_file_is_held_out_of_training(home: Home) -> Non
     assert held_out == {name for name in names if is_held_out(name, 0.25)}
     assert set(open_index(config).problem_ids) == names - held_out
     assert 0 < len(held_out) < 20
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("default")
+def test_the_types_of_vllm_are_those_of_its_registry() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from vllm import ModelRegistry
+
+    known = ModelRegistry.get_supported_archs()
+    for model_type in VLLM:
+        names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+        assert known & {names} if isinstance(names, str) else known & set(names), model_type

@@ -26,8 +26,10 @@ from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32
 from nouscoder.domain.verdict import Verdict
+from nouscoder.generation.environments.counting import answer
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.model.weights import load_model
+from nouscoder.run import preflight
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.view import PlainView, View
 from nouscoder.self_play import run as rounds
@@ -81,7 +83,9 @@ class Stopped(BaseException):
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(preflight, "_asked", answer)  # prompts are counted here, not in a process
+
     def problem(name: str, prompt: str) -> Problem:
         tests = StdinTests((StdinCase("1\n", "2\n"),))
         return Problem(name, f"{prompt}\n", tests, limits=LIMITS, text_is_code=True)

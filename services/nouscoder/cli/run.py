@@ -106,13 +106,17 @@ def init(
     model: Annotated[str, typer.Argument(help="the policy's Hugging Face folder, or ORGANISATION/MODEL")] = "model",
     problems: Annotated[str, typer.Argument(help="the problem file")] = "problems.jsonl",
     out: Annotated[Path, typer.Option(help="the new configuration")] = Path("my.toml"),
+    engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.TORCH,
 ) -> None:
     """Write a commented configuration for a model folder and a problem file; `nouscoder train` runs it."""
     from nouscoder.config.tree import write_starter
-    from nouscoder.policy_folder.inspection import context_tokens
+    from nouscoder.errors import Unusable
+    from nouscoder.policy_folder.inspection import context_tokens, engine_faults
 
     folder = out.absolute().parent / model
-    write_starter(out, model, problems, context_tokens(folder))
+    if faults := engine_faults(folder, engine.value, how="give --engine vllm"):
+        raise Unusable(faults[0])
+    write_starter(out, model, problems, context_tokens(folder), engine.value)
     typer.echo(f"{out} is written; begin the run with: nouscoder train {out}")
 
 

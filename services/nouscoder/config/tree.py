@@ -341,7 +341,9 @@ _STARTER_TEMPLATE = "{prompt}\n\nWrite the solution in Python, in one block that
 _STARTER_TOKENS = 4096  # of prompt and completion, unless the model was made for fewer
 
 
-def starter(model: str, problems: str, name: str, positions: int | None = None) -> dict[str, Any]:
+def starter(
+    model: str, problems: str, name: str, positions: int | None = None, engine: str = "torch"
+) -> dict[str, Any]:
     """The values of the file. `positions` is the number of tokens that the model was made for, if it is known."""
     tokens = min(_STARTER_TOKENS, positions or _STARTER_TOKENS)
     return {
@@ -349,7 +351,8 @@ def starter(model: str, problems: str, name: str, positions: int | None = None) 
         "policy": {"path": model},
         "problems": {"train": problems, "held_out_share": 0.1, "held_out_samples": 1},
         "generation": {
-            "device": "cpu",
+            "engine": engine,
+            "device": "cuda" if engine == "vllm" else "cpu",
             "max_running": 32,
             "max_tokens_total": tokens,
             "sampling": {"temperature": 1.0, "max_new_tokens": tokens // 2},
@@ -379,10 +382,10 @@ def _starter_section(described: dict[tuple[str, ...], str], path: tuple[str, ...
     return "".join(lines)
 
 
-def write_starter(file: Path, model: str, problems: str, positions: int | None) -> None:
+def write_starter(file: Path, model: str, problems: str, positions: int | None, engine: str = "torch") -> None:
     """Write a new file. Raises ConfigError when it exists or cannot be written."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("._-") or "run"
-    values = starter(model, problems, name, positions)
+    values = starter(model, problems, name, positions, engine)
     try:
         with file.open("x", encoding="utf8") as out:
             out.write(starter_text(values, file.name))

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, EntryPointSection, EnvironmentSection
+from nouscoder.policy_folder.inspection import chat_template_text
 
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -87,10 +88,9 @@ def may_be_long(config: Config, texts: Iterable[PromptText]) -> list[PromptText]
     form. A chat template writes hardly more around one message than it is long itself.
     """
     environment, folder = config.generation.environment, config.in_run_folder(config.policy.path)
-    around = 64 + 2 * len((environment.prompt_template + environment.system_prompt).encode())
+    around = 16 + 2 * len((environment.prompt_template + environment.system_prompt).encode())
     if environment.prompt_as != "text":
-        files = [folder / name for name in ("tokenizer_config.json", "chat_template.jinja", "chat_template.json")]
-        around += 2 * sum(file.stat().st_size for file in files if file.is_file())
+        around += 2 * len(chat_template_text(folder).encode())
     room = config.generation.max_tokens_total - around
     return [text for text in texts if 2 * len("".join(text).encode()) >= room]
 

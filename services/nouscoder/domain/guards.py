@@ -113,9 +113,9 @@ def mismatch_sentence(mismatch: float, threshold: float) -> str:
     """What a mismatch is, and what causes it."""
     return (
         f"the learner's log-probabilities of tokens that the same weights sampled differ from the sampler's by"
-        f" {mismatch:.3f} nats on average, more than {threshold:g} (0.05 is usual in bfloat16, and 0 with the torch"
-        " engine in float32): generation and learner may have different weights (policy.path, an adapter, quantisation),"
-        " another tokenizer or chat template, or the sampler's probabilities may be those after temperature or top_p"
+        f" {mismatch:.3f} nats on average, more than {threshold:g} (0.05 is usual in bfloat16, 0 in float32):"
+        " generation and learner may have different weights (policy.path, an adapter, quantisation), another tokenizer"
+        " or chat template, or the sampler's probabilities may be those after temperature or top_p"
     )
 
 

@@ -46,7 +46,7 @@ from nouscoder.grade_files.answers import local_answers, remote_answers
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.policy_folder.compose import CONFIG_FILE, with_yarn
-from nouscoder.policy_folder.inspection import context_tokens, downloaded, faults_of, is_hub_id
+from nouscoder.policy_folder.inspection import context_tokens, downloaded, engine_faults, faults_of, is_hub_id
 from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog
@@ -178,6 +178,10 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
     """Evaluate, and answer the record of report.json. Raises NousCoderError."""
     if [bool(request.url), request.samples is not None, request.checkpoint is not None].count(True) != 1:
         raise NothingToEvaluate("give one of --url (with --model), --policy and --samples")
+    if request.checkpoint:
+        how = "give --set generation.engine=vllm"
+        if faults := engine_faults(request.checkpoint.folder, config.generation.engine, how=how):
+            raise CheckpointUnusable(f"--policy: {faults[0]}")
     with naming_storage_faults(request.out):
         made = make_folder(request.out)
         lock = lock_file(request.out / "lock", f"another evaluation works in {request.out}")

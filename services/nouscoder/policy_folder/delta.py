@@ -16,7 +16,7 @@ raises DeltaUnusable, or gives other bytes, whose checksum differs from that of 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -76,10 +76,13 @@ def _block_of(changed: npt.NDArray[np.int64], added: Words) -> bytes:
 
 
 def apply_delta(base: Path, delta: Path, to: Path) -> None:
-    """Write to `to` the file that `delta` was made of. Raises DeltaUnusable."""
-    with base.open("rb") as before, delta.open("rb") as changes, to.open("wb") as output:
-        for words in _changed(_blocks(before), changes, f"{delta}"):
-            output.write(words.tobytes())
+    """Write to `to` the file that `delta` was made of. Raises DeltaUnusable.
+
+    Files are read and written with one call each: beside a busy event loop a thread waits after every call.
+    """
+    data = np.fromfile(base, np.uint8)
+    change(data, delta.read_bytes(), f"{delta}")
+    data.tofile(to)
 
 
 def change(data: npt.NDArray[np.uint8], delta: bytes, name: str) -> None:
@@ -89,23 +92,15 @@ def change(data: npt.NDArray[np.uint8], delta: bytes, name: str) -> None:
     """
     if len(data) % 2:
         raise DeltaUnusable(f"the base of {name} has an odd number of bytes")
-    words = data.view("<u2")
-    blocks = (words[start : start + _BLOCK_WORDS] for start in range(0, len(words), _BLOCK_WORDS))
-    for _ in _changed(blocks, BytesIO(delta), name):
-        pass
-
-
-def _changed(blocks: Iterable[Words], changes: BinaryIO, name: str) -> Iterator[Words]:
-    """Change each block in place."""
+    words, changes = data.view("<u2"), BytesIO(delta)
     if changes.read(len(_MAGIC)) != _MAGIC:
         raise DeltaUnusable(f"{name} is not a delta of weights")
-    for words in blocks:
+    for start in range(0, len(words), _BLOCK_WORDS):
         try:
             positions, added = _read_block(changes)
-            words[positions] += added
+            words[start : start + _BLOCK_WORDS][positions] += added
         except (ValueError, IndexError, struct.error, zstandard.ZstdError) as error:
             raise DeltaUnusable(f"{name} is damaged, or belongs to another base: {error}") from error
-        yield words
     if changes.read(1):
         raise DeltaUnusable(f"{name} is longer than its base")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from nouscoder.config.base import HUB_ID
 from nouscoder.errors import Unusable
+from nouscoder.policy_folder.model_types import engine_fault, positions_of
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, stored_weights
 
 _STOP_FILES = ("generation_config.json", "config.json")
@@ -55,14 +56,29 @@ def faults_of(folder: Path) -> list[str]:
 
 def has_chat_template(folder: Path) -> bool:
     """Whether the tokenizer's files hold a chat template."""
-    beside = any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json"))
-    return beside or bool(_json_of(folder / "tokenizer_config.json").get("chat_template"))
+    return bool(chat_template_text(folder))
+
+
+def chat_template_text(folder: Path) -> str:
+    """The chat templates that the tokenizer's files hold; empty when there is none."""
+    beside = [folder / name for name in ("chat_template.jinja", "chat_template.json")]
+    inside = _json_of(folder / "tokenizer_config.json").get("chat_template") or ""
+    return "".join([*(file.read_text(encoding="utf8") for file in beside if file.is_file()), str(inside)])
 
 
 def context_tokens(folder: Path) -> int | None:
     """The number of positions that the model was made for; None when its configuration does not say."""
-    found = _json_of(folder / "config.json").get("max_position_embeddings")
-    return found if isinstance(found, int) else None
+    return positions_of(_json_of(folder / "config.json"))
+
+
+def engine_faults(folder: Path, engine: str, **how: str) -> list[str]:
+    """Why an engine cannot sample from the model: one sentence, or none. See `engine_fault`."""
+    config = _json_of(folder / "config.json")
+    model_type, layers = config.get("model_type"), config.get("layer_types")
+    if not isinstance(model_type, str):
+        return []  # config_faults says so
+    fault = engine_fault(engine, model_type, layers if isinstance(layers, list) else (), **how)
+    return [f"{folder}: {fault}"] if fault else []
 
 
 def config_faults(folder: Path) -> list[str]:

@@ -49,7 +49,10 @@ def load_whole(kind: Any, folder: Path, *, without: str = "", new: Collection[st
     `without` begins the names of tensors that the files may have for nothing, and `new` are tensors that they need not
     have. Raises WeightsUnusable and WeightsMissing in one sentence, and as `load_pretrained`.
     """
+    from transformers.utils import logging as transformers_logging  # `kind` has loaded it
+
     stored_weights(folder)
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the sentences here say it
     try:
         model, found = load_pretrained(kind, folder, output_loading_info=True, ignore_mismatched_sizes=True, **settings)
     except RuntimeError as error:  # its conversion of names has failed

@@ -92,7 +92,6 @@ def load_reward_model(folder: Path) -> PreTrainedModel:
 def _loaded(folder: Path, **head: Any) -> PreTrainedModel:
     """`head`: see `load_whole`, for a policy, which has another head."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # a new head is no fault
     try:
         model: PreTrainedModel = load_whole(
             AutoModelForSequenceClassification,

@@ -27,6 +27,7 @@ from nouscoder.policy_folder.inspection import (
     HubUnavailable,
     context_tokens,
     downloaded,
+    engine_faults,
     faults_of,
     has_chat_template,
     is_hub_id,
@@ -57,7 +58,7 @@ def checked_fine_tuning(config: Config) -> Config:
         faults.append(f"sft.out: {config.sft.out} exists already: give another folder")
     try:
         config = with_policy_folder(config)
-        faults += _policy_faults(config)
+        faults += _policy_faults(config, of_fine_tuning=True)
     except HubUnavailable as error:
         faults.append(f"policy.path: {error}")
     _raise(lambda: [*faults, *_file_faults(config, of_fine_tuning=True)])
@@ -99,12 +100,12 @@ def with_policy_folder(config: Config) -> Config:
     return config.model_copy(update={"policy": config.policy.model_copy(update={"path": downloaded(str(path))})})
 
 
-def _policy_faults(config: Config) -> Iterator[str]:
+def _policy_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:
     folder = config.in_run_folder(config.policy.path)
     if not folder.exists():
         yield f"policy.path: {_missing(config, config.policy.path)}"
         return
-    found = faults_of(folder)
+    found = faults_of(folder) or ([] if of_fine_tuning else engine_faults(folder, config.generation.engine))
     yield from (f"policy.path: {fault}" for fault in found)
     if config.generation.environment.prompt_as == "messages" and not found and not has_chat_template(folder):
         yield f'generation.environment.prompt_as is "messages", but {folder} has no chat template: take "text"'
@@ -178,7 +179,7 @@ class CannotCount(NousCoderError):
 
 
 def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, int]:
-    """The tokens of each prompt, by a process of its own, because it loads torch. Raises CannotCount."""
+    """The tokens of each prompt, by a process of its own, because it loads transformers. Raises CannotCount."""
     environment = config.generation.environment
     request = {
         "folder": str(config.in_run_folder(config.policy.path)),

@@ -249,7 +249,7 @@ def checked_max_tokens(request: SampleRequest, ids_in_use: Collection[str], capa
     room = capacity - num_prompt_tokens
     if room < 1:
         kind = EngineError if request.num_kept else PromptTooLong  # kept tokens are not of the prompt
-        raise kind(f"a prompt of {num_prompt_tokens} tokens leaves no room in a total of {capacity}: {name}")
+        raise kind(f"{name}: a prompt of {num_prompt_tokens} tokens leaves no room in a total of {capacity}")
     if request.sampling.max_new_tokens < 1:
         raise EngineError(f"{name}: max_new_tokens must be at least 1")
     return min(room, request.sampling.max_new_tokens)

@@ -6,7 +6,8 @@ request and of no other. Later columns hold finite values and are never attended
 choices of exactly the last forward pass, one for each of its tokens and layers.
 
 A pass through the model gets PromptPass or DecodePass as `past_key_values`. Each attention layer calls its `update`
-once. transformers asks PromptPass for sizes, to see that the mask is plainly causal and none is to be made.
+once. transformers asks it for the number of tokens before the new ones and for the columns, to make the masks
+(attention.py).
 
 The random stream of a request is a Philox sequence with its seed as key. Its i-th number determines the i-th token,
 independently of the other rows of the batch. The token is the inverse of the cumulative distribution at that number.
@@ -39,20 +40,24 @@ RouterChoices = npt.NDArray[np.unsignedinteger[Any]]
 class PromptPass:
     """Fills slots from prompts. A prompt attends only to itself, so nothing is read from the cache."""
 
-    def __init__(self, store: Tensor, first_slot: int, source_rows: Tensor) -> None:
-        self._store = store
+    def __init__(self, cache: KeyValueCache, first_slot: int, source_rows: Tensor) -> None:
+        self._cache = cache
         self._slots = slice(first_slot, first_slot + len(source_rows))
         self._source_rows = source_rows
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
-        """Store keys and values [prompts, kv_heads, width, head_dim]. Several slots may share one prompt."""
+        """Store keys and values [prompts, kv_heads, width, size]. Several slots may share one prompt."""
         width = keys.shape[2]
-        self._store[layer, 0, self._slots, :, :width] = keys[self._source_rows]
-        self._store[layer, 1, self._slots, :, :width] = values[self._source_rows]
+        for stored, new in zip(self._cache.layer(layer, keys, values), (keys, values), strict=True):
+            stored[self._slots, :, :width] = new[self._source_rows]
         return keys, values
 
     def get_query_offset(self, layer: int) -> int:
         """The number of tokens before the prompt: none."""
+        return 0
+
+    def get_seq_length(self) -> int:
+        """As `get_query_offset`."""
         return 0
 
     def get_mask_sizes(self, width: int, layer: int) -> tuple[int, int]:
@@ -63,53 +68,67 @@ class PromptPass:
 class DecodePass:
     """Adds one column to each of the first `len(lengths)` slots and reads the first `longest` columns."""
 
-    def __init__(self, store: Tensor, lengths: Tensor, longest: int) -> None:
-        self._store = store
+    def __init__(self, cache: KeyValueCache, lengths: Tensor, longest: int) -> None:
+        self._cache = cache
         self._lengths = lengths
         self._longest = longest
         self._rows = torch.arange(len(lengths), device=lengths.device)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values [rows, kv_heads, 1, head_dim] -> all so far, [rows, kv_heads, longest, head_dim]."""
-        all_keys, all_values = self._store[layer, 0], self._store[layer, 1]
+        """Keys and values [rows, kv_heads, 1, size] -> all so far, [rows, kv_heads, longest, size]."""
+        all_keys, all_values = self._cache.layer(layer, keys, values)
         all_keys[self._rows, :, self._lengths] = keys[:, :, 0]
         all_values[self._rows, :, self._lengths] = values[:, :, 0]
         rows, longest = len(self._rows), self._longest
         return all_keys[:rows, :, :longest], all_values[:rows, :, :longest]
 
+    def get_query_offset(self, layer: int) -> Tensor:
+        """The number of tokens before the new one, of each row."""
+        return self._lengths
+
+    def get_seq_length(self) -> int:
+        """The most of them."""
+        return self._longest - 1
+
+    def get_mask_sizes(self, width: int, layer: int) -> tuple[int, int]:
+        """Each row has the first `longest` columns."""
+        return self._longest, 0
+
 
 class KeyValueCache:
-    """Static storage [layers, 2, slots, kv_heads, capacity, head_dim]. Running requests use the first slots."""
+    """Keys and values of each layer, [slots, kv_heads, capacity, size] each. Running requests use the first slots.
 
-    def __init__(
-        self, model_config: Any, num_slots: int, capacity: int, device: torch.device, dtype: torch.dtype = torch.float32
-    ) -> None:
-        heads = model_config.num_attention_heads
-        head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // heads
-        kv_heads = getattr(model_config, "num_key_value_heads", None) or heads
-        # Zeros, because values that are not attended to are multiplied by a weight of 0, and 0 * NaN is NaN.
-        self._store = torch.zeros(
-            (model_config.num_hidden_layers, 2, num_slots, kv_heads, capacity, head_dim), device=device, dtype=dtype
-        )
+    A layer's storage is made when its first keys and values come, in their sizes: layers of a model may differ.
+    """
+
+    def __init__(self, num_slots: int, capacity: int) -> None:
+        self._num_slots = num_slots
+        self._capacity = capacity
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def layer(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The storage of a layer whose keys and values look like these, [rows, kv_heads, width, size]."""
+        if number not in self._layers:
+            # Zeros, because values that are not attended to are multiplied by a weight of 0, and 0 * NaN is NaN.
+            self._layers[number] = (self._empty(keys), self._empty(values))
+        return self._layers[number]
+
+    def _empty(self, like: Tensor) -> Tensor:
+        return like.new_zeros((self._num_slots, like.shape[1], self._capacity, like.shape[3]))
 
     def prompt_pass(self, first_slot: int, source_rows: Tensor) -> PromptPass:
         """Slot first_slot + i gets the prompt in row source_rows[i], `source_rows` [new requests]."""
-        return PromptPass(self._store, first_slot, source_rows)
+        return PromptPass(self, first_slot, source_rows)
 
     def decode_pass(self, lengths: Tensor, longest: int) -> DecodePass:
         """`lengths` [rows]: columns in use before this token. `longest`: columns to attend to, with the new one."""
-        return DecodePass(self._store, lengths, longest)
+        return DecodePass(self, lengths, longest)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` columns of one slot to another."""
-        self._store[:, :, target, :, :length] = self._store[:, :, source, :, :length]
-
-
-def decode_mask(lengths: Tensor, longest: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Additive mask [rows, 1, 1, longest] that lets each row attend to its columns 0 .. length, `lengths` [rows]."""
-    columns = torch.arange(longest, device=lengths.device)
-    mask = torch.zeros((len(lengths), longest), device=lengths.device, dtype=dtype)
-    return mask.masked_fill_(columns > lengths[:, None], float("-inf"))[:, None, None]
+        for both in self._layers.values():
+            for stored in both:
+                stored[target, :, :length] = stored[source, :, :length]
 
 
 # The choice of the next token of every row at once.

@@ -11,25 +11,20 @@ New weights are copied in place between two steps. The keys and values in the ca
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineUnusable, Places, SampleRequest, checked_max_tokens
-from nouscoder.generation.engines.slots import ExpertRecorder, KeyValueCache, PromptPass, Row, Slots, decode_mask
+from nouscoder.generation.engines.decoder import Decoder
+from nouscoder.generation.engines.slots import ExpertRecorder, KeyValueCache, PromptPass, Row, Slots
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
-from nouscoder.policy_folder.pretrained import build_model, load_pretrained
 from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
-# Architectures with full attention whose logits are the output layer applied to the last hidden state.
-SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _MAX_PROMPT_PASS_TOKENS = 16384
 # A pass over prompts costs about as much as a decoding step, so new requests are admitted several at a time.
 _JOIN_SHARE = 8
@@ -123,15 +118,14 @@ class TorchEngine:
         torch.set_num_threads(threads)
         try:
             self._device = torch.device(device)
-            self._model = _build(policy_folder, self._device, getattr(torch, dtype))
-            self._recorder = ExpertRecorder(self._model) if records_experts else None
+            self._decoder = Decoder(policy_folder, self._device, getattr(torch, dtype))
+            self._recorder = ExpertRecorder(self._decoder.model) if records_experts else None
         except (RuntimeError, ValueError) as error:
             raise EngineUnusable(str(error)) from error
-        self._weights = ModelWeights(self._model)
-        config = self._model.config
-        self._capacity = min(max_tokens_total, config.max_position_embeddings)
+        self._weights = ModelWeights(self._decoder.model)
+        self._capacity = min(max_tokens_total, self._decoder.positions)
         self._places = Places(max_running, guest_places)
-        self._cache = KeyValueCache(config, self._places.total, self._capacity, self._device, self._model.dtype)
+        self._cache = KeyValueCache(self._places.total, self._capacity)
         self._slots = Slots(self._cache, self._places.total, self._capacity, self._device)
         self._waiting: dict[str, Row] = {}
         self.policy_version: int | None = None
@@ -174,7 +168,10 @@ class TorchEngine:
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Load new weights. The cache is kept."""
-        self._weights.load(files, f"policy version {policy_version}, {files[-1]}")
+        source = f"policy version {policy_version}, {files[-1]}"
+        self._weights.load(files, source)
+        if self.policy_version is None:
+            self._decoder.check(source)
         self.policy_version = policy_version
 
     @torch.inference_mode()
@@ -232,36 +229,18 @@ class TorchEngine:
             [[*prompt, *[_PAD_ID] * (width - len(prompt))] for prompt in prompts], device=self._device
         )
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
-        hidden = self._forward(padded, torch.arange(width, device=self._device)[None], None, passing)
-        return self._head(hidden[torch.arange(len(prompts), device=self._device), last])
+        return self._decoder.logits(padded, torch.arange(width, device=self._device)[None], passing, last)
 
     def _decode(self) -> Ended:
         longest = 1 + max(row.cached_tokens for row in self._slots.rows)
         lengths = self._slots.lengths
         passing = self._cache.decode_pass(lengths, longest)
-        tokens = self._slots.last_tokens[:, None]
-        hidden = self._forward(tokens, lengths[:, None], decode_mask(lengths, longest, self._model.dtype), passing)
+        logits = self._decoder.logits(self._slots.last_tokens[:, None], lengths[:, None], passing)
         self._slots.advance()
         if self._recorder is not None:
             for row, chosen in zip(self._slots.rows, self._recorder.take(len(self._slots), 1), strict=True):
                 row.experts.append(chosen)
-        return self._sample(range(len(self._slots)), self._head(hidden[:, 0]))
-
-    def _forward(self, token_ids: Tensor, positions: Tensor, mask: Tensor | None, passing: Any) -> Tensor:
-        """Last hidden states [rows, width, hidden]. A mask is complete; without one, attention is plainly causal."""
-        output = self._model.model(
-            input_ids=token_ids,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=passing,
-            use_cache=False,
-        )
-        hidden: Tensor = output.last_hidden_state
-        return hidden
-
-    def _head(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._model.lm_head(hidden)
-        return logits
+        return self._sample(range(len(self._slots)), logits)
 
     def _sample(self, slots: range, logits: Tensor) -> Ended:
         """Choose and record a token for each of these slots, and remove the requests that have ended."""
@@ -288,18 +267,3 @@ class TorchEngine:
                 finished.append((row.request.request_id, row.completion(reason)))
         self._slots.leave(ended)
         return finished
-
-
-def _build(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    """The architecture of `folder`/config.json, in this type. Raises EngineUnusable with the reason."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        config = load_pretrained(AutoConfig, folder)
-    except (OSError, ValueError) as error:
-        raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
-    # A Llama has no layer types: its attention is always full.
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if config.model_type not in SUPPORTED or layers != {"full_attention"}:
-        raise EngineUnusable(f"{folder}: the torch engine runs {', '.join(SUPPORTED)} with full attention only")
-    model = build_model(AutoModelForCausalLM, config, attn_implementation="sdpa", dtype=dtype)
-    return model.eval().requires_grad_(False).to(device)

@@ -1,4 +1,6 @@
-"""A process that counts the tokens of prompts before a run starts. It loads the tokenizer's library, and so torch.
+"""A process that counts the tokens of prompts before a run starts.
+
+It loads the tokenizer's library, and keeps it from loading torch, which a tokenizer does not need.
 
 stdin has {"folder", "environment", "texts": [[prompt, template], ...]}, and stdout gets {"counts"} or {"fault"}.
 """
@@ -28,5 +30,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed
     out, sys.stdout = sys.stdout, sys.stderr  # libraries print
     json.dump(answer(json.load(sys.stdin)), out)

@@ -125,6 +125,7 @@ class PolicyPublisher:
         self._shard_bytes = shard_bytes
         self._deltas = deltas
         self._first = first
+        self._tokenizer: tuple[str, ...] = ()
         self._base: PolicyManifest | None = None  # that of `first`, once it was needed
         self._before: PolicyManifest | None = None  # the newest that this process has written
 
@@ -172,7 +173,7 @@ class PolicyPublisher:
         delta = PolicyDelta(before.policy_version, before.digest, tuple(_shard(final / name) for name in deltas))
         manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, delta)
         self._before = manifest
-        return manifest
+        return self._identified(manifest, final)
 
     def _write_adapter(self, final: Path, policy: StagedPolicy, adapter: Adapter) -> PolicyManifest:
         base = self._first_policy()
@@ -195,7 +196,8 @@ class PolicyPublisher:
         if self._first is None:
             return manifest
         weights = "" if manifest.policy_version else weights_digest(weights_files(whole))
-        return replace(manifest, weights=weights, tokenizer=tokenizer_digests(self._first))
+        self._tokenizer = self._tokenizer or tokenizer_digests(self._first)  # it does not change during a run
+        return replace(manifest, weights=weights, tokenizer=self._tokenizer)
 
     def _first_policy(self) -> PolicyManifest:
         """The first policy. Its files are read once, because they do not change during a run."""
