@@ -62,7 +62,7 @@ def rollouts() -> list[Rollout]:
 
 def mean_loss(folder: Path, dtype: torch.dtype = torch.float32) -> float:
     """That of transformers: each rollout alone, with eager attention."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
     scores: list[Tensor] = []
     with torch.no_grad():
         for rollout in rollouts():

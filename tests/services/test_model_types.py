@@ -6,24 +6,30 @@ log-probabilities and gradients with eager attention of transformers, one sequen
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from tests.services.model_types import TYPES, tiny_model
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from nouscoder.config import Config, PolicySection, RunSection
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.model.admission import NotAdmitted, admit
 from nouscoder.learner.model.logprobs import Head, Scorer, score_tokens
 from nouscoder.learner.model.packing import attend_packed, pack, packs, row_budget
+from nouscoder.learner.model.synthetic import write_policy_folder
+from nouscoder.learner.model.weights import stored_dtypes
 from nouscoder.sft.reading import rollout_of
+from nouscoder.sft.training import ListedBatches, SupervisedTraining, training_config
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 PACKED, ALONE, REFUSED = "packed", "one sequence", "refused"
@@ -33,7 +39,17 @@ COMMON = {
     *("gemma2", "cohere", "granite", "gpt_oss", "falcon_h1", "qwen3_5_text", "qwen3_next", "llama4_text"),
     *("stablelm", "lfm2", "phimoe", "mamba2", "gptj", "bert", "doge"),
 }
-EVERY_TYPE = [pytest.param(kind, marks=() if kind in COMMON else pytest.mark.heavy) for kind in TYPES]
+# Types whose folders have other names than their models, and one whose experts are stored together.
+WRITTEN = {"mixtral", "gpt_oss", "gpt_neox"}
+_REFUSED = {"bert", "big_bird", "doge", "modernbert-decoder", "roberta"}
+
+
+def _mark(kind: str, default: set[str]) -> Any:
+    return () if kind in default else pytest.mark.heavy
+
+
+EVERY_TYPE = [pytest.param(kind, marks=_mark(kind, COMMON)) for kind in TYPES]
+TRAINED = [pytest.param(kind, marks=_mark(kind, WRITTEN)) for kind in TYPES if kind not in _REFUSED]
 CPU = torch.device("cpu")
 SENTENCE = re.compile(
     r"a model of type [\w-]+ cannot be trained: what the learner computes differs from the model's own numbers by"
@@ -128,6 +144,32 @@ def test_a_type_is_computed_as_transformers_does_or_refused(kind: str) -> None:
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)
     for name, expected in gradient(model, torch.cat(own)).items():
         assert float((found[name] - expected).norm()) <= 1e-3 * float(expected.norm()) + 1e-4, name
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=_mark(kind, WRITTEN)) for kind in TYPES if kind not in _REFUSED]
+)
+def test_a_fine_tuned_type_is_written_as_transformers_reads_it(kind: str, tmp_path: Path) -> None:
+    """One step of fine-tuning: its loss, and that of the written folder, are those of transformers."""
+    first = tmp_path / "first"
+    write_policy_folder(first, tiny_model(kind))
+    config = training_config(Config(run=RunSection(root=tmp_path), policy=PolicySection(path=first)), 1)
+    training = SupervisedTraining(config, ListedBatches([examples(1)]))
+    training.run()
+    (line,) = map(json.loads, (config.run.folder / "metrics.jsonl").read_text().splitlines())
+    assert line["loss"] == pytest.approx(mean_loss(first), abs=1e-4)
+    training.write_policy(tmp_path / "written", "")
+    assert stored_dtypes(tmp_path / "written") == stored_dtypes(first)
+    after = training.trainer.mean_loss(examples(1))
+    assert after == pytest.approx(mean_loss(tmp_path / "written"), abs=1e-4)
+    assert after != pytest.approx(line["loss"], abs=1e-5)
+
+
+def mean_loss(folder: Path) -> float:
+    """That of the examples under the model in the folder, by transformers alone."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        return -float(torch.cat(own_scores(model.eval(), examples(1))).double().mean())
 
 
 def test_the_document_lists_exactly_these_types() -> None:

@@ -255,7 +255,8 @@ def _version(capability: tuple[int, int]) -> str:
 def _head_size(model: PreTrainedModel) -> int:
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None) or 1
-    return int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    # Gemma 4 has one a layer, and refuses to name one for all.
+    return int(vars(config).get("head_dim") or config.hidden_size // heads)
 
 
 def _beyond_kernels(model: PreTrainedModel) -> str:

@@ -77,7 +77,7 @@ def attention_width(model: PreTrainedModel) -> int:
     heads = getattr(config, "num_attention_heads", None)
     if not isinstance(heads, int):
         return 0
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    head_size = vars(config).get("head_dim") or config.hidden_size // heads
     return int(config.num_hidden_layers * heads * head_size)
 
 

@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,7 @@ import torch
 from safetensors.torch import save, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from nouscoder.atomic_files import prune, sha256_of, whole_folder
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
@@ -78,8 +79,8 @@ class StagedPolicy:
         """Copy the current weights of the model, each rounded to its type in `dtypes`, or in the model's own type."""
         copy = model.device.type == "cpu"  # on another device `weights_of` has copied them already
         weights = {
-            name: tensor.to(dtypes.get(name, tensor.dtype), copy=copy)
-            for name, tensor in split_experts(weights_of(model)).items()
+            name: tensor.to(dtypes.get(name, tensor.dtype), copy=copy).contiguous()
+            for name, tensor in _as_stored(model, weights_of(model), dtypes).items()
         }
         return cls(policy_version, step, weights)
 
@@ -87,6 +88,18 @@ class StagedPolicy:
     def of_adapter(cls, model: PreTrainedModel, policy_version: int, step: int) -> StagedPolicy:
         """Copy the current adapter of the model, in float32."""
         return cls(policy_version, step, {}, adapter_weights(model))
+
+
+def _as_stored(model: PreTrainedModel, weights: dict[str, Tensor], stored: Collection[str]) -> dict[str, Tensor]:
+    """The weights as the folder of the first policy has them: by these names, and experts alone or together.
+
+    For types whose folders have other names than the model, transformers turns back what it did when it read them.
+    """
+    split = split_experts(weights)
+    if not stored or split.keys() <= set(stored):
+        return split
+    reverted: dict[str, Tensor] = revert_weight_conversion(model, dict(weights))
+    return reverted
 
 
 class PolicyPublisher:
