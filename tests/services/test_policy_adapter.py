@@ -274,16 +274,17 @@ async def test_a_wrong_adapter_is_refused_as_a_whole_and_the_old_version_stays_i
     async with SteppedEngine(stepped, GenerationMetrics()) as engine:
         policies = Policies(engine)
         assert await policies.follow(await published(tmp_path / "policies", first, 1, seed=1))
-        before = {name: weight.clone() for name, weight in stepped._model.state_dict().items()}
+        before = {name: weight.clone() for name, weight in stepped._decoder.model.state_dict().items()}
         good = await published(tmp_path / "policies", first, 2, seed=2)
         with pytest.raises(PolicyUnusable, match=says):
             await policies.follow(spoiled(fault, good))
         assert engine.policy_version == 1
-        assert all(torch.equal(weight, before[name]) for name, weight in stepped._model.state_dict().items())
+        assert all(torch.equal(weight, before[name]) for name, weight in stepped._decoder.model.state_dict().items())
         if fault == "other base":
             return
         assert await policies.follow(await published(tmp_path / "policies", first, 3, seed=3))
-        assert any(not torch.equal(weight, before[name]) for name, weight in stepped._model.state_dict().items())
+        after = stepped._decoder.model.state_dict()
+        assert any(not torch.equal(weight, before[name]) for name, weight in after.items())
 
 
 def test_an_adapter_is_not_merged_into_other_weights_of_the_same_shapes(first: Path, tmp_path: Path) -> None:
