@@ -79,6 +79,11 @@ def _measure(scorer: Scorer, dtype: torch.dtype, ranks: Ranks | None) -> None:
             + ('set learner.dtype = "float32", or ' if dtype != torch.float32 else "")
             + "choose a model of another type (docs/models.md)"
         ) from error
+    if not bool(own.isfinite().all()):
+        raise NotAdmitted(
+            f"a model of type {scorer.model.config.model_type} cannot be trained: its own log-probabilities are not"
+            " finite: its weights are damaged"
+        )
 
     def scores(rows: Sequence[Sequence[Tensor]]) -> Tensor:
         return torch.cat([scorer(row_of(row), entropy_gradient=False)[0] for row in rows])
