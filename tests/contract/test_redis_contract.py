@@ -107,6 +107,10 @@ async def live(broker: Broker, rig: BrokerRig) -> None:
     (item, *_) = (await broker.lease_tasks(GEN, 4, 0)).tasks
     assert await broker.store.run("drop_groups", item.task.group_id, item.task.problem_id) == 4
     await broker.records.delete_garbage()
+    refused = (await broker.lease_tasks(GEN, 4, 0)).tasks[0]
+    assert await broker.release_leases(GEN, [refused.lease.lease_id], "too long") == 4
+    await broker.finish_run("over")
+    assert await broker.continue_run()
     ledger = await broker.finish_run("over")
     assert ledger.balanced
     assert ledger.trained == 8

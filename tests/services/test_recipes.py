@@ -17,7 +17,7 @@ from nouscoder.learner.objectives.registry import OBJECTIVES
 from nouscoder.learner.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
-OTHERS = ("demo", "demo-self-play", "small-real")
+OTHERS = ("demo", "demo-real", "demo-self-play", "small-real", "smollm2-135m")
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.toml") if path.stem not in OTHERS)
 
 # Group size, learning rate, temperature, steps a batch, objective, reward: as docs/recipes.md calls them exact.

@@ -18,6 +18,7 @@ from nouscoder.verifier.sandbox.runsc import RunscSandbox, new_folder, sweep
 
 RUN_FOR_EVER = """
 import asyncio
+from nouscoder.config import SandboxSection
 from nouscoder.verifier.sandbox.runsc import RunscSandbox
 async def main():
     await RunscSandbox(SandboxSection(backend="runsc", slots=1)).start()

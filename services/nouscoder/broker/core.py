@@ -84,7 +84,7 @@ class Broker:
         wanted = _bounded(max_tasks)
 
         async def look() -> Found[LeasedTasks]:
-            first = self._cursor
+            first: int | None = None  # the true cursor, which a broker that was just started learns from an answer
             while True:
                 cursor = self._cursor
                 num_groups = groups_wanted(self.rules, wanted) if self.memory.pressure.admits else 0
@@ -95,6 +95,7 @@ class Broker:
                 # Groups are admitted only if the offer contains the true cursor: otherwise offer again.
                 was_offered = not choices or cursor <= answer.cursor <= choices[-1].place
                 # Refused problems are skipped, and all may be refused.
+                first = answer.cursor if first is None else first
                 all_skipped = answer.cursor - first > 2 * len(self._problems.problem_ids) + len(choices)
                 if answer.entries or answer.finished or was_offered or all_skipped:
                     tasks = await self._work.tasks(answer.entries)
