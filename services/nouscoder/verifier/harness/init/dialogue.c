@@ -1,5 +1,6 @@
 /* Runs whose input and output are pipes: dialogues with the gateway, and of two programs with each other. */
 #include "dialogue.h"
+#include "folder.h"
 #include "process.h"
 #include "program.h"
 #include "stream.h"
