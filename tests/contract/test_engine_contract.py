@@ -415,6 +415,22 @@ async def test_a_running_request_can_be_cancelled(engine: Engine) -> None:
     assert len((await completion_of(engine, request_of(0))).token_ids) > 0
 
 
+async def test_requests_go_on_as_before_when_others_are_cancelled(engine: Engine) -> None:
+    """Before, the torch engine failed: it moves the last row to a free place, outside of torch's inference mode."""
+    requests = [request_of(number, max_new_tokens=30, stop=frozenset()) for number in range(MAX_RUNNING)]
+    alone = [await completion_of(engine, request) for request in requests]
+    await engine.pause(LIMIT_S)
+    again = [engine.sample(request) for request in requests]
+    await until(lambda: engine.num_waiting == MAX_RUNNING)
+    before = engine.num_tokens
+    await engine.resume()
+    await until(lambda: engine.num_tokens > before)
+    again[0].cancel()
+    for number in range(1, MAX_RUNNING):
+        done = await asyncio.wait_for(again[number], LIMIT_S)
+        assert list(done.token_ids) == list(alone[number].token_ids)
+
+
 async def test_pausing_stops_decoding_until_resume(engine: Engine) -> None:
     await engine.pause(LIMIT_S)
     future = engine.sample(request_of(0))

@@ -114,7 +114,9 @@ class KeyValueCache:
         return self._layers[number]
 
     def _empty(self, like: Tensor) -> Tensor:
-        return like.new_zeros((self._num_slots, like.shape[1], self._capacity, like.shape[3]))
+        shape = (self._num_slots, like.shape[1], self._capacity, like.shape[3])
+        with torch.inference_mode(False):  # it also changes outside of a step, when a request is cancelled
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
     def prompt_pass(self, first_slot: int, source_rows: Tensor) -> PromptPass:
         """Slot first_slot + i gets the prompt in row source_rows[i], `source_rows` [new requests]."""
