@@ -80,7 +80,10 @@ def why_not_userns(facts: object) -> str:
 
 
 def _is_range(users: object) -> bool:
-    return isinstance(users, list) and len(users) == 3 and all(type(number) is int for number in users)
+    """Inside, outside, and how many: at least one."""
+    if not isinstance(users, list) or len(users) != 3 or not all(type(number) is int for number in users):
+        return False
+    return users[0] >= 0 and users[2] >= 1
 
 
 def _version() -> str:
