@@ -83,7 +83,7 @@ def _is_range(users: object) -> bool:
     """Inside, outside, and how many: at least one."""
     if not isinstance(users, list) or len(users) != 3 or not all(type(number) is int for number in users):
         return False
-    return users[0] >= 0 and users[2] >= 1
+    return bool(users[0] >= 0 and users[2] >= 1)
 
 
 def _version() -> str:
