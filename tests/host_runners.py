@@ -9,6 +9,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -51,20 +52,20 @@ class Running:
         return ("127.0.0.1", self.port) if "listening" in (self.folder / "log").read_text() else None
 
 
-class HostRunners:
+class HostRunners(ABC):
     """See `Source`. A subclass says how an agent is started and ended."""
 
     def __init__(self) -> None:
         self._running: dict[str, Running] = {}
 
+    @abstractmethod
     def command(self, folder: Path, port: int) -> tuple[Sequence[str], Mapping[str, str] | None]:
         """The command that runs an agent at this port, in a new folder, and its environment (None: this process's)."""
-        raise NotImplementedError
 
-    async def end(self, one: Running) -> None:
+    async def end(self, one: Running) -> None:  # noqa: B027 - most leave nothing
         """End what killing the process leaves."""
 
-    async def start(self, on_change: Callable[[], None]) -> None:
+    async def start(self, on_change: Callable[[], None]) -> None:  # noqa: B027 - nothing has to start
         """See `Source`."""
 
     async def list(self) -> Sequence[FoundRunner]:

@@ -174,3 +174,17 @@ def _restore_determinism() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in a learner: one thread of torch, and operations that give the same bits each time."""
+    import torch
+
+    from nouscoder.learner.loading import prepare_thread
+
+    threads = torch.get_num_threads()
+    prepare_thread(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)

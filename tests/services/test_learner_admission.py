@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from nouscoder.config import Attention, Config, LearnerSection, PolicySection, RunSection
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.rollout import Rollout
-from nouscoder.learner.loading import prepare_thread, trainer_at
+from nouscoder.learner.loading import trainer_at
 from nouscoder.learner.model.admission import NotAdmitted, admit, probes, row_of
 from nouscoder.learner.model.attention import use_attention
 from nouscoder.learner.model.logprobs import Scorer, score_tokens
@@ -37,13 +36,7 @@ ONCE_WRONG = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    prepare_thread(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def saved(model: PreTrainedModel, folder: Path) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,7 +21,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from nouscoder.config import Config, PolicySection, RunSection
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.rollout import Rollout
-from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.model.admission import NotAdmitted, admit
 from nouscoder.learner.model.logprobs import Head, Scorer, score_tokens
 from nouscoder.learner.model.packing import attend_packed, pack, packs, row_budget
@@ -57,13 +55,7 @@ SENTENCE = re.compile(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    prepare_thread(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def documented() -> dict[str, tuple[str, str]]:
