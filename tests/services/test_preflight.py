@@ -220,20 +220,34 @@ def test_the_version_of_vllm_that_is_named_is_the_pinned_one() -> None:
     assert f'vllm = ["vllm=={VLLM_VERSION}"]' in Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
 
 
-def test_weights_over_nccl_need_a_gpu_on_this_machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_this_machine_has_not_is_refused_by_its_key(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the services started and one of them failed; `demo --real --gpu` also prepared the model first."""
     monkeypatch.setattr(preflight, "_NVIDIA", home.root / "nvidiactl")
+    monkeypatch.setattr(preflight, "_OTHER_GPUS", (home.root / "kfd",))
     home.keys |= {
         "generation.engine": '"vllm"',
         "generation.device": '"cuda:1"',
         "learner.device": '"cuda"',
         "generation.vllm.weight_transfer": '"nccl"',
     }
-    (said,) = sentences(home)
-    assert re.search(r"^generation.vllm.weight_transfer: nccl needs CUDA, and this machine has no .*: take gloo$", said)
+    learner, generation = sentences(home)
+    assert learner.startswith('learner.device is "cuda", and this machine has no GPU that torch could use')
+    assert generation.startswith('generation.device is "cuda:1", and this machine has no GPU')
+    answer = CliRunner().invoke(app, ["demo", "--real", "--gpu"])
+    assert "has no GPU" in str(answer.exception)
+    assert not list(Path.cwd().iterdir())
     home.write("nvidiactl", "")
     assert isinstance(CliRunner().invoke(app, ["train", str(home.toml())]).exception, Started)
 
 
+@pytest.fixture
+def with_gpu(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that seems to have NVIDIA's driver."""
+    home.write("nvidiactl", "")
+    monkeypatch.setattr(preflight, "_NVIDIA", home.root / "nvidiactl")
+
+
+@pytest.mark.usefixtures("with_gpu")
 @pytest.mark.parametrize(("device", "learner"), [("cuda", "cuda"), ("cuda:0", "cuda"), ("cuda:1", "cuda:1")])
 def test_vllm_leaves_the_learner_a_part_of_their_common_device(home: Home, device: str, learner: str) -> None:
     """With 0.9 of it vLLM does not start, or the learner finds no memory, minutes after the start of the run."""
@@ -249,6 +263,7 @@ def test_vllm_leaves_the_learner_a_part_of_their_common_device(home: Home, devic
     )
 
 
+@pytest.mark.usefixtures("with_gpu")
 @pytest.mark.parametrize(
     "more",
     [

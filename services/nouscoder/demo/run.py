@@ -12,12 +12,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from nouscoder.config import Config, load_config
+from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.config.tree import read_given, recipe_path
 from nouscoder.errors import NousCoderError
 from nouscoder.run.evaluation import newest_version
 from nouscoder.run.folder import RunFolder, unused_name
 from nouscoder.run.loop import interruptible, run_loop
+from nouscoder.run.preflight import device_faults
 from nouscoder.run.resume import continue_finished, note_given, resumed, take
 from nouscoder.run.supervisor import SHARED_CORES
 from nouscoder.run.view import View, open_view
@@ -33,6 +34,8 @@ async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequ
     """Run the demo of this recipe. Returns the exit code. Raises NousCoderError with a message of one sentence."""
     started_s = time.monotonic()
     config = _config(recipe, seed, name, overrides, resume=resume)
+    if faults := [*device_faults(config)]:
+        raise ConfigError("\n".join(faults))
     folder, config, notes = _opened(config, overrides, resume=resume)
     try:
         with open_view(Console()) as view:

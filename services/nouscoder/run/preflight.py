@@ -20,7 +20,6 @@ from nouscoder.config import Config, ConfigError, EnvironmentSection
 from nouscoder.config.base import Place, keys_of
 from nouscoder.data.problem_index import all_held_out, fitting, open_index, prompt_lengths
 from nouscoder.data.prompt_lengths import PromptText, are_counted, left_out_sentence, may_be_long
-from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.problem import Problem
 from nouscoder.errors import NousCoderError, did_you_mean
 from nouscoder.policy_folder.inspection import (
@@ -35,8 +34,12 @@ from nouscoder.policy_folder.inspection import (
 from nouscoder.run.sinks.targets import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0
+# To count prompts: for the start of the process, and for each prompt, which takes some milliseconds.
+_START_LIMIT_S, _PROMPT_LIMIT_S = 120.0, 0.1
+_MANY_PROMPTS = 1000  # take long enough that a person wants to know
 _MOST_SHARED = 0.5  # of the memory of a device that vLLM shares with the learner
 _NVIDIA = Path("/dev/nvidiactl")  # NVIDIA's driver makes it; torch must not be loaded here
+_OTHER_GPUS = (Path("/dev/dxg"), Path("/dev/kfd"))  # of Windows Subsystem for Linux, and AMD's, which torch calls cuda
 
 
 async def checked(config: Config) -> Config:
@@ -61,7 +64,7 @@ def checked_fine_tuning(config: Config) -> Config:
         faults += _policy_faults(config, of_fine_tuning=True)
     except HubUnavailable as error:
         faults.append(f"policy.path: {error}")
-    _raise(lambda: [*faults, *_file_faults(config, of_fine_tuning=True)])
+    _raise(lambda: [*faults, *_file_faults(config, of_fine_tuning=True), *device_faults(config, of_fine_tuning=True)])
     return config
 
 
@@ -83,7 +86,7 @@ def _checked(config: Config) -> Config:
         faults = [f"policy.path: {error}"]
     for check in (
         *(_file_faults, _first_checkpoint_faults, _problem_faults, _length_faults),
-        *(_transfer_faults, _shared_device_faults, missing_packages, _redis_faults),
+        *(device_faults, _shared_device_faults, missing_packages, _redis_faults),
     ):
         faults += check(config)
     faults = faults or [*_prompt_faults(config)]
@@ -186,6 +189,8 @@ def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, in
         "environment": environment.model_dump(mode="json", include={*EnvironmentSection.model_fields}),
         "texts": texts,
     }
+    if len(texts) >= _MANY_PROMPTS:
+        sys.stderr.write(f"counting the tokens of {len(texts)} prompts, once for this tokenizer\n")
     answer = _asked(request)
     if "fault" in answer:
         raise CannotCount(answer["fault"])
@@ -194,7 +199,11 @@ def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, in
 
 def _asked(request: dict[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-m", "nouscoder.generation.environments.counting"]
-    ended = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True)
+    limit_s = _START_LIMIT_S + _PROMPT_LIMIT_S * len(request["texts"])
+    try:
+        ended = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise CannotCount(f"their tokens were not counted within {limit_s:.0f} s") from error
     if ended.returncode:
         raise CannotCount((ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1])
     answer: dict[str, Any] = json.loads(ended.stdout)
@@ -233,9 +242,14 @@ def _length_faults(config: Config) -> Iterator[str]:
         )
 
 
-def _transfer_faults(config: Config) -> Iterator[str]:
-    if config.generation.vllm.weight_transfer is WeightTransfer.NCCL and not _NVIDIA.exists():
-        yield f"generation.vllm.weight_transfer: nccl needs CUDA, and this machine has no {_NVIDIA}: take gloo"
+def device_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:
+    """The devices of the configuration that this machine certainly has not."""
+    parts = {"learner.device": config.learner.device}
+    if not of_fine_tuning:
+        parts["generation.device"] = config.generation.device
+    for key, device in parts.items():
+        if device.startswith("cuda") and not any(file.exists() for file in (_NVIDIA, *_OTHER_GPUS)):
+            yield f'{key} is "{device}", and this machine has no GPU that torch could use (no {_NVIDIA}): take "cpu"'
 
 
 def _shared_device_faults(config: Config) -> Iterator[str]:
