@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nouscoder.domain.policy import PolicyManifest, Shard
+from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.generation.engines.base import EngineError
-from nouscoder.generation.engines.vllm_control import Architecture
 from nouscoder.generation.weights import cache as cache_module
 from nouscoder.generation.weights.cache import PolicyCache
 from nouscoder.policy_folder import finite_values

@@ -18,9 +18,9 @@ import torch
 from nouscoder.config.generation import EnvironmentSection, GenerationSection
 from nouscoder.demo.policy import build_policy, save_policy
 from nouscoder.domain.conversation import Message, Role
+from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.generation.engines.base import EngineUnusable
 from nouscoder.generation.engines.torch import TorchEngine
-from nouscoder.generation.engines.vllm_control import Architecture
 from nouscoder.generation.engines.vllm_start import _arguments
 from nouscoder.generation.environments.base import EnvironmentUnusable
 from nouscoder.generation.environments.prompts import Prompts

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from nouscoder.config import load_config
 from nouscoder.generation.engines import open_engine
+from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
 from nouscoder.generation.engines.torch import TorchEngine
-from nouscoder.generation.engines.vllm_control import Architecture
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.learner.model.weights import WeightsError, load_model, stored_dtypes
 from nouscoder.policy_folder.compose import compose_policy

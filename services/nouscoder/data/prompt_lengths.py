@@ -23,12 +23,9 @@ from typing import NamedTuple
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, EntryPointSection, EnvironmentSection
+from nouscoder.policy_folder.identity import TOKENIZER_FILES
 from nouscoder.policy_folder.inspection import chat_template_text
 
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json"),
-)
 _DIGEST_BYTES = 8
 
 
@@ -115,7 +112,7 @@ def _key(config: Config) -> str:
     digest = blake2b(digest_size=_DIGEST_BYTES)
     settings = environment.model_dump(mode="json", include={*EnvironmentSection.model_fields})
     digest.update(json.dumps(settings, sort_keys=True).encode())
-    for name in _TOKENIZER_FILES:
+    for name in TOKENIZER_FILES:
         if (folder / name).is_file():
             digest.update(name.encode() + (folder / name).read_bytes())
     return digest.hexdigest()

@@ -20,11 +20,12 @@ from nouscoder.atomic_files import sha256_of
 from nouscoder.policy_folder.weights_files import READERS, TensorSpan, WeightsUnusable, stored_tensors
 
 _HEAD = "lm_head.weight"
-# What turns texts and messages into tokens, and says which tokens end an answer.
-_TOKENIZER_FILES = (
+# What turns texts and messages into tokens.
+TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json"),
 )
+_ENDS_FILE = "generation_config.json"  # says which tokens end an answer
 
 
 def weights_digest(files: Iterable[Path]) -> str:
@@ -48,7 +49,7 @@ def differing_tensor(of_learner: Iterable[Path], in_use: Iterable[Path]) -> str 
 
 def tokenizer_digests(folder: Path) -> tuple[str, ...]:
     """The files of the tokenizer in a policy folder, each as its SHA-256, a space and its name. Raises OSError."""
-    there = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    there = [folder / name for name in (*TOKENIZER_FILES, _ENDS_FILE) if (folder / name).is_file()]
     return tuple(f"{sha256_of(file)} {file.name}" for file in there)
 
 

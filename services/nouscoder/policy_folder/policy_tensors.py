@@ -193,6 +193,14 @@ class PolicyTensors:
                         raise WeightsUnusable(untied(source, names[0], other))
 
 
+def tied_names(tensors: Mapping[str, int]) -> list[list[str]]:
+    """The groups of names that are one tensor, by a number that tells tensors apart."""
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        names[tensor].append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
 def write_merged(first: Path, folder: Path, to: Path) -> None:
     """Write into the folder `to` the weights of `first`, by their files, with the adapter in `folder` merged into them.
 

@@ -43,7 +43,7 @@ def _check_first_weights(folder: Path) -> None:
     if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
         return
     # They load torch.
-    from nouscoder.generation.engines.vllm_control import Architecture
+    from nouscoder.generation.engines.architecture import Architecture
     from nouscoder.policy_folder.policy_tensors import PolicyTensors
 
     try:

@@ -11,7 +11,6 @@ New weights are copied in place between two steps. The keys and values in the ca
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineUnusable, Places, SampleRequest, checked_max_tokens
 from nouscoder.generation.engines.decoder import Decoder
 from nouscoder.generation.engines.slots import ExpertRecorder, KeyValueCache, PromptPass, Row, Slots
-from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts, tied_names
 from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
 _MAX_PROMPT_PASS_TOKENS = 16384
@@ -42,10 +41,7 @@ class ModelWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters: dict[str, Tensor] = model.state_dict()
-        names: defaultdict[int, list[str]] = defaultdict(list)
-        for name, tensor in self._parameters.items():
-            names[tensor.data_ptr()].append(name)
-        self._tied = [group for group in names.values() if len(group) > 1]
+        self._tied = tied_names({name: tensor.data_ptr() for name, tensor in self._parameters.items()})
         self._base: tuple[tuple[Path, FileState], ...] = ()  # of the adapter in use; () for whole weights
         self._changed: frozenset[str] = frozenset()
 

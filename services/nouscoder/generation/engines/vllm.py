@@ -28,8 +28,9 @@ from typing import Any, Self
 from nouscoder.config.generation import GenerationSection
 from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.domain.tokens import Completion, SampledTokens
+from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.generation.engines.base import EngineError, EngineStopped, Places, SampleRequest
-from nouscoder.generation.engines.vllm_control import Architecture, VllmControl, VllmStaging
+from nouscoder.generation.engines.vllm_control import VllmControl, VllmStaging
 from nouscoder.generation.engines.vllm_requests import VllmRequests
 from nouscoder.generation.engines.vllm_start import start_vllm
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason

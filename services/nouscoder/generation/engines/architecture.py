@@ -1,0 +1,85 @@
+"""The architecture of a policy folder, and the check of a policy against it. Every engine but the fake one has it.
+
+INVARIANT: a policy that passes has each parameter of the architecture once, in its shape, with finite values.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from nouscoder.generation.engines.base import EngineError, EngineUnusable
+from nouscoder.policy_folder.finite_values import not_finite_in_file
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, split_experts, tied_names
+from nouscoder.policy_folder.pretrained import build_model, load_pretrained
+from nouscoder.policy_folder.weights_files import ADAPTER_FILE, FileState, WeightsUnusable
+
+Shape = tuple[int, ...]
+
+
+class Architecture:
+    """The parameters of a model: their names and shapes, and which names are one tied tensor (`tied`)."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read `folder`/config.json. Raises EngineUnusable. No weights are made."""
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        try:
+            config = load_pretrained(AutoConfig, folder)
+            with torch.device("meta"):
+                model = build_model(AutoModelForCausalLM, config, attn_implementation="eager")
+        except (OSError, ValueError) as error:
+            raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
+        parameters = split_experts(dict(model.named_parameters(remove_duplicate=False)))
+        self._shapes: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+        self._tensor_of = {name: id(tensor) for name, tensor in parameters.items()}
+        self.tied = tied_names(self._tensor_of)
+        self._parameters = parameters  # an id is unique only while its object lives
+        self._checked_base: tuple[tuple[Path, FileState], ...] = ()
+        self.max_tokens: int = config.max_position_embeddings
+
+    def check(self, files: Sequence[Path], source: str) -> None:
+        """Read all bytes of the files once. `source` names the policy in messages.
+
+        Of an adapter whose base was checked before, only the tensors are read that it changes. It runs in a thread
+        beside a busy event loop, so nothing in it is done for each tensor of whole weights but the check of its header.
+
+        Raises EngineError for a file that cannot be read or is not whole, an adapter of other weights, a name that is
+        unknown, missing or in two files, a wrong shape, and a value that is not finite.
+        """
+        try:
+            policy = PolicyTensors(files)
+            self.check_shapes(policy.shapes, source)
+            policy.check_tied(self.tied, source)
+            is_base_checked = bool(policy.base) and policy.base == self._checked_base
+            wholes = [] if is_base_checked else [file for file in files if file.name != ADAPTER_FILE]
+            found = next((name for file in wholes if (name := not_finite_in_file(file))), None) or next(
+                (name for name, tensor in policy.read(policy.changed) if not bool(torch.isfinite(tensor).all())), None
+            )
+        except WeightsUnusable as error:
+            raise EngineError(str(error)) from error
+        if found:
+            raise EngineError(f"{source}: {found} holds values that are not finite")
+        self._checked_base = policy.base
+
+    def check_shapes(self, shapes: Mapping[str, Shape], source: str) -> None:
+        """Check names and shapes, but no values. Raises EngineError as `check` does."""
+        for name, shape in shapes.items():
+            self._check_shape(name, shape, source)
+        self._check_whole(shapes, source)
+
+    def _check_whole(self, found: Iterable[str], source: str) -> None:
+        covered = {self._tensor_of[name] for name in found}
+        missing = sorted(name for name, tensor in self._tensor_of.items() if tensor not in covered)
+        if missing:
+            raise EngineError(f"{source}: {missing[0]} is missing")
+
+    def _check_shape(self, name: str, shape: Shape, source: str) -> None:
+        if name not in self._shapes:
+            raise EngineError(f"{source}: {name} is not a parameter of the policy")
+        if shape != self._shapes[name]:
+            wanted, given = list(self._shapes[name]), list(shape)
+            raise EngineError(f"{source}: {name} has shape {given}, the policy needs {wanted}")
