@@ -153,6 +153,10 @@ WRONG: list[tuple[Callable[[Home], object], str]] = [
     ),
     (key("broker.group_size", '"eight"'), r"my.toml: broker.group_size: .*valid integer.*'eight'"),
     (key("broker.batch_size", "30"), r"my.toml: broker: batch_size 30 must be a multiple of group_size 8"),
+    (
+        key("broker.batch_size", "16"),
+        r"^learner.steps_per_batch is 4, but a batch has 2 groups: each step needs a whole",
+    ),
     (key("generation.sampling.top_p", "1.5"), r"generation.sampling.top_p: .*less than or equal to 1"),
     (key("generation.sampling.max_new_tokens", "512"), r"^generation.sampling.max_new_tokens 512 must be less than"),
     (key("generation.max_tokens_total", "8192"), r"^generation.max_tokens_total 8192 is more than the 4096 positions"),

@@ -149,6 +149,14 @@ class Config(Section):
         engine, learner = (each.device.replace("cuda:0", "cuda") for each in (self.generation, self.learner))
         return self.run.services == "local" and engine == learner != "cpu"
 
+    @property
+    def step_fault(self) -> str:
+        """Why the batches cannot be divided into the learner's steps; "" if they can."""
+        steps, num_groups = self.learner.steps_per_batch, self.broker.batch_size // self.broker.group_size
+        if steps <= num_groups:
+            return ""
+        return f"learner.steps_per_batch is {steps}, but a batch has {num_groups} groups: each step needs a whole group"
+
     @model_validator(mode="after")
     def _experts_are_recorded(self) -> Config:
         if self.policy.router_replay and self.generation.engine != "torch":

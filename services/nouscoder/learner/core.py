@@ -57,12 +57,8 @@ class LearnerCore:
         settings = config.learner
         self._ranks = ranks or Ranks()
         self._leader = Leader(self._ranks)
-        num_groups = config.broker.batch_size // config.broker.group_size
-        if settings.steps_per_batch > num_groups:
-            raise Unusable(
-                f"learner.steps_per_batch is {settings.steps_per_batch}, but a batch has {num_groups} groups:"
-                " each step needs a whole group"
-            )
+        if config.step_fault:
+            raise Unusable(config.step_fault)
         self._config = config
         self._files = RunFiles.of(config)
         self._store = CheckpointStore(self._files.checkpoints, settings.keep_checkpoints)

@@ -89,6 +89,8 @@ def _checked(config: Config) -> Config:
         *(device_faults, _shared_device_faults, missing_packages, _redis_faults),
     ):
         faults += check(config)
+    if config.run.total_batches and config.step_fault:
+        faults.append(config.step_fault)
     faults = faults or [*_prompt_faults(config)]
     if faults:
         raise ConfigError("\n".join(faults))
