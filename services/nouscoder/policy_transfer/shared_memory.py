@@ -30,7 +30,7 @@ _HERE, _LEFT = "1", "left"
 class SharedBuffer:
     """A buffer that other processes of this machine can map, uint8 [num_bytes]; `handle` says how.
 
-    They map it before `close`; those that have, keep it.
+    They must map it before `close`. A process that has mapped it keeps it.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:

@@ -211,7 +211,7 @@ class VllmEngine:
             self._paused_until_s = time.monotonic() + limit_s
             try:
                 await self._control.pause()
-                await self._control.all_told()
+                await self._control.await_outputs()
             except EngineError:
                 self._paused_until_s = None
                 raise

@@ -39,7 +39,7 @@ class VllmControl:
         """Stop decoding after the step in progress. Requests, keys and values stay."""
         await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
 
-    async def all_told(self) -> None:
+    async def await_outputs(self) -> None:
         """Wait, during a pause, until the outputs of all steps have been read in this process.
 
         vLLM sends the answer to `pause` behind the outputs of its last steps. But one task reads answers, and another
