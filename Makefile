@@ -15,7 +15,7 @@ UV := $(firstword $(wildcard .venv/bin/uv) uv)
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
 
-# A real language model, SmolLM2-135M-Instruct: about half an hour on two cores.
+# A real language model, SmolLM2-135M-Instruct: about a quarter of an hour on two cores.
 demo-real: .venv/demo.ready
 	$(BIN)/nouscoder demo --real --seed $(SEED)
 
@@ -40,7 +40,7 @@ test-soak: .venv/dev.ready
 	$(BIN)/nouscoder prepare
 	$(BIN)/pytest -m "soak and not vllm"
 
-# The real language model learns with three seeds, and each run is killed once: an hour and a half. Needs a hub or the
+# The real language model learns with three seeds, and each run is killed once: three times a quarter of an hour. Needs a hub or the
 # package index, and prints pass@1, minutes and tokens a second.
 test-real: .venv/dev.ready
 	$(BIN)/pytest -s -m soak tests/e2e/test_demo_real.py

@@ -34,7 +34,7 @@ def demo(
     name: Annotated[str | None, typer.Option(help="name of the run folder; default demo-SEED")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an earlier run of this name")] = False,
     real: Annotated[
-        bool, typer.Option("--real", help="a real language model, SmolLM2-135M-Instruct: about half an hour")
+        bool, typer.Option("--real", help="a real language model, SmolLM2-135M-Instruct: about a quarter of an hour")
     ] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="with --real: on a GPU, with configs/smollm2-135m.toml")] = False,
     engine: Annotated[
