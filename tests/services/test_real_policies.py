@@ -26,6 +26,7 @@ from nouscoder.generation.environments.prompts import Episode, Prompts, SingleTu
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.policy_folder.weights_files import weights_files
+from nouscoder.run import preflight
 from nouscoder.run.preflight import checked
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 
@@ -168,9 +169,11 @@ def random_qwen3(folder: Path) -> Path:
 
 
 async def test_the_configuration_for_a_real_model_can_start_with_the_real_tokenizer(
-    tmp_path: Path, qwen3: tuple[PolicyTokenizer, Any]
+    tmp_path: Path, qwen3: tuple[PolicyTokenizer, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All checks before a run pass: policy folder, chat template, problems, lengths."""
+    """All checks before a run pass, on a machine with a GPU: policy folder, chat template, problems, lengths."""
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(preflight, "_NVIDIA", tmp_path / "nvidiactl")
     folder = random_qwen3(tmp_path / "policy")
     tests = StdinTests((StdinCase("1\n", "1\n"),))
     save_problems(tmp_path / "leetcode.jsonl", [Problem(f"p{number}", "Print n.", tests) for number in range(40)])

@@ -66,6 +66,7 @@ max_tokens_total = 64
 sampling.max_new_tokens = 24
 [learner]
 threads = 1
+steps_per_batch = 2
 learning_rate = 0.01
 [self_play]
 rounds = 2

@@ -47,6 +47,8 @@ retire_after = 1
 [generation]
 max_tokens_total = 64
 sampling.max_new_tokens = 32
+[learner]
+steps_per_batch = 2
 """
 
 
