@@ -44,6 +44,7 @@ STDIN = Problem(
     prompt_template="Solve: {prompt}",
     difficulty="easy",
     source="made up",
+    languages=("cpp", "rust"),
 )
 CALL = Problem(
     "b",
@@ -51,6 +52,7 @@ CALL = Problem(
     CallTests("f", (CallCase((1, [2, None]), {"k": "v"}, {"x": 1.5}),)),
     prelude=Prelude.LCB,
     profile=Profile.LCB,
+    starter_code="def f(a, b):",
 )
 DIGEST = f"sha256:{0:064}"
 JUDGE = JudgeProgram("int main(){}", "c")

@@ -40,7 +40,7 @@ from nouscoder.store.tests import StoredTests, TestStore
 
 log = logging.getLogger(__name__)
 
-_VERSION = "2"
+_VERSION = "3"
 _INDEX = "problems.sqlite"
 _MOST_KEPT = 256  # problems without their tests: some kB each
 
@@ -65,6 +65,8 @@ class IndexedProblem:
     num_tests: int
     tests_bytes: int
     public_tests: PublicTests | None = None
+    starter_code: str = ""
+    languages: tuple[str, ...] = ("python",)
 
     def with_tests(self, tests: Tests) -> Problem:
         """The whole problem."""
@@ -80,6 +82,8 @@ class IndexedProblem:
             profile=rules.profile,
             prompt_template=self.prompt_template,
             public_tests=None if self.public_tests is None else self.public_tests.tests,
+            starter_code=self.starter_code,
+            languages=self.languages,
         )
 
 
@@ -254,6 +258,8 @@ def _record(problem: Problem, kept: StoredTests) -> bytes:
             "num_tests": kept.num_tests,
             "tests_bytes": kept.num_bytes,
             "public_tests": None if problem.public_tests is None else canonical_json(problem.public_tests).decode(),
+            "starter_code": problem.starter_code,
+            "languages": problem.languages,
         }
     )
 
@@ -262,7 +268,8 @@ def _problem(problem_id: str, record: dict[str, Any]) -> IndexedProblem:
     rules = _rules(record.pop("rules"))
     public = record.pop("public_tests")
     shown = None if public is None else PublicTests(tests_from_json(public), rules)
-    return IndexedProblem(problem_id=problem_id, rules=rules, public_tests=shown, **record)
+    languages = tuple(record.pop("languages"))
+    return IndexedProblem(problem_id=problem_id, rules=rules, public_tests=shown, languages=languages, **record)
 
 
 def _rules(record: dict[str, Any]) -> GradingRules:

@@ -49,6 +49,8 @@ class ParquetRow:
             profile=Profile(self.values["profile"]),
             text_is_code=self.values["text_is_code"],
             public_tests=tests_from_json(public) if (public := self.values.get("public_tests")) else None,
+            starter_code=self.values.get("starter_code", ""),  # files of before have no such column
+            languages=tuple(self.values.get("languages") or ("python",)),
             **texts,
         )
 
@@ -79,6 +81,8 @@ def row_of(item: ReferencedProblem, stored: StoredTests) -> dict[str, Any]:
         "file_bytes": stored.file_bytes,
         "references": [{"language": one.language, "code": one.code} for one in item.references],
         "metadata": json.dumps(item.metadata),
+        "starter_code": problem.starter_code,
+        "languages": list(problem.languages),
     }
 
 
@@ -173,6 +177,8 @@ def _schema(arrow: Any, tests: str) -> Any:
         *((name, count) for name in ("num_tests", "tests_bytes", "file_bytes")),
         ("references", arrow.list_(reference)),
         ("metadata", text),
+        ("starter_code", text),
+        ("languages", arrow.list_(text)),
     ]
     return arrow.schema(fields, metadata={_PLACE: tests.encode()})
 

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from nouscoder.data.bounded_files import FileRefused, bounded_lines, created, opened
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import Prelude, Profile, Tests
+from nouscoder.domain.submission import Prelude, Profile, Tests, language_name
 from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, all_faults
 from nouscoder.formats.tests import TestsBody, canonical_json
@@ -59,6 +59,12 @@ class ProblemBody(Body):
         False, description="the completion is the program itself; else the code is its last fenced block"
     )
     prompt_template: str = Field("", description="text around {prompt} for this problem; empty: the environment's own")
+    starter_code: str = Field("", description="what a program must begin with, such as the head of a class")
+    languages: list[str] = Field(
+        ["python"],
+        min_length=1,
+        description="languages that a program may be in; the first is meant where an answer names none",
+    )
     difficulty: str = Field("", description="for statistics")
     source: str = Field("", description="for statistics: the data set")
     family: str = Field("", description="for statistics: pass@1 is reported for each family")
@@ -71,6 +77,11 @@ class ProblemBody(Body):
         if tests is not None and not fit_in_a_task(tests.record()):
             raise ValueError(f"more than {MAX_PUBLIC_BYTES} bytes of JSON, which is too much to send with each task")
         return tests
+
+    @field_validator("languages")
+    @classmethod
+    def _named_as_here(cls, languages: list[str]) -> list[str]:
+        return list(dict.fromkeys(map(language_name, languages)))
 
     def record(self) -> Problem:
         """The domain record."""
@@ -88,6 +99,8 @@ class ProblemBody(Body):
             difficulty=self.difficulty,
             source=self.source,
             public_tests=None if self.public_tests is None else self.public_tests.record(),
+            starter_code=self.starter_code,
+            languages=tuple(self.languages),
         )
 
 
@@ -158,6 +171,8 @@ def _line(problem: Problem) -> bytes:
         "difficulty": problem.difficulty,
         "source": problem.source,
         "family": problem.family,
+        "starter_code": problem.starter_code,
+        "languages": problem.languages,
     }
     if problem.public_tests is not None:
         record["public_tests"] = json.loads(canonical_json(problem.public_tests))

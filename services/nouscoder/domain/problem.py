@@ -61,6 +61,8 @@ class Problem:
     `public_tests` are examples that the policy may see: environments with feedback run programs on them.
 
     `prompt_template` is a text with {prompt} that replaces the environment's template, unless it is empty.
+    `starter_code` is what a program must begin with, such as the head of a class; empty: none. A program may be in any
+    of `languages`, at least one; the first is meant where an answer names none.
     `difficulty`, `source` and `family` come from the data set. They are for statistics and affect no verdict.
     """
 
@@ -77,6 +79,8 @@ class Problem:
     difficulty: str = ""
     source: str = ""
     public_tests: Tests | None = None
+    starter_code: str = ""
+    languages: tuple[str, ...] = ("python",)
 
     def grading_rules(self, run_all_tests: bool = False) -> GradingRules:
         """The rules for grading programs of this problem."""
