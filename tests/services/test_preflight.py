@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
+from nouscoder.config import devices, load_config
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem, is_held_out
 from nouscoder.domain.submission import StdinCase, StdinTests
-from nouscoder.policy_folder import inspection
+from nouscoder.policy_folder import engine_choice, inspection
 from nouscoder.policy_folder.model_types import VLLM, VLLM_VERSION
 from nouscoder.run import preflight
 from nouscoder.run.supervisor import Supervisor
@@ -226,8 +228,7 @@ def test_the_version_of_vllm_that_is_named_is_the_pinned_one() -> None:
 
 def test_a_device_that_this_machine_has_not_is_refused_by_its_key(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the services started and one of them failed; `demo --real --gpu` also prepared the model first."""
-    monkeypatch.setattr(preflight, "_NVIDIA", home.root / "nvidiactl")
-    monkeypatch.setattr(preflight, "_OTHER_GPUS", (home.root / "kfd",))
+    monkeypatch.setattr(devices, "DRIVERS", (home.root / "nvidiactl",))
     home.keys |= {
         "generation.engine": '"vllm"',
         "generation.device": '"cuda:1"',
@@ -248,7 +249,15 @@ def test_a_device_that_this_machine_has_not_is_refused_by_its_key(home: Home, mo
 def with_gpu(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that seems to have NVIDIA's driver."""
     home.write("nvidiactl", "")
-    monkeypatch.setattr(preflight, "_NVIDIA", home.root / "nvidiactl")
+    monkeypatch.setattr(devices, "DRIVERS", (home.root / "nvidiactl",))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    write_torch(home, monkeypatch, "'13.0'")
+
+
+def write_torch(home: Home, monkeypatch: pytest.MonkeyPatch, cuda: str) -> None:
+    """An installed torch that was built for this version of CUDA; "None" for none."""
+    home.write("version.py", f"from typing import Optional\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = None\n")
+    monkeypatch.setattr(devices, "_torch_folder", lambda: home.root)
 
 
 @pytest.mark.usefixtures("with_gpu")
@@ -280,6 +289,64 @@ def test_vllm_leaves_the_learner_a_part_of_their_common_device(home: Home, devic
 def test_vllm_may_take_half_of_a_common_device_or_all_of_its_own(home: Home, more: dict[str, str]) -> None:
     home.keys |= {"generation.engine": '"vllm"', "generation.device": '"cuda"', "learner.device": '"cuda"'} | more
     assert isinstance(CliRunner().invoke(app, ["train", str(home.toml())]).exception, Started)
+
+
+def started_with(home: Home) -> tuple[dict[str, str], str]:
+    """What config.toml records of the devices and the engine, and what was printed before the start."""
+    answer = CliRunner().invoke(app, ["train", str(home.toml())])
+    assert isinstance(answer.exception, Started), answer.output
+    config = load_config(home.root / "runs" / "run" / "config.toml")
+    shutil.rmtree(home.root / "runs")
+    found = {"engine": config.generation.engine, "device": config.generation.device, "learner": config.learner.device}
+    return found, " ".join(answer.output.split())
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_a_gpu_is_used_unless_the_configuration_says_otherwise(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, device was cpu and engine torch, also where a GPU was idle, and nothing said so."""
+    everything = {"engine": "torch", "device": "cuda", "learner": "cuda"}
+    found, printed = started_with(home)
+    assert found == everything
+    assert "generation.engine is torch: vLLM is not installed" in printed
+    home.keys |= {"generation.device": '"cpu"', "learner.device": '"cpu"'}
+    found, printed = started_with(home)
+    assert found == {"engine": "torch", "device": "cpu", "learner": "cpu"}
+    assert "this machine has a GPU, and learner.device and generation.device are cpu" in printed
+    del home.keys["generation.device"], home.keys["learner.device"]
+    write_torch(home, monkeypatch, "None")
+    found, printed = started_with(home)
+    assert found == {"engine": "torch", "device": "cpu", "learner": "cpu"}
+    assert "this machine has a GPU, and the torch that is installed was built without CUDA" in printed
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_vllm_samples_where_it_can(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_choice, "_vllm_is_installed", lambda: True)
+    found, printed = started_with(home)
+    assert found["engine"] == "torch"
+    assert "vLLM would take 0.9 of cuda, and the learner needs it too" in printed
+    home.keys["learner.device"] = '"cuda:1"'
+    assert started_with(home)[0] == {"engine": "vllm", "device": "cuda", "learner": "cuda:1"}
+    for name, value, why in (
+        ("generation.sampling.top_p", "0.9", "generation.sampling.top_p must be 1"),
+        ("generation.sampling.stop", '["x"]', "generation.sampling.stop needs generation.engine torch"),
+        ("policy.router_replay", "true", "policy.router_replay needs generation.engine torch"),
+    ):
+        home.keys[name] = value
+        found, printed = started_with(home)
+        assert found["engine"] == "torch"
+        assert why in printed
+        del home.keys[name]
+    home.keys["generation.engine"] = '"torch"'
+    assert started_with(home)[0]["engine"] == "torch"
+
+
+def test_a_machine_without_a_gpu_computes_on_its_processor(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "DRIVERS", ())
+    found, printed = started_with(home)
+    assert found == {"engine": "torch", "device": "cpu", "learner": "cpu"}
+    assert "GPU" not in printed
+    assert "generation.engine" not in printed
 
 
 def test_all_faults_are_reported_together(home: Home) -> None:

@@ -14,8 +14,9 @@ from nouscoder.run.supervisor import wait_passively
 
 
 class EngineChoice(StrEnum):
-    """The engines that sample from a policy."""
+    """The engines that sample from a policy; auto chooses when a run starts."""
 
+    AUTO = "auto"
     TORCH = "torch"
     VLLM = "vllm"
 
@@ -106,7 +107,7 @@ def init(
     model: Annotated[str, typer.Argument(help="the policy's Hugging Face folder, or ORGANISATION/MODEL")] = "model",
     problems: Annotated[str, typer.Argument(help="the problem file")] = "problems.jsonl",
     out: Annotated[Path, typer.Option(help="the new configuration")] = Path("my.toml"),
-    engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.TORCH,
+    engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.AUTO,
 ) -> None:
     """Write a commented configuration for a model folder and a problem file; `nouscoder train` runs it."""
     from nouscoder.config.tree import write_starter

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, field_validator, model_validator
 
 from nouscoder.config.base import InputFile, OutputFile, Section, ServiceSection, chosen_by, grpc_address
+from nouscoder.config.devices import Device, device_key
 from nouscoder.config.verifier import TlsSection
 from nouscoder.domain.policy import Transport, WeightTransfer
 
@@ -270,9 +271,10 @@ class OpenAISection(Section):
 class GenerationSection(ServiceSection):
     """The generation worker and its engine."""
 
-    engine: Literal["torch", "vllm", "fake"] = Field(
-        "torch",
-        description="torch and vllm sample from the policy; fake generates tokens without a model, for tests",
+    engine: Literal["auto", "torch", "vllm", "fake"] = Field(
+        "auto",
+        description="torch and vllm sample from the policy; fake generates tokens without a model, for tests; auto:"
+        " vllm on a GPU where it is installed, runs the policy and fits the other keys, else torch",
     )
     vllm: VllmSection = VllmSection()
     fake: FakeSection = FakeSection()
@@ -292,7 +294,7 @@ class GenerationSection(ServiceSection):
         " worker can continue it; 0: never",
     )
     threads: int = Field(1, ge=1, description="CPU threads of the engine")
-    device: str = Field("cpu", description="torch device")
+    device: Device = device_key()
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="of the torch engine: type of weights, activations and cache; bfloat16 is about twice as fast on a"

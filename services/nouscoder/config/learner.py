@@ -10,6 +10,7 @@ from enum import StrEnum
 from pydantic import Field, model_validator
 
 from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
+from nouscoder.config.devices import Device, device_key
 from nouscoder.config.objective import (
     AdvantageSection,
     CorrectionKind,
@@ -255,7 +256,7 @@ class LearnerSection(ServiceSection):
         600.0, gt=0, description="seconds without an answer after which another rank of the learner counts as lost"
     )
     threads: int = Field(1, ge=1, description="CPU threads of the training")
-    device: str = Field("cpu", description="torch device")
+    device: Device = device_key()
 
     @property
     def teacher(self) -> str:

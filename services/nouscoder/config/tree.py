@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, place_paths
 from nouscoder.config.broker import BrokerSection
@@ -44,9 +44,9 @@ class Config(Section):
     problems: ProblemsSection = ProblemsSection()
     policy: PolicySection = PolicySection()
     broker: BrokerSection = BrokerSection()
-    generation: GenerationSection = GenerationSection()
+    generation: GenerationSection = Field(default_factory=GenerationSection)
     verifier: VerifierSection = VerifierSection()
-    learner: LearnerSection = LearnerSection()
+    learner: LearnerSection = Field(default_factory=LearnerSection)
     tls: MutualTlsSection = MutualTlsSection()
     demo: DemoSection = DemoSection()
     sft: SftSection = SftSection()
@@ -159,7 +159,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _experts_are_recorded(self) -> Config:
-        if self.policy.router_replay and self.generation.engine != "torch":
+        if self.policy.router_replay and self.generation.engine not in ("auto", "torch"):
             raise ValueError("policy.router_replay needs generation.engine torch: no other engine records experts")
         return self
 
@@ -349,9 +349,7 @@ _STARTER_TEMPLATE = "{prompt}\n\nWrite the solution in Python, in one block that
 _STARTER_TOKENS = 4096  # of prompt and completion, unless the model was made for fewer
 
 
-def starter(
-    model: str, problems: str, name: str, positions: int | None = None, engine: str = "torch"
-) -> dict[str, Any]:
+def starter(model: str, problems: str, name: str, positions: int | None = None, engine: str = "auto") -> dict[str, Any]:
     """The values of the file. `positions` is the number of tokens that the model was made for, if it is known."""
     tokens = min(_STARTER_TOKENS, positions or _STARTER_TOKENS)
     return {
@@ -360,14 +358,14 @@ def starter(
         "problems": {"train": problems, "held_out_share": 0.1, "held_out_samples": 1},
         "generation": {
             "engine": engine,
-            "device": "cuda" if engine == "vllm" else "cpu",
+            "device": "auto",
             "max_running": 32,
             "max_tokens_total": tokens,
             "sampling": {"temperature": 1.0, "max_new_tokens": tokens // 2},
             "environment": {"prompt_as": "auto", "prompt_template": _STARTER_TEMPLATE},
         },
         "broker": {"group_size": 8, "batch_size": 64, "drop_zero_variance": True, "reward": {"rule": "sign"}},
-        "learner": {"device": "cpu", "steps_per_batch": 4, "learning_rate": 1e-6},
+        "learner": {"device": "auto", "steps_per_batch": 4, "learning_rate": 1e-6},
     }
 
 
@@ -390,7 +388,7 @@ def _starter_section(described: dict[tuple[str, ...], str], path: tuple[str, ...
     return "".join(lines)
 
 
-def write_starter(file: Path, model: str, problems: str, positions: int | None, engine: str = "torch") -> None:
+def write_starter(file: Path, model: str, problems: str, positions: int | None, engine: str = "auto") -> None:
     """Write a new file. Raises ConfigError when it exists or cannot be written."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("._-") or "run"
     values = starter(model, problems, name, positions, engine)

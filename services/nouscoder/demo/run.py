@@ -18,7 +18,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.run.evaluation import newest_version
 from nouscoder.run.folder import RunFolder, unused_name
 from nouscoder.run.loop import interruptible, run_loop
-from nouscoder.run.preflight import device_faults
+from nouscoder.run.preflight import device_faults, say_unused_gpu
 from nouscoder.run.resume import continue_finished, note_given, resumed, take
 from nouscoder.run.supervisor import SHARED_CORES
 from nouscoder.run.view import View, open_view
@@ -36,6 +36,8 @@ async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequ
     config = _config(recipe, seed, name, overrides, resume=resume)
     if faults := [*device_faults(config)]:
         raise ConfigError("\n".join(faults))
+    if recipe != "demo":  # its policy is too small for a GPU
+        say_unused_gpu(config)
     folder, config, notes = _opened(config, overrides, resume=resume)
     try:
         with open_view(Console()) as view:

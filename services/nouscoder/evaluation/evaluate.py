@@ -46,6 +46,7 @@ from nouscoder.grade_files.answers import local_answers, remote_answers
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.policy_folder.compose import CONFIG_FILE, with_yarn
+from nouscoder.policy_folder.engine_choice import with_engine
 from nouscoder.policy_folder.inspection import context_tokens, downloaded, engine_faults, faults_of, is_hub_id
 from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.progress_bar import progress_bar
@@ -179,6 +180,7 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
     if [bool(request.url), request.samples is not None, request.checkpoint is not None].count(True) != 1:
         raise NothingToEvaluate("give one of --url (with --model), --policy and --samples")
     if request.checkpoint:
+        config, _ = with_engine(config, request.checkpoint.folder, beside_learner=False)
         how = "give --set generation.engine=vllm"
         if faults := engine_faults(request.checkpoint.folder, config.generation.engine, how=how):
             raise CheckpointUnusable(f"--policy: {faults[0]}")

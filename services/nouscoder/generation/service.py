@@ -124,7 +124,7 @@ def reason_to_start_again(started: Config, wanted: Config) -> str | None:
             return f"generation.{name} is not what the engine was started with"
     if before.policy_from is not Transport.FOLDER:
         return "policies are fetched from the learner, which is another one in each run"
-    if before.engine == "vllm" and before.vllm.on_update == "keep":
+    if before.engine != "torch" and before.vllm.on_update == "keep":
         # Its prefix cache has a key for each version, and versions begin again at 0 in each run.
         return "generation.vllm.on_update keep would find prompts in the cache of the run before"
     if started.policy.router_replay != wanted.policy.router_replay:

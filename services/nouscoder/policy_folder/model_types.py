@@ -56,7 +56,7 @@ def engine_fault(engine: str, model_type: str, layer_types: Collection[str] = ()
     if engine == "vllm":
         return f"vLLM {VLLM_VERSION} does not run models of type {model_type}" if model_type in _NOT_VLLM else ""
     strange = sorted(set(layer_types) - _ATTENTION)
-    if engine != "torch" or (model_type in TORCH_ENGINE and not strange):
+    if engine == "fake" or (model_type in TORCH_ENGINE and not strange):
         return ""
     what = f"models of type {model_type}" + (f" with layers of type {strange[0]}" if strange else "")
     if model_type in VLLM:

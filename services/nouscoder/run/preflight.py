@@ -18,10 +18,12 @@ from typing import Any
 from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, ConfigError, EnvironmentSection
 from nouscoder.config.base import Place, keys_of
+from nouscoder.config.devices import has_gpu, no_gpu_in_torch
 from nouscoder.data.problem_index import all_held_out, fitting, open_index, prompt_lengths
 from nouscoder.data.prompt_lengths import PromptText, are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.problem import Problem
 from nouscoder.errors import NousCoderError, did_you_mean
+from nouscoder.policy_folder.engine_choice import shared_device_fault, with_engine
 from nouscoder.policy_folder.inspection import (
     HubUnavailable,
     context_tokens,
@@ -37,9 +39,6 @@ _REDIS_TIMEOUT_S = 5.0
 # To count prompts: for the start of the process, and for each prompt, which takes some milliseconds.
 _START_LIMIT_S, _PROMPT_LIMIT_S = 120.0, 0.1
 _MANY_PROMPTS = 1000  # take long enough that a person wants to know
-_MOST_SHARED = 0.5  # of the memory of a device that vLLM shares with the learner
-_NVIDIA = Path("/dev/nvidiactl")  # NVIDIA's driver makes it; torch must not be loaded here
-_OTHER_GPUS = (Path("/dev/dxg"), Path("/dev/kfd"))  # of Windows Subsystem for Linux, and AMD's, which torch calls cuda
 
 
 async def checked(config: Config) -> Config:
@@ -65,6 +64,7 @@ def checked_fine_tuning(config: Config) -> Config:
     except HubUnavailable as error:
         faults.append(f"policy.path: {error}")
     _raise(lambda: [*faults, *_file_faults(config, of_fine_tuning=True), *device_faults(config, of_fine_tuning=True)])
+    say_unused_gpu(config, of_fine_tuning=True)
     return config
 
 
@@ -94,15 +94,23 @@ def _checked(config: Config) -> Config:
     faults = faults or [*_prompt_faults(config)]
     if faults:
         raise ConfigError("\n".join(faults))
+    say_unused_gpu(config)
     return config
 
 
 def with_policy_folder(config: Config) -> Config:
-    """The configuration with the folder of its policy; one that is on a hub is downloaded. Raises HubUnavailable."""
+    """The configuration with the folder of its policy and the engine that samples from it.
+
+    A policy that is on a hub is downloaded. Raises HubUnavailable.
+    """
     path = config.policy.path
-    if config.in_run_folder(path).exists() or not is_hub_id(str(path)):
-        return config
-    return config.model_copy(update={"policy": config.policy.model_copy(update={"path": downloaded(str(path))})})
+    if not config.in_run_folder(path).exists() and is_hub_id(str(path)):
+        update = {"policy": config.policy.model_copy(update={"path": downloaded(str(path))})}
+        config = config.model_copy(update=update)
+    config, why = with_engine(config, config.in_run_folder(config.policy.path), beside_learner=True)
+    if why:
+        sys.stderr.write(f"{why}\n")
+    return config
 
 
 def _policy_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:
@@ -246,22 +254,28 @@ def _length_faults(config: Config) -> Iterator[str]:
 
 def device_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:
     """The devices of the configuration that this machine certainly has not."""
-    parts = {"learner.device": config.learner.device}
-    if not of_fine_tuning:
-        parts["generation.device"] = config.generation.device
-    for key, device in parts.items():
-        if device.startswith("cuda") and not any(file.exists() for file in (_NVIDIA, *_OTHER_GPUS)):
-            yield f'{key} is "{device}", and this machine has no GPU that torch could use (no {_NVIDIA}): take "cpu"'
+    for key, device in _devices(config, of_fine_tuning):
+        if device.startswith("cuda") and not has_gpu():
+            yield f'{key} is "{device}", and this machine has no GPU that torch could use (no /dev/nvidiactl): take "cpu"'
+
+
+def say_unused_gpu(config: Config, *, of_fine_tuning: bool = False) -> None:
+    """Write to stderr that a GPU is here and not used, if it is so."""
+    unused = [key for key, device in _devices(config, of_fine_tuning) if device == "cpu"]
+    if unused and has_gpu():
+        are = "are" if len(unused) > 1 else "is"
+        why = no_gpu_in_torch() or f"{' and '.join(unused)} {are} cpu: auto or cuda would use it"
+        sys.stderr.write(f"this machine has a GPU, and {why}\n")
+
+
+def _devices(config: Config, of_fine_tuning: bool) -> list[tuple[str, str]]:
+    generation = [] if of_fine_tuning else [("generation.device", config.generation.device)]
+    return [("learner.device", config.learner.device), *generation]
 
 
 def _shared_device_faults(config: Config) -> Iterator[str]:
-    """vLLM refuses to start on a device that has not its share free, and the learner begins to fill it meanwhile."""
-    generation, share = config.generation, config.generation.vllm.gpu_memory_utilization
-    if generation.engine == "vllm" and config.shares_device and share > _MOST_SHARED:
-        yield (
-            f"generation.vllm.gpu_memory_utilization: vLLM would take {share:g} of {generation.device}, and the learner"
-            f" needs it too: set at most {_MOST_SHARED:g} (docs/operating.md, One GPU), or another generation.device"
-        )
+    if config.generation.engine == "vllm" and (fault := shared_device_fault(config)):
+        yield fault
 
 
 def _redis_faults(config: Config) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nouscoder.generation.engines.base import Engine, EngineError, EngineUnusable
 from nouscoder.generation.engines.stepped import StepEngine, SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.policy_folder.engine_choice import with_engine
 from nouscoder.policy_folder.weights_files import (
     INDEX_FILE,
     WEIGHTS_FILE,
@@ -26,11 +27,12 @@ __all__ = ["open_engine", "step_engine"]
 
 
 def open_engine(config: Config, policy_folder: Path, metrics: GenerationMetrics) -> AbstractAsyncContextManager[Engine]:
-    """The engine that `config.generation.engine` names, with the architecture in `policy_folder`, without weights.
+    """The engine of `config.generation.engine`, with the architecture in `policy_folder`, without weights.
 
     It samples while the context is open. The weights in the folder, if any, must fit the architecture: that is
     checked here, so that a run ends before it has begun. Raises EngineUnusable.
     """
+    config, _ = with_engine(config, policy_folder, beside_learner=False)
     if config.generation.engine != "fake":
         _check_first_weights(policy_folder)
     if config.generation.engine == "vllm":
