@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from nouscoder.config import load_config
-from nouscoder.config.tree import recipe_path
+from nouscoder.config.recipe import recipe_path
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.demo.problems import Split, problems
 from nouscoder.demo.proposals import MOST_CHARS, PROPOSING_PROMPT, can_be_proposed, proposed

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import Config, load_config
-from nouscoder.config.tree import recipe_path
+from nouscoder.config.recipe import recipe_path
 from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
 from nouscoder.demo.policy import EOS_ID, PAD_ID, CharTokenizer, load_policy

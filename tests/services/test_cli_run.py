@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import load_config
-from nouscoder.config.tree import recipe_path
+from nouscoder.config.recipe import recipe_path
 from nouscoder.demo.functions import function_problems
 from nouscoder.demo.problems import Split
 

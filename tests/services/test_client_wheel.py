@@ -110,6 +110,13 @@ def test_the_wheel_has_its_licences(fresh: Environment) -> None:
     assert names <= {path.name for path in metadata.rglob("*")}
 
 
+def test_the_wheel_has_the_recipes_and_the_selections(fresh: Environment) -> None:
+    """So `nouscoder recipes` and `data filter NAME` find them without the source."""
+    inside, outside = fresh.site_packages / "nouscoder" / "configs", PROJECT / "configs"
+    names = {path.relative_to(outside) for path in outside.rglob("*.toml")}
+    assert {path.relative_to(inside) for path in inside.rglob("*.toml")} == names
+
+
 def test_the_command_line_of_the_client_alone_says_what_to_install(fresh: Environment) -> None:
     command = [str(fresh.python), "-I", "-m", "nouscoder", "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -145,11 +145,13 @@ def data_import(
 @data_app.command("filter")
 def data_filter(
     recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE.toml", help="inputs and steps; configs/data/ has published")
+        Path,
+        typer.Argument(metavar="RECIPE.toml", help="inputs and steps; or the name of a published one"),
     ],
     out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("selection.parquet"),
     folder: Annotated[
-        Path | None, typer.Option(help="where relative paths start; default: the recipe's folder")
+        Path | None,
+        typer.Option(help="where relative paths start; default: the recipe's folder; of a name: the working directory"),
     ] = None,
     tests: Annotated[str, typer.Option(help="folder or URL (s3://...) of the tests; default: OUT.index")] = "",
     server: Annotated[str | None, typer.Option(help="URL of a grading service; default: grade on this machine")] = None,
@@ -163,9 +165,12 @@ def data_filter(
     from dataclasses import asdict
 
     from nouscoder.config import load_config
+    from nouscoder.config.recipe import SELECTIONS, recipe_path
     from nouscoder.data.filters.run import read_recipe, select
     from nouscoder.data.filters.step import GradingTarget
 
+    if not recipe.suffix and not recipe.exists():
+        recipe, folder = recipe_path(str(recipe), SELECTIONS), folder or Path.cwd()
     grading = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
     selection = select(read_recipe(recipe, folder), out, tests, grading)
     typer.echo(json.dumps(asdict(selection), indent=1) if as_json else selection.text())

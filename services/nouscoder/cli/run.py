@@ -59,7 +59,10 @@ def demo(
 
 
 def train(
-    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="configuration of the run, TOML or JSON")],
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="configuration of the run, TOML or JSON")
+    ] = None,
+    recipe: Annotated[str, typer.Option(metavar="NAME", help="one of `nouscoder recipes`, in place of CONFIG")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="continue an earlier run of this name")] = False,
     smoke64: Annotated[
         bool, typer.Option("--smoke64", help="only test whether the reward rises on 64 problems; exit code 0 or 1")
@@ -81,16 +84,26 @@ def train(
 
     A configuration with plan.stages runs its stages one after the other. With --smoke64 it trains on 64 problems that
     the first policy solves sometimes, and says whether the reward rises.
+
+    With --recipe the run has the recipe's name, its model of a hub, and the problem files that its data commands make
+    in the working directory; --set changes each.
     """
     from nouscoder.config import load_config
+    from nouscoder.config.recipe import recipe_path
     from nouscoder.config.tree import read_given
     from nouscoder.logs import configure_logs
     from nouscoder.run.loop import train as run_training
     from nouscoder.run.plan import train_plan
     from nouscoder.run.services import deployment
 
+    if (config_file is None) is not bool(recipe):
+        raise typer.BadParameter("give CONFIG or --recipe NAME")
     with unusable_is_78():
-        config, given = load_config(config_file, overrides or []), read_given(config_file, overrides or [])
+        values, folder = overrides or [], None
+        if recipe:
+            config_file, folder = recipe_path(recipe), Path.cwd()
+            values = [f'run.name="{recipe}"', *load_config(config_file).recipe.inputs(), *values]
+        config, given = load_config(config_file, values, folder), read_given(config_file, values, folder)
         if deployment(config).json_logs:
             configure_logs("train")
         if smoke64:

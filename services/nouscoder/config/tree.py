@@ -21,6 +21,7 @@ from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, place_pat
 from nouscoder.config.broker import BrokerSection
 from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
 from nouscoder.config.learner import LearnerSection, SftSection
+from nouscoder.config.recipe import RecipeSection
 from nouscoder.config.run import (
     DemoSection,
     MutualTlsSection,
@@ -52,6 +53,7 @@ class Config(Section):
     sft: SftSection = SftSection()
     self_play: SelfPlaySection = SelfPlaySection()
     plan: PlanSection = PlanSection()
+    recipe: RecipeSection = RecipeSection()
 
     @model_validator(mode="after")
     def _encrypted_everywhere(self) -> Config:
@@ -205,13 +207,14 @@ class Config(Section):
         return path if path.is_absolute() else self.run.folder / path
 
 
-def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
+def load_config(path: Path | None, overrides: Iterable[str] = (), folder: Path | None = None) -> Config:
     """Read a file and apply overrides `a.b=value`, where value is TOML, or a bare string when it is not.
 
-    A file whose name ends in .json is JSON, any other is TOML. Relative paths of the file start at its folder, those of
-    an override at the working directory (config/base.py). Raises ConfigError with a sentence for each fault.
+    A file whose name ends in .json is JSON, any other is TOML. Relative paths of the file start at `folder`, by default
+    its own, those of an override at the working directory (config/base.py). Raises ConfigError with a sentence for each
+    fault.
     """
-    tree = read_given(path).file
+    tree = read_given(path, folder=folder).file
     for override in overrides:
         _apply(tree, override)
     try:
@@ -232,13 +235,14 @@ class Given:
 NOTHING_GIVEN = Given()
 
 
-def read_given(path: Path | None, overrides: Iterable[str] = ()) -> Given:
+def read_given(path: Path | None, overrides: Iterable[str] = (), folder: Path | None = None) -> Given:
     """What `load_config` reads for the same arguments. Raises ConfigError."""
     file: dict[str, Any] = {} if path is None else read_tree(path)
     if path is not None:
-        place_paths(file, Config, path.absolute().parent)
+        folder = folder or path.absolute().parent
+        place_paths(file, Config, folder)
         for changes in _changes_of_stages(file):
-            place_paths(changes, Config, path.absolute().parent)
+            place_paths(changes, Config, folder)
     sets: dict[str, Any] = {}
     for override in overrides:
         _apply(sets, override)
@@ -399,16 +403,3 @@ def write_starter(file: Path, model: str, problems: str, positions: int | None, 
         raise ConfigError(f"{file} exists already: give another name") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
-
-
-_PACKAGE = Path(__file__).parents[1]
-
-
-def recipe_path(name: str) -> Path:
-    """The TOML file of a recipe. Raises ConfigError naming the existing recipes."""
-    folders = [_PACKAGE / "configs", _PACKAGE.parents[1] / "configs"]
-    for folder in folders:
-        if (folder / f"{name}.toml").is_file():
-            return folder / f"{name}.toml"
-    known = sorted({file.stem for folder in folders for file in folder.glob("*.toml")})
-    raise ConfigError(f"there is no recipe {name!r}; there are: {', '.join(known)}")

@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from nouscoder.config import Config, ConfigError, load_config
-from nouscoder.config.tree import read_given, recipe_path
+from nouscoder.config.recipe import recipe_path
+from nouscoder.config.tree import read_given
 from nouscoder.errors import NousCoderError
 from nouscoder.run.evaluation import newest_version
 from nouscoder.run.folder import RunFolder, unused_name

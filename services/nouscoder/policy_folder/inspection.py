@@ -138,4 +138,7 @@ def downloaded(hub_id: str) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
     except Exception as error:  # the library raises errors of httpx, of the disk and of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise HubUnavailable(f"{hub_id} is no folder here, and a hub did not give it: {reason[:200]}") from error
+        raise HubUnavailable(
+            f"{hub_id} is no folder here, and a hub did not give it: {reason[:200]}; where there is a connection:"
+            f" hf download {hub_id} --local-dir FOLDER, then policy.path=FOLDER"
+        ) from error

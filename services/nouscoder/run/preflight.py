@@ -116,7 +116,9 @@ def with_policy_folder(config: Config) -> Config:
 def _policy_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:
     folder = config.in_run_folder(config.policy.path)
     if not folder.exists():
-        yield f"policy.path: {_missing(config, config.policy.path)}"
+        model = config.recipe.base_model
+        how = f"; the recipe's is fetched with: --set policy.path={model}" if model else ""
+        yield f"policy.path: {_missing(config, config.policy.path)}{how}"
         return
     found = faults_of(folder) or ([] if of_fine_tuning else engine_faults(folder, config.generation.engine))
     yield from (f"policy.path: {fault}" for fault in found)
@@ -148,7 +150,9 @@ def _problem_faults(config: Config) -> Iterator[str]:
     problems = config.problems
     train = config.in_run_folder(problems.train)
     if not train.is_file():
-        yield f"problems.train: {_missing(config, problems.train)}"
+        commands = "".join(f"\n  {command}" for command in config.recipe.data)
+        how = f"; the recipe's are made with:{commands}" if commands else ""
+        yield f"problems.train: {_missing(config, problems.train)}{how}"
     else:
         yield from _fault_of("problems.train", lambda: _check_index(config))
     if not problems.held_out_share and not config.in_run_folder(problems.held_out).is_file():
@@ -256,7 +260,8 @@ def device_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[s
     """The devices of the configuration that this machine certainly has not."""
     for key, device in _devices(config, of_fine_tuning):
         if device.startswith("cuda") and not has_gpu():
-            yield f'{key} is "{device}", and this machine has no GPU that torch could use (no /dev/nvidiactl): take "cpu"'
+            what = "this machine has no GPU that torch could use (no /dev/nvidiactl)"
+            yield f'{key} is "{device}", and {what}: take "cpu"'
 
 
 def say_unused_gpu(config: Config, *, of_fine_tuning: bool = False) -> None:

@@ -52,7 +52,7 @@ CONTINUES = (
     *("run.total_batches", "run.end_at_pass_at_1", "run.end_after_no_gain", "run.max_filtered_batches", "run.guards"),
     *("broker.drop_zero_variance", "broker.max_filtered_groups", "broker.curriculum"),
 )
-_HARMLESS = ("run.pages", "run.pages_hosts", "run.sinks")  # also for a run that stays finished
+_HARMLESS = ("run.pages", "run.pages_hosts", "run.sinks", "recipe")  # also for a run that stays finished
 
 Values = dict[str, Any]
 
@@ -221,6 +221,8 @@ def _is_in_force(key: str, value: Any, recorded: Config) -> bool:
     """Whether a key is no value of the run, or says in another form what is in force."""
     if key in _NOT_VALUES or key in _ADDRESSES:
         return True
+    if key == "generation.engine" and value == "auto":
+        return True  # what it was when the run began
     if key == "policy.path" and is_hub_id(str(value)):
         return f"models--{str(value).replace('/', '--')}" in str(recorded.policy.path)  # the hub's cache
     return key == "broker.redis_url" and value in ("", configured_url(recorded.broker))
