@@ -141,7 +141,11 @@ def test_plan_show_prints_what_each_stage_changes(tmp_path: Path) -> None:
         ("yarn.factor = 2.0", "yarn needs a factor above 1 and original_tokens"),
         ('from = "first"', "Input should be 'last' or 'best'"),
         ('[[plan.stages]]\nname = "a"', "two stages have one name"),
-        ('[run]\nservices = "external"', 'set run.services to "local"'),
+        ('[run]\nservices = "external"', "keeps its stage in Redis: set broker.redis_url_file"),
+        (
+            'set.verifier.max_queued = 1\n[broker]\nredis_url = "redis://r"\n[run]\nservices = "external"',
+            "in plan.stages, a: external services have one verifier for all stages",
+        ),
     ],
 )
 def test_a_faulty_stage_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

@@ -327,3 +327,71 @@ def assert_a_finished_run_is_only_served(run: Site) -> None:
     assert (run.folder / "summary.json").read_text() == before
     for name in ("train", "learner", "generation", "broker", "verifier"):
         assert run.stop(name) == 0, run.log(name)[-2000:]
+
+
+PLAN = """
+[[plan.stages]]
+name = "short"
+
+[[plan.stages]]
+name = "long"
+from = "best"
+set.generation.max_tokens_total = 400
+set.generation.sampling.max_new_tokens = 32
+set.run.total_batches = 3
+
+[[plan.stages]]
+name = "measured"
+from = "best"
+set.run.total_batches = 0
+set.generation.sampling.temperature = 0.6
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1200)  # about three minutes alone
+def test_a_plan_with_external_services_runs_its_stages_and_survives_a_kill_in_each(site: Callable[..., Site]) -> None:
+    """Before, a plan with external services was refused: each stage needed services of its own."""
+    run = site("run.total_batches=2", "run.name=plan")
+    run.file.write_text(run.file.read_text().replace("[plan]\nstages = []\n", "") + PLAN)
+    stages = [run.folder / name for name in ("01-short", "02-long", "03-measured")]
+    assert run.command("prepare-run", str(run.file)).returncode == 0
+    run.start(*SERVICES, "train")
+    run.until(lambda: (stages[0] / "evaluation_before.json").exists(), "the first evaluation", limit_s=400)
+    for killed in ("broker", "train", "learner"):
+        run.kill(killed)
+        run.start(killed)
+    run.until(lambda: (stages[1] / "config.toml").exists(), "the second stage begins", limit_s=400)
+    for killed in ("train", "generation"):
+        run.kill(killed)
+        run.start(killed)
+    run.until(lambda: (stages[1] / "evaluation_before.json").exists(), "the second evaluation", limit_s=400)
+    for killed in ("learner", "broker"):
+        run.kill(killed)
+        run.start(killed)
+    run.restart_redis()
+    run.until(lambda: (stages[2] / "config.toml").exists(), "the third stage begins", limit_s=400)
+    for killed in ("broker", "train", "generation"):
+        run.kill(killed)
+        run.start(killed)
+    run.until(lambda: "is finished: nothing is left to do" in run.log("train"), "the end of the plan", limit_s=400)
+
+    record = json.loads((run.folder / "plan.json").read_text())
+    assert [stage["finished"] for stage in record["stages"]] == [True, True, True]
+    for stage, batches, max_new_tokens in zip(stages, (2, 3, 0), (24, 32, 24), strict=True):
+        summary = json.loads((stage / "summary.json").read_text())
+        assert summary["ledger"]["trained"] == batches * 16
+        assert summary["balanced"] is True
+        begun = load_config(stage / "config.toml")
+        assert begun.generation.sampling.max_new_tokens == max_new_tokens
+        measured = json.loads((stage / "evaluation_before.json").read_text())
+        assert measured["policy_version"] == 0
+    assert not (stages[2] / "metrics.jsonl").exists()
+    # A stage begins with weights of the stage before, and evaluates them at its own temperature.
+    best = [stage["best_version"] for stage in record["stages"][:2]]
+    for before, stage, version in zip(stages, stages[1:], best, strict=False):
+        begun_with = Path(load_config(stage / "config.toml").policy.path)
+        first = Path(load_config(before / "config.toml").policy.path)
+        assert begun_with == (stage / "policy" if version else first)
+    for name in ("train", "learner", "generation", "broker", "verifier"):
+        assert run.stop(name) == 0, run.log(name)[-2000:]

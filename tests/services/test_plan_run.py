@@ -190,7 +190,7 @@ def test_an_engine_is_started_for_the_stages_that_can_share_it(config: Config, t
     more = load_config(tmp_path / "mine.toml", [f'run.root="{tmp_path / "runs"}"'])
 
     def engine_tokens(config: Config) -> list[int]:
-        stages = [plan.stage_config(config, index) for index in range(3)]
+        stages = [config.stage_run(index) for index in range(3)]
         made = [plan.with_engine_tokens(config, index, stage) for index, stage in enumerate(stages)]
         return [stage.generation.engine_tokens for stage in made]
 

@@ -26,7 +26,7 @@
 {{- define "nouscoder.config.read" -}}
 {{- $tree := include "nouscoder.config.given" .root | fromJson -}}
 {{- if eq .component "verifier" -}}
-{{- omit $tree "generation" "learner" "policy" "demo" | toJson -}}
+{{- omit $tree "generation" "learner" "policy" "demo" "plan" | toJson -}}
 {{- else -}}
 {{- merge (dict "verifier" (pick $tree.verifier "grpc" "metrics")) (omit $tree "verifier") | toJson -}}
 {{- end -}}

@@ -15,11 +15,12 @@ from dataclasses import replace
 from nouscoder.broker import batches, operations, recovery, streams
 from nouscoder.broker.batches import BatchLease
 from nouscoder.broker.curriculum import offer, open_curriculum, read_state, restore_state
-from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, RedisFull, UnknownProblem
+from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, RedisFull, Refused, UnknownProblem
 from nouscoder.broker.operations import Operations
 from nouscoder.broker.records import Partials, Records, new_record_name, open_record_store
 from nouscoder.broker.recovery import check_settings, check_state, note_problems
 from nouscoder.broker.rewards import Rewards
+from nouscoder.broker.stages import Stages
 from nouscoder.broker.store import MemoryWatch, RunRules, Store, groups_wanted
 from nouscoder.broker.streams import Beat, Graded, LeasedWork, Sampled, Stream, parse_lease
 from nouscoder.broker.wakeups import Found, Waits
@@ -51,8 +52,9 @@ class Broker:
     Raises Unusable when the configured curriculum or reward cannot be used.
     """
 
-    def __init__(self, config: Config, url: str, problems: ProblemIndex) -> None:
+    def __init__(self, config: Config, url: str, problems: ProblemIndex, stages: Stages | None = None) -> None:
         self._config = config
+        self._stages = stages
         self.run = config.run.name
         self._problems = problems
         self._curriculum = open_curriculum(config, problems.problem_ids)
@@ -275,6 +277,14 @@ class Broker:
         log.info("the run goes on after its end")
         await self._wake_those_with_work()
         return had_ended
+
+    async def serve_stage(self, run: str) -> None:
+        """Serve the stage of the plan with this run. Raises Refused when there is none."""
+        if run == self.run:
+            return
+        if self._stages is None:
+            raise Refused(f"the broker of the run {self.run} has no plan, so it has no stage {run}")
+        await self._stages.choose(run)
 
     async def status(self) -> RunStatus:
         """The run at one instant."""

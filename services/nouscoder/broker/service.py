@@ -227,6 +227,13 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         """A run that has ended goes on."""
         return broker_pb2.ContinueRunResponse(had_ended=await self._broker.continue_run())
 
+    async def ServeStage(  # noqa: N802
+        self, request: broker_pb2.ServeStageRequest, context: _Context
+    ) -> broker_pb2.ServeStageResponse:
+        """Another stage of the plan is served."""
+        await self._broker.serve_stage(request.run_name)
+        return broker_pb2.ServeStageResponse()
+
     async def Status(  # noqa: N802
         self, request: broker_pb2.StatusRequest, context: _Context
     ) -> broker_pb2.StatusResponse:

@@ -31,6 +31,7 @@ from nouscoder.broker.records import Records
 from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.broker.service import FULL_NAME, STATUS_CODES, add_to_server
+from nouscoder.broker.stages import Stages
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import read_oldest_s
 from nouscoder.broker.wakeups import Waits
@@ -39,6 +40,7 @@ from nouscoder.data.problem_index import open_index
 from nouscoder.domain.lease import LeaseLoss
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import Unusable
+from nouscoder.retry import Retry
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import server_credentials
 
@@ -269,7 +271,7 @@ METRICS_PERIOD_S = 1.0
 
 
 async def serve(config: Config) -> None:
-    """Run the broker of `config.run` until SIGTERM or SIGINT.
+    """Run the broker of `config.run` until SIGTERM or SIGINT; of an external plan, that of one stage after the other.
 
     Without broker.redis_url and redis_url_file it starts a Redis in the run folder, or uses the one that a killed
     broker left running there. Raises ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable,
@@ -277,23 +279,44 @@ async def serve(config: Config) -> None:
     """
     keep_freed_buffers()
     stop = stop_event()
-    problems = await asyncio.to_thread(open_index, config)
     url = configured_url(config.broker)
     async with AsyncExitStack() as stack:
         if not url:
             server = await asyncio.to_thread(start_redis, config.run.folder / "redis", "")
             stack.callback(server.close)
             url = server.url
-        broker = Broker(config, url, problems)
+        if not (config.plan.stages and config.asked_run):
+            await _serve_run(config, url, stop)
+            return
+        stages = Stages(config, url)
+        stack.push_async_callback(stages.close)
+        looked_up = Retry("the stage of the plan", (BrokerUnavailable,), for_s=config.run.peer_patience_s)
+        while not stop.is_set():
+            await _serve_run(await looked_up.call(stages.current), url, stop, stages)
+
+
+async def _serve_run(config: Config, url: str, stop: asyncio.Event, stages: Stages | None = None) -> None:
+    """Serve one run until `stop` is set, or another stage was chosen."""
+    problems = await asyncio.to_thread(open_index, config)
+    ended = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        stack.callback(problems.close)
+        broker = Broker(config, url, problems, stages)
         try:
             await broker.check_state()
         except Refused as error:
             raise Unusable(str(error)) from error
-        address = await serve_broker(broker, config, stop, stack)
+        address = await serve_broker(broker, config, ended, stack)
         log.info(
             "broker ready", extra={"address": address, "redis": broker.store.url, "problems": len(problems.problem_ids)}
         )
-        await stop.wait()
+        reasons = [stop, ended] if stages is None else [stop, ended, stages.another]
+        waits = [asyncio.ensure_future(reason.wait()) for reason in reasons]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if ended.is_set():
+            stop.set()  # the broker's own work has ended
+        for wait in waits:
+            wait.cancel()
 
 
 async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stack: AsyncExitStack) -> str:
@@ -311,6 +334,7 @@ async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stac
         status_codes=STATUS_CODES,
         health=Health(config.broker.grpc_health),
         certificates=(config.tls.certificate,),
+        run=config.asked_run,
     )
     stack.push_async_callback(broker.store.close)
     address = await start_grpc(served, stack)

@@ -33,6 +33,7 @@ def serve(
     """Run one service until SIGTERM."""
     from nouscoder.config import load_config
     from nouscoder.logs import configure_logs
+    from nouscoder.run.stages import has_stages, serve_stage
 
     of_http = "openai.http" if service is Service.GENERATION else "http"
     given = {"grpc": grpc, of_http: http, "metrics": metrics}
@@ -60,6 +61,9 @@ def serve(
         elif service is Service.GENERATION:
             from nouscoder.generation.service import serve as serve_generation
 
+            if has_stages(config):
+                serve_stage(config, lambda stage: asyncio.run(serve_generation(stage)), is_learner=False)
+                return
             of_file = (
                 None if config_file is None else lambda: load_config(config_file, [*(overrides or []), *addresses])
             )
@@ -67,4 +71,7 @@ def serve(
         else:
             from nouscoder.learner.service import serve as serve_learner
 
-            asyncio.run(serve_learner(config))
+            if has_stages(config):
+                serve_stage(config, lambda stage: asyncio.run(serve_learner(stage)), is_learner=True)
+            else:
+                asyncio.run(serve_learner(config))

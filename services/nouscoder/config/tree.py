@@ -175,11 +175,17 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _stages_are_runs(self) -> Config:
-        if self.plan.stages and self.run.services == "external":
-            raise ValueError('a plan starts the services of each stage: set run.services to "local"')
+        if (
+            self.plan.stages
+            and self.run.services == "external"
+            and not (self.broker.redis_url or self.broker.redis_url_file)
+        ):
+            raise ValueError("a plan with external services keeps its stage in Redis: set broker.redis_url_file")
         if self.plan.stages and "/" in self.run.name:
             raise ValueError("run.name of a plan is without a slash")
         for index, stage in enumerate(self.plan.stages):
+            if self.run.services == "external" and "verifier" in stage.changes:
+                raise ValueError(f"in plan.stages, {stage.name}: external services have one verifier for all stages")
             try:
                 self.of_stage(index)
             except ValidationError as error:
@@ -196,6 +202,26 @@ class Config(Section):
         tree = merged(self.model_dump(mode="json", by_alias=True, exclude={"plan"}), stage.changes)
         tree["run"] = {**tree["run"], "name": f"{self.run.name}/{index + 1:02d}-{stage.name}"}
         return Config.model_validate(tree)
+
+    def stage_run(self, index: int) -> Config:
+        """The same, with absolute paths of its inputs: those whose default is in the run folder are in the plan's."""
+        return self.of_stage(index).with_inputs_of(self)
+
+    def with_inputs_of(self, other: Config) -> Config:
+        """The same with absolute paths of its inputs. Those whose default is in the run folder are in `other`'s."""
+        inputs = {name: other.in_run_folder(getattr(self.problems, name)) for name in ("train", "held_out")}
+        policy = self.policy.model_copy(update={"path": other.in_run_folder(self.policy.path)})
+        return self.model_copy(update={"problems": self.problems.model_copy(update=inputs), "policy": policy})
+
+    def stage_named(self, run: str) -> int | None:
+        """The stage whose run has this name; None when there is none."""
+        names = [f"{self.run.name}/{index + 1:02d}-{stage.name}" for index, stage in enumerate(self.plan.stages)]
+        return names.index(run) if run in names else None
+
+    @property
+    def asked_run(self) -> str:
+        """The run that external services must serve to answer; empty for services that the run starts itself."""
+        return self.run.name if self.run.services == "external" else ""
 
     @property
     def total_steps(self) -> int:

@@ -330,7 +330,7 @@ async def _open_source(config: Config, metrics: GenerationMetrics, stack: AsyncE
         return FolderSource()
     cache = PolicyCache(Path(config.generation.cache or temporary_folder("nouscoder-policies")))
     stack.callback(cache.close)
-    client = LearnerClient(config.learner.grpc, channel_credentials(config.tls))
+    client = LearnerClient(config.learner.grpc, channel_credentials(config.tls), config.asked_run)
     await stack.enter_async_context(client)
     return LearnerSource(client, cache, metrics, config.generation.policy_patience_s)
 
@@ -346,7 +346,7 @@ async def _open_memory(
 
     if missing := missing_for(transfer):
         raise EngineUnusable(f"generation.vllm.weight_transfer: {missing}")
-    client = LearnerClient(config.learner.grpc, channel_credentials(config.tls))
+    client = LearnerClient(config.learner.grpc, channel_credentials(config.tls), config.asked_run)
     await stack.enter_async_context(client)
     return LearnerMemory(client, cast(StagingEngine, engine), metrics)  # only the vllm engine has this setting
 
@@ -366,6 +366,7 @@ def _served(config: Config, servicer: GenerationService, metrics: GenerationMetr
         status_codes=STATUS_CODES,
         health=health,
         certificates=(config.tls.certificate, config.generation.openai.tls.certificate),
+        run=config.asked_run,
     )
 
 
@@ -377,6 +378,7 @@ async def _worker(
         stack.enter_context(held_worker_id("generation", config.run.name)),
         patience_s=config.run.peer_patience_s,
         credentials=channel_credentials(config.tls),
+        run=config.asked_run,
     )
     await stack.enter_async_context(broker)
     max_running = config.generation.max_running

@@ -290,6 +290,7 @@ async def serve(config: Config) -> None:
             sole_worker_id("learner"),  # the lock on the run folder admits one learner
             patience_s=config.run.peer_patience_s,
             credentials=channel_credentials(config.tls),
+            run=config.asked_run,
         )
         broker = await stack.enter_async_context(client)
         sender = PolicySender(config)
@@ -311,6 +312,7 @@ async def serve(config: Config) -> None:
             status_codes=STATUS_CODES,
             health=Health(config.learner.grpc_health),
             certificates=(config.tls.certificate,),
+            run=config.asked_run,
         )
         await start_grpc(served, stack)
         work = _work_and_stay(worker) if config.learner.serve_after_run else worker.run()

@@ -152,8 +152,9 @@ class BrokerClient(ServiceClient):
         worker_id: str,
         patience_s: float = PATIENCE_S,
         credentials: ChannelTls | None = None,
+        run: str = "",
     ) -> None:
-        super().__init__("broker", address, patience_s, credentials)
+        super().__init__("broker", address, patience_s, credentials, run)
         self.worker_id = worker_id
 
     def _connect(self, channel: grpc.aio.Channel) -> None:
@@ -419,6 +420,11 @@ class BrokerClient(ServiceClient):
         request = broker_pb2.ContinueRunRequest()
         answer = await self._call(lambda: self._stub.ContinueRun(request, timeout=_CALL_LIMIT_S))
         return answer.had_ended
+
+    async def serve_stage(self, run: str) -> None:
+        """Have the broker of a plan serve the stage with this run; at once when it does already."""
+        request = broker_pb2.ServeStageRequest(run_name=run)
+        await self._call(lambda: self._stub.ServeStage(request, timeout=_CALL_LIMIT_S))
 
     async def status(self) -> RunStatus:
         """The run at one instant."""

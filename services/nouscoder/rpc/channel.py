@@ -12,7 +12,7 @@ import grpc
 
 from nouscoder.errors import NousCoderError
 from nouscoder.retry import Retry
-from nouscoder.rpc.server import ERROR_TRAILER, MAX_MESSAGE_BYTES
+from nouscoder.rpc.server import ERROR_TRAILER, MAX_MESSAGE_BYTES, RUN_AGENT
 from nouscoder.rpc.tls import ChannelTls
 
 Answer = TypeVar("Answer")
@@ -84,18 +84,23 @@ def _told(error: BaseException | None) -> str:
     return ""
 
 
-def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
-    """A channel to `address`, encrypted with credentials (see tls.py); close it when done."""
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None, run: str = "") -> grpc.aio.Channel:
+    """A channel to `address`, encrypted with credentials (see tls.py); close it when done.
+
+    With a `run` a service that serves another run answers UNAVAILABLE.
+    """
+    options = [*_OPTIONS, ("grpc.primary_user_agent", f"{RUN_AGENT}{run}")] if run else _OPTIONS
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 class ServiceClient(ABC):
     """Base of the clients, one a service: a channel, patience, and errors in words.
 
     Use as `async with`. A call that the service does not answer is repeated for `patience_s` seconds: methods of all
-    services are idempotent. Then PeerUnreachable is raised.
+    services are idempotent. Then PeerUnreachable is raised. With a `run` the
+    service answers only if it serves that run.
     """
 
     def __init__(
@@ -104,7 +109,9 @@ class ServiceClient(ABC):
         address: str,
         patience_s: float,
         credentials: ChannelTls | None = None,
+        run: str = "",
     ) -> None:
+        self._run = run
         self.name = f"{service} at {address}"
         self._address = address
         self._patience_s = patience_s
@@ -122,7 +129,7 @@ class ServiceClient(ABC):
 
     def _open(self) -> None:
         self._opened_with = self._credentials.credentials() if self._credentials is not None else None
-        self._channels.append(open_channel(self._address, self._opened_with))
+        self._channels.append(open_channel(self._address, self._opened_with, self._run))
         self._connect(self._channels[-1])
 
     def _renew(self) -> None:

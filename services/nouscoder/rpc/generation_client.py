@@ -58,8 +58,10 @@ class PolicyReplaced(PeerRefused):
 class GenerationClient(ServiceClient):
     """Every method raises PeerError."""
 
-    def __init__(self, address: str, patience_s: float = 60.0, credentials: ChannelTls | None = None) -> None:
-        super().__init__("generation", address, patience_s, credentials)
+    def __init__(
+        self, address: str, patience_s: float = 60.0, credentials: ChannelTls | None = None, run: str = ""
+    ) -> None:
+        super().__init__("generation", address, patience_s, credentials, run)
 
     def _connect(self, channel: grpc.aio.Channel) -> None:
         """Make the stub."""

@@ -53,8 +53,8 @@ _FILE = WirePair(RemoteFile, learner_pb2.PolicyFile)
 class LearnerClient(ServiceClient):
     """Every method makes one attempt. It raises PeerError, and PeerUnreachable when the learner does not answer."""
 
-    def __init__(self, address: str, credentials: ChannelTls | None = None) -> None:
-        super().__init__("learner", address, patience_s=0.0, credentials=credentials)
+    def __init__(self, address: str, credentials: ChannelTls | None = None, run: str = "") -> None:
+        super().__init__("learner", address, patience_s=0.0, credentials=credentials, run=run)
 
     def _connect(self, channel: grpc.aio.Channel) -> None:
         """Make the stub."""

@@ -133,6 +133,8 @@ class Health:
 
 # Status codes: one interceptor for all methods of a service.
 
+# The user agent of a client that asks for one run begins with this and the run's name.
+RUN_AGENT = "nouscoder-run/"
 # Names the class of the error. Errors of the connection, which gRPC makes itself, have no such trailer.
 ERROR_TRAILER = "error"
 
@@ -147,9 +149,14 @@ class RetryLater(Protocol):
 
 
 class StatusCodes(grpc.aio.ServerInterceptor):
-    """Ends a call with the status code of the error that its handler raised, for the services in `full_names`."""
+    """Ends a call with the status code of the error that its handler raised, for the services in `full_names`.
 
-    def __init__(self, table: StatusTable, full_names: Sequence[str]) -> None:
+    With a `run` it ends calls of clients that ask for another run: UNAVAILABLE, because the service may serve that run
+    soon.
+    """
+
+    def __init__(self, table: StatusTable, full_names: Sequence[str], run: str = "") -> None:
+        self._run = run
         self._table: dict[type[Exception], grpc.StatusCode] = {
             InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
             **table,
@@ -165,6 +172,10 @@ class StatusCodes(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not str(handler_call_details.method).startswith(self._prefixes):
             return handler
+        agent = dict(handler_call_details.invocation_metadata or ()).get("user-agent", "")
+        asked = str(agent).partition(" ")[0].removeprefix(RUN_AGENT) if str(agent).startswith(RUN_AGENT) else ""
+        if self._run and asked not in ("", self._run):
+            return rebuilt(handler, _refusing(f"the run {self._run} is served here, not {asked}"))
         return self._wrapped(handler)
 
     def code_of(self, error: Exception) -> grpc.StatusCode | None:
@@ -206,6 +217,13 @@ class StatusCodes(grpc.aio.ServerInterceptor):
         if isinstance(error, RetryLater):
             trailer.append(("retry-after", str(error.retry_after_s)))
         return code, str(error), tuple(trailer)
+
+
+def _refusing(message: str) -> Callable[[Any, _Context], Awaitable[None]]:
+    async def refuse(request: Any, context: _Context) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, message, ((ERROR_TRAILER, "OtherRun"),))
+
+    return refuse
 
 
 def rebuilt(handler: _Handler, act: Callable[..., Any], deserializer: Any = None) -> _Handler:
@@ -258,6 +276,7 @@ class Served:
     status_codes: StatusTable = field(default_factory=dict)
     max_message_bytes: int = MAX_MESSAGE_BYTES  # of an incoming message
     max_calls: int | None = None  # at once; more are RESOURCE_EXHAUSTED
+    run: str = ""  # that is served: clients that ask for another one are refused
     takes_compressed: bool = True  # whether compressed messages are read; else they are UNIMPLEMENTED
     health: Health = field(default_factory=Health)
     certificates: Sequence[str] = ()
@@ -284,7 +303,7 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
     if not served.takes_compressed:
         options.append(UNCOMPRESSED_ONLY)
     # The last interceptor is the innermost, so the others see the status code of an error.
-    errors = StatusCodes(served.status_codes, served.full_names)
+    errors = StatusCodes(served.status_codes, served.full_names, served.run)
     interceptors = [*served.interceptors, errors]
     server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=served.max_calls)
     served.register(server)

@@ -187,7 +187,7 @@ async def measure(
     credentials = channel_credentials(config.tls)
     evaluation = await evaluate(
         held_out_problems(config),
-        GenerationClient(config.generation.grpc, credentials=credentials),
+        GenerationClient(config.generation.grpc, credentials=credentials, run=config.asked_run),
         VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
         samples=config.problems.held_out_samples,
         sampling=config.generation.sampling.record(Sampling, seed=config.run.seed),
@@ -237,7 +237,9 @@ async def announced_policy(config: Config, from_version: int, limit_s: float) ->
 
     Raises CannotEvaluate when there is none within `limit_s` seconds.
     """
-    client = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
+    client = BrokerClient(
+        config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls), run=config.asked_run
+    )
     with suppress(TimeoutError):
         async with client as broker, asyncio.timeout(limit_s):
             async for manifest in broker.watch_policy():
@@ -273,7 +275,7 @@ async def kept_checkpoint(config: Config, from_version: int) -> AsyncIterator[in
     The block gets the version as soon as its state is copied, and ends when the checkpoint is complete. The learner may
     be silent for run.evaluation_limit_s. Raises NotKept.
     """
-    client = LearnerClient(config.learner.grpc, channel_credentials(config.tls))
+    client = LearnerClient(config.learner.grpc, channel_credentials(config.tls), config.asked_run)
     async with client as learner, aclosing(_asked(learner, from_version, config.run.evaluation_limit_s)) as answers:
         version = await anext(answers, None)
         if version is None:
@@ -403,7 +405,9 @@ class PeriodicEvaluation:
     async def _finish_run(self, reason: str) -> None:
         """End the run at the broker. The learner sees it when it asks for its next batch."""
         config = self._services.config
-        watcher = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
+        watcher = BrokerClient(
+            config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls), run=config.asked_run
+        )
         async with watcher as broker:
             await broker.finish_run(reason)
         self._view.say(f"the run ends early: {reason}")

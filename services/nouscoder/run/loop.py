@@ -102,7 +102,7 @@ async def _train(config: Config, *, resume: bool, given: Given) -> None:
                 await run_loop(folder, config, view, started_s)
             if address:
                 view.say(f"the run's pages are at {address}, until SIGTERM")
-                await _until_cancelled()
+                await until_cancelled()
     finally:
         folder.close()
 
@@ -140,7 +140,9 @@ async def run_loop(
 
 async def continue_if_ended(config: Config, view: View) -> None:
     """A run that has ended at the broker goes on when it has batches left: it was extended, or it ended by a guard."""
-    client = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
+    client = BrokerClient(
+        config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls), run=config.asked_run
+    )
     async with client as broker:
         status = await broker.status()
         if status.finished and status.batches_committed < config.run.total_batches:
@@ -201,6 +203,7 @@ async def interruptible(work: Coroutine[Any, Any, object]) -> int:
     return 0
 
 
-async def _until_cancelled() -> None:
+async def until_cancelled() -> None:
+    """Wait for SIGTERM."""
     with suppress(asyncio.CancelledError):
         await asyncio.Event().wait()

@@ -25,8 +25,8 @@ from nouscoder.domain.plan import NextStage, StageHistory, best_of, next_stage
 from nouscoder.errors import NousCoderError
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.run.evaluation import recorded_evaluations, weights_folder
-from nouscoder.run.folder import RunChanged, RunFolder
-from nouscoder.run.loop import interruptible, run_loop
+from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently
+from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked, checked_inputs, with_policy_folder
 from nouscoder.run.resume import note_given, refuse_changes_of, resumed, take
@@ -49,16 +49,31 @@ async def _train_plan(config: Config, *, resume: bool, given: Given) -> None:
             for note in opened.notes:
                 view.say(note)
             await run_stages(folder, config, view)
+            if config.asked_run:
+                await _serve_pages(config, view)
     finally:
         folder.close()
+
+
+async def _serve_pages(config: Config, view: View) -> None:
+    """The pages of the last stage, until SIGTERM: what started this command would start it again."""
+    last = config.of_stage(len(config.plan.stages) - 1)
+    with open_pages(last.run.folder, last.run.pages, last.run.pages_hosts) as address:
+        if address:
+            view.say(f"the last stage's pages are at {address}, until SIGTERM")
+            await until_cancelled()
 
 
 async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -> OpenedRun:
     """The plan's folder: a new one, or with `resume` that of an earlier start with the plan that it recorded.
 
+    A plan with external services always continues, with the configuration given now.
+
     Raises ConfigError with the faults of all stages that can be found before the first one begins, and RunChanged for
     new values that the stage that has begun cannot take.
     """
+    if config.asked_run:
+        return OpenedRun(await attach_patiently(config), config)
     if resume:
         folder, recorded = RunFolder.reopen(config.run.folder)
         try:
@@ -71,7 +86,7 @@ async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -
             raise
     RunFolder.refuse_existing(config.run.folder)
     config = await asyncio.to_thread(with_policy_folder, config)
-    stages = [stage_config(config, index) for index in range(len(config.plan.stages))]
+    stages = [config.stage_run(index) for index in range(len(config.plan.stages))]
     if not config.plan.stages[0].yarn.factor:
         await checked(stages[0])
     for stage in stages:
@@ -102,7 +117,7 @@ def _refuse_other_stages(before: Config, now: Config) -> None:
 
 def stage_values(config: Config, index: int) -> Given:
     """What the plan says of a stage that has begun. Its policy and its engine were chosen when it began."""
-    tree = stage_config(config, index).model_dump(mode="json", by_alias=True)
+    tree = config.stage_run(index).model_dump(mode="json", by_alias=True)
     del tree["policy"]["path"], tree["generation"]["engine_tokens_total"]
     return Given(sets=tree)
 
@@ -121,18 +136,6 @@ async def run_stages(folder: RunFolder, config: Config, view: View) -> None:
         await generation.close()
     folder.write_json("plan.json", plan_record(config))
     view.say(f"the plan in {folder.path} is finished: nothing is left to do")
-
-
-def stage_config(config: Config, index: int) -> Config:
-    """The configuration of a stage's run. Inputs whose default is in the run folder are in the plan's folder."""
-    return with_inputs_of(config.of_stage(index), config)
-
-
-def with_inputs_of(config: Config, other: Config) -> Config:
-    """`config` with absolute paths of its inputs. Those whose default is in the run folder are in that of `other`."""
-    inputs = {name: other.in_run_folder(getattr(config.problems, name)) for name in ("train", "held_out")}
-    policy = config.policy.model_copy(update={"path": other.in_run_folder(config.policy.path)})
-    return config.model_copy(update={"problems": config.problems.model_copy(update=inputs), "policy": policy})
 
 
 def with_engine_tokens(config: Config, index: int, stage: Config) -> Config:
@@ -178,10 +181,14 @@ def plan_record(config: Config) -> dict[str, Any]:
 
 
 async def _run_stage(config: Config, begin: NextStage, view: View, generation: KeptGeneration) -> None:
-    stage = stage_config(config, begin.index)
+    stage = config.stage_run(begin.index)
     if not begin.begun:
         stage = await asyncio.to_thread(_with_first_policy, config, begin, stage)
-        stage = with_engine_tokens(config, begin.index, stage)
+        if not config.asked_run:  # external generation starts its engine for each stage
+            stage = with_engine_tokens(config, begin.index, stage)
+    elif config.asked_run:
+        begun = load_config(stage.run.folder / "config.toml")
+        stage = stage.model_copy(update={"policy": stage.policy.model_copy(update={"path": begun.policy.path})})
     given = stage_values(config, begin.index) if begin.begun else NOTHING_GIVEN
     opened = await deployment(stage).open_folder(stage, begin.begun, given)
     folder, stage = opened.folder, opened.config

@@ -24,7 +24,7 @@ import sys
 import time
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -35,9 +35,11 @@ from nouscoder.config.tree import Given
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.retry import Retry
-from nouscoder.rpc.channel import PeerError
+from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.worker import observer_id
 from nouscoder.run.evaluation import newest_version
 from nouscoder.run.folder import RunFolder, attach_patiently
 from nouscoder.run.resume import continue_finished, external_changes, note_given, resumed, take
@@ -109,6 +111,7 @@ class KeptGeneration:
 
 EVALUATION_BEFORE = "evaluation_before.json"
 _REPORT_AFTER_S = 5.0
+_CHOOSE_EVERY_S = 5.0
 
 
 class ServiceAway(NousCoderError):
@@ -287,5 +290,29 @@ async def _open_local(
 async def _open_external(
     folder: RunFolder, config: Config, say: Say, generation: KeptGeneration | None
 ) -> AsyncIterator[RunServices]:
+    async with _stage_chosen(config):
+        yield ExternalServices(config, say)
 
-    yield ExternalServices(config, say)
+
+@asynccontextmanager
+async def _stage_chosen(config: Config) -> AsyncIterator[None]:
+    """Have the broker serve the run of this stage of a plan while the block runs, also after Redis lost its choice."""
+    if "/" not in config.run.name:
+        yield
+        return
+
+    async def choose() -> None:
+        client = BrokerClient(config.broker.grpc, observer_id("stage"), 0.0, channel_credentials(config.tls))
+        async with client as broker:
+            while True:
+                with suppress(PeerUnreachable):
+                    await broker.serve_stage(config.run.name)
+                await asyncio.sleep(_CHOOSE_EVERY_S)
+
+    task = asyncio.ensure_future(choose())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

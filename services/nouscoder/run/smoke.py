@@ -56,7 +56,6 @@ from nouscoder.rpc.worker import observer_id
 from nouscoder.run.evaluation import first_policy, while_alive
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import interruptible, run_loop
-from nouscoder.run.plan import stage_config, with_inputs_of
 from nouscoder.run.preflight import checked, with_policy_folder
 from nouscoder.run.resume import note_given, reopened
 from nouscoder.run.services import RunServices, deployment
@@ -243,7 +242,7 @@ def smoke_config(config: Config, test: SmokeTest) -> Config:
         raise ConfigError('--smoke64 starts its services itself: set run.services to "local"')
     if config.plan.stages and config.plan.stages[0].yarn.factor:
         raise ConfigError("--smoke64 tests the first stage of a plan, and cannot when that stage has yarn")
-    run = stage_config(config, 0) if config.plan.stages else with_inputs_of(config, config)
+    run = config.stage_run(0) if config.plan.stages else config.with_inputs_of(config)
     num_batches = test.num_batches or default_batches(test.num_problems, run)
     if num_batches < 3:
         raise ConfigError("--smoke-batches must be at least 3: the test compares the first and the last third")

@@ -51,10 +51,10 @@ class RunWatch:
     def __init__(self, config: Config) -> None:
         self._config = config
         credentials = channel_credentials(config.tls)
-        self._generation = GenerationClient(config.generation.grpc, patience_s=0.0, credentials=credentials)
-        self._learner_client = LearnerClient(config.learner.grpc, credentials)
+        self._generation = GenerationClient(config.generation.grpc, 0.0, credentials, config.asked_run)
+        self._learner_client = LearnerClient(config.learner.grpc, credentials, config.asked_run)
         self._connections = AsyncExitStack()
-        self._broker = BrokerClient(config.broker.grpc, observer_id("watch"), patience_s=0.0, credentials=credentials)
+        self._broker = BrokerClient(config.broker.grpc, observer_id("watch"), 0.0, credentials, config.asked_run)
         self._tokens = Rate()
         self._tests = Rate()
         self._started_s = time.monotonic()

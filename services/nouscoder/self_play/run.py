@@ -31,7 +31,6 @@ from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.run.evaluation import newest_version, weights_folder
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import interruptible, run_loop
-from nouscoder.run.plan import with_inputs_of
 from nouscoder.run.preflight import checked, with_policy_folder
 from nouscoder.run.resume import note_given, reopened
 from nouscoder.run.services import deployment
@@ -184,7 +183,7 @@ def self_play_config(config: Config) -> Config:
     faults = [fault for is_wrong, fault in _faults(config) if is_wrong]
     if faults:
         raise ConfigError("\n".join(faults))
-    placed = with_inputs_of(config, config)
+    placed = config.with_inputs_of(config)
     run = placed.run.model_copy(update={"name": f"{config.run.name}{_SUFFIX}", "pages": ""})
     return placed.model_copy(update={"run": run, "plan": PlanSection()})
 

@@ -1753,6 +1753,45 @@ class ContinueRunResponse(_message.Message):
 Global___ContinueRunResponse: _TypeAlias = ContinueRunResponse  # noqa: Y015
 
 @_typing.final
+class ServeStageRequest(_message.Message):
+    """Asks for a stage of a plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_NAME_FIELD_NUMBER: _builtins.int
+    run_name: _builtins.str
+    """The name of its run."""
+    def __init__(
+        self,
+        *,
+        run_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_name", b"run_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServeStageRequest: _TypeAlias = ServeStageRequest  # noqa: Y015
+
+@_typing.final
+class ServeStageResponse(_message.Message):
+    """The answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServeStageResponse: _TypeAlias = ServeStageResponse  # noqa: Y015
+
+@_typing.final
 class FinishRunRequest(_message.Message):
     """The end of a run."""
 

@@ -150,6 +150,11 @@ class BrokerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.ContinueRunRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_broker__pb2.ContinueRunResponse.FromString,
                 _registered_method=True)
+        self.ServeStage = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/ServeStage',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.ServeStageRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.ServeStageResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/nouscoder.v1.BrokerService/Status',
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.StatusRequest.SerializeToString,
@@ -328,6 +333,13 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ServeStage(self, request, context):
+        """Serves another stage of the plan from now on. Idempotent. FAILED_PRECONDITION for a run that is no stage of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Returns the run's state at one instant.
         """
@@ -459,6 +471,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.ContinueRun,
                     request_deserializer=nouscoder_dot_v1_dot_broker__pb2.ContinueRunRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_broker__pb2.ContinueRunResponse.SerializeToString,
+            ),
+            'ServeStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ServeStage,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.ServeStageRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.ServeStageResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -1093,6 +1110,33 @@ class BrokerService:
             '/nouscoder.v1.BrokerService/ContinueRun',
             nouscoder_dot_v1_dot_broker__pb2.ContinueRunRequest.SerializeToString,
             nouscoder_dot_v1_dot_broker__pb2.ContinueRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ServeStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/ServeStage',
+            nouscoder_dot_v1_dot_broker__pb2.ServeStageRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.ServeStageResponse.FromString,
             options,
             channel_credentials,
             insecure,

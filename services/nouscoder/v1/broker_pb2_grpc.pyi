@@ -81,6 +81,8 @@ class BrokerServiceStub:
     """Ends the run: nothing more is admitted, and all rollouts in flight are abandoned. Idempotent."""
     ContinueRun: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ContinueRunRequest, _broker_pb2.ContinueRunResponse]
     """Goes on with a run that has ended and has batches left."""
+    ServeStage: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ServeStageRequest, _broker_pb2.ServeStageResponse]
+    """Serves another stage of the plan from now on. Idempotent. FAILED_PRECONDITION for a run that is no stage of it."""
     Status: _grpc.UnaryUnaryMultiCallable[_broker_pb2.StatusRequest, _broker_pb2.StatusResponse]
     """Returns the run's state at one instant."""
     WhyStalled: _grpc.UnaryUnaryMultiCallable[_broker_pb2.WhyStalledRequest, _broker_pb2.WhyStalledResponse]
@@ -139,6 +141,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Ends the run: nothing more is admitted, and all rollouts in flight are abandoned. Idempotent."""
     ContinueRun: _aio.UnaryUnaryMultiCallable[_broker_pb2.ContinueRunRequest, _broker_pb2.ContinueRunResponse]  # type: ignore[assignment]
     """Goes on with a run that has ended and has batches left."""
+    ServeStage: _aio.UnaryUnaryMultiCallable[_broker_pb2.ServeStageRequest, _broker_pb2.ServeStageResponse]  # type: ignore[assignment]
+    """Serves another stage of the plan from now on. Idempotent. FAILED_PRECONDITION for a run that is no stage of it."""
     Status: _aio.UnaryUnaryMultiCallable[_broker_pb2.StatusRequest, _broker_pb2.StatusResponse]  # type: ignore[assignment]
     """Returns the run's state at one instant."""
     WhyStalled: _aio.UnaryUnaryMultiCallable[_broker_pb2.WhyStalledRequest, _broker_pb2.WhyStalledResponse]  # type: ignore[assignment]
@@ -332,6 +336,14 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.ContinueRunResponse, _abc.Awaitable[_broker_pb2.ContinueRunResponse]]:
         """Goes on with a run that has ended and has batches left."""
+
+    @_abc_1.abstractmethod
+    def ServeStage(
+        self,
+        request: _broker_pb2.ServeStageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ServeStageResponse, _abc.Awaitable[_broker_pb2.ServeStageResponse]]:
+        """Serves another stage of the plan from now on. Idempotent. FAILED_PRECONDITION for a run that is no stage of it."""
 
     @_abc_1.abstractmethod
     def Status(
