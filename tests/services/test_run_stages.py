@@ -54,7 +54,7 @@ async def test_a_service_answers_calls_for_its_own_run_and_those_that_name_none(
             "127.0.0.1:0",
             "127.0.0.1:0",
             [generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name],
-            lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(_Answers(), server),
+            lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(_Answers(), server),  # type: ignore[abstract]
             CollectorRegistry(),
             0.0,
             run="plan/02-b",

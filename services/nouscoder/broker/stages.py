@@ -38,8 +38,8 @@ class Stages:
             run = await self._redis.get(self._key)
         except redis.RedisError as error:
             raise BrokerUnavailable(f"Redis does not answer: {error}") from error
-        index = self._config.stage_named(run.decode()) if run is not None else 0
-        return self._config.stage_run(index or 0)
+        name = run.decode() if isinstance(run, bytes) else run or ""
+        return self._config.stage_run(self._config.stage_named(name) or 0)
 
     async def choose(self, run: str) -> None:
         """Serve the stage with this run from now on. Raises Refused and BrokerUnavailable."""
