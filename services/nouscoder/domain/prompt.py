@@ -8,10 +8,15 @@ lcb_runner/prompts/code_generation.py: SYSTEM_MESSAGE_GENERIC and get_generic_qu
 format_prompt_generation for LMStyle.OpenAIChat). It has two wordings: with starter code, and for stdin. Its variants
 for Qwen and DeepSeek-R1 models write the special tokens of one chat template into the text; here the policy's own
 template writes them.
+
+`deepcoder` is that of DeepCoder's training (rllm, rllm/data/utils.py: fetch_live_code_bench_system_prompt): the same
+sentences in one user's message. Klear-Reasoner's training data begin so too (Kwai-Klear/KlearReasoner, README.md).
+`acereason` is that of AceReason-Nemotron's model card (Usage Recommendations; it wants no system message).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol, Self
@@ -28,6 +33,8 @@ class PromptForm(StrEnum):
 
     PLAIN = "plain"
     LIVECODEBENCH = "livecodebench"
+    DEEPCODER = "deepcoder"
+    ACEREASON = "acereason"
 
 
 class AskedProblem(Protocol):
@@ -98,12 +105,10 @@ def prompt_text(
 
     A `prompt` that an earlier import has put into a form already is recognised: it is not put into one twice.
     """
-    if form is PromptForm.LIVECODEBENCH:
-        text = _livecodebench(prompt, starter_code, languages)
-    else:
-        text = _with_starter_code(prompt, starter_code, languages)
+    if form is not PromptForm.PLAIN and not starter_code:
+        prompt, starter_code = _parted(prompt)
     # Not str.format, because a problem's statement may contain braces.
-    return template.replace(PROMPT, text)
+    return template.replace(PROMPT, _FORMS[form](prompt, starter_code, languages))
 
 
 def system_text(form: PromptForm, languages: tuple[str, ...] = PYTHON) -> str:
@@ -129,7 +134,7 @@ def _parted(prompt: str) -> tuple[str, str]:
     return (question, code.removesuffix(_STARTER_END)) if begins and code.endswith(_STARTER_END) else (prompt, "")
 
 
-# LiveCodeBench's form.
+# LiveCodeBench's form, and DeepCoder's of the same sentences.
 
 _LCB_SYSTEM = (
     "You are an expert Python programmer. You will be given a question (problem specification) and will generate a"
@@ -151,7 +156,34 @@ _LCB_STDIN = (
 def _livecodebench(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
     if question.startswith(_LCB_QUESTION) and question.endswith(_LCB_ANSWER):
         return question
-    if not starter_code:
-        question, starter_code = _parted(question)
+    return f"{_LCB_QUESTION}{question}\n\n{_format_and_answer(starter_code, languages)}"
+
+
+def _deepcoder(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
+    return f"{_LCB_SYSTEM}\n\n{question}{_format_and_answer(starter_code, languages)}"
+
+
+def _format_and_answer(starter_code: str, languages: tuple[str, ...]) -> str:
     how, code = (_LCB_STARTER, starter_code) if starter_code else (_LCB_STDIN, "# YOUR CODE HERE")
-    return f"{_LCB_QUESTION}{question}\n\n### Format: {how}\n```python\n{code}\n```\n\n{_LCB_ANSWER}"
+    return f"### Format: {how}\n```python\n{code}\n```\n\n{_LCB_ANSWER}"
+
+
+# AceReason's form.
+
+_ACE_STARTER = "Solve the problem starting with the provided function header.\n\nFunction header:\n"
+_ACE_STDIN = "Write Python code to solve the problem. "
+_ACE_ANSWER = "Please place the solution code in the following format:\n```python\n# Your solution code here\n```"
+
+
+def _acereason(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
+    if starter_code:
+        return f"{question}\n\n{_ACE_STARTER}```\n{starter_code}\n```\n\n{_ACE_ANSWER}"
+    return f"{question}\n\n{_ACE_STDIN}{_ACE_ANSWER}"
+
+
+_FORMS: dict[PromptForm, Callable[[str, str, tuple[str, ...]], str]] = {
+    PromptForm.PLAIN: _with_starter_code,
+    PromptForm.LIVECODEBENCH: _livecodebench,
+    PromptForm.DEEPCODER: _deepcoder,
+    PromptForm.ACEREASON: _acereason,
+}
