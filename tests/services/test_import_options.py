@@ -11,10 +11,10 @@ from tests.services.test_data_import import CALL_ROWS, SUM_ROWS, jsonl, lcb
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
-from nouscoder.data.importers.livecodebench import prompt as lcb_prompt
 from nouscoder.data.importers.run import CannotImport, import_files
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import ReferencedProblem
+from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText, prompt_text
 from nouscoder.domain.submission import CallTests, Comparator, ComparatorKind, Limits, StdinTests
 
 CALLED = {
@@ -56,11 +56,11 @@ def test_the_question_and_the_starter_code_are_kept_apart(tmp_path: Path, name: 
 
 
 def test_lcb_is_the_prompt_in_its_two_wordings(tmp_path: Path) -> None:
-    called, run = imported(tmp_path, "taco", [CALLED, RUN], "--prompt", "lcb")
-    told = [one.problem.prompt_template.replace("{prompt}", one.problem.prompt) for one in (called, run)]
-    assert told == [lcb_prompt("Call it.", "def f(a, b):"), lcb_prompt("Run it.", "")]
-    assert "starter code" in told[0]
-    assert "# YOUR CODE HERE" in told[1]
+    items = imported(tmp_path, "taco", [CALLED, RUN], "--prompt", "lcb")
+    told = [PromptSettings().text(PromptText.of(one.problem)) for one in items]
+    forms = [("Call it.", "def f(a, b):"), ("Run it.", "")]
+    assert told == [prompt_text(PromptForm.LIVECODEBENCH, question, code) for question, code in forms]
+    assert [text.count("def f(a, b):") for text in told] == [1, 0]
 
 
 def test_plain_is_no_template_and_a_file_is_its_own(tmp_path: Path) -> None:
@@ -70,6 +70,7 @@ def test_plain_is_no_template_and_a_file_is_its_own(tmp_path: Path) -> None:
     template = tmp_path / "mine.txt"
     template.write_text("Solve:\n{prompt}\nBegin with {starter_code}\n")
     (called,) = imported(tmp_path, "taco", [CALLED], "--prompt", str(template))
+    assert called.problem.starter_code == ""
     assert called.problem.prompt_template == "Solve:\n{prompt}\nBegin with def f(a, b):\n"
 
 
@@ -122,7 +123,7 @@ def test_a_column_of_another_name_or_inside_another_is_found(tmp_path: Path) -> 
         (["--after", "yesterday"], "--after: 'yesterday' is not a date such as 2024-08-01"),
         (["--languages", "phyton"], "--languages: 'phyton' is no language here: did you mean python?"),
         (["--comparator", "fuzzy"], "--comparator: "),
-        (["--prompt", "absent.txt"], "--prompt absent.txt is neither lcb nor plain nor a file"),
+        (["--prompt", "absent.txt"], "--prompt absent.txt is none of lcb, plain, livecodebench"),
         (["--column", "question"], "--column must be FIELD=COLUMN"),
     ],
 )

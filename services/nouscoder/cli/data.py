@@ -126,7 +126,9 @@ def data_import(
     ] = None,
     out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("problems.parquet"),
     tests: Annotated[str, typer.Option(help="folder or URL (s3://...) of the tests; default: OUT.index")] = "",
-    prompt: Annotated[str, typer.Option(metavar="lcb|plain|FILE", help="template around the question")] = "",
+    prompt: Annotated[
+        str, typer.Option(metavar="FORM|FILE", help="template: lcb, plain, ..., or a file with {prompt}")
+    ] = "",
     comparator: Annotated[str | None, typer.Option(help="exact, lines, tokens, unordered_lines, kattis")] = None,
     float_tolerance: Annotated[float | None, typer.Option(help="allowed difference of numbers; 0: none")] = None,
     time_limit: Annotated[float | None, typer.Option(help="seconds of each test")] = None,

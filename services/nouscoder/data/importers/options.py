@@ -15,9 +15,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from nouscoder.data.importers.fields import Reason, Rejected, Row, at_path
-from nouscoder.data.importers.livecodebench import prompt as lcb_prompt
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.prompt import PROMPT, PromptForm, prompt_text
 from nouscoder.domain.submission import (
     LANGUAGES,
     CallCase,
@@ -36,7 +36,7 @@ from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.formats.body import Body, first_fault
 from nouscoder.formats.json_values import case_json
 
-_QUESTION = "{prompt}"
+_FORMS = {"lcb": PromptForm.LIVECODEBENCH, **{form.value: form for form in PromptForm}}
 _STARTER = "{starter_code}"
 _SIZE = re.compile(r"([0-9]+)(?:([KMG])iB)?")
 _UNITS = {None: 1, "K": 1024, "M": 1024**2, "G": 1024**3}
@@ -52,8 +52,8 @@ class ImportOptions(Body):
 
     prompt: str = Field(
         "",
-        description="the prompt's text around the question: lcb (LiveCodeBench's two wordings), plain (none), or a text"
-        " with {prompt} and perhaps {starter_code}; empty: as the format says",
+        description="a template for each problem: that of a form (lcb is LiveCodeBench), plain (none), or a"
+        " text with {prompt} and perhaps {starter_code}; empty: as the format says",
     )
     comparator: Literal["exact", "lines", "tokens", "unordered_lines", "kattis"] | None = Field(
         None, description="how outputs are compared"
@@ -74,8 +74,8 @@ class ImportOptions(Body):
     @field_validator("prompt")
     @classmethod
     def _has_a_question(cls, value: str) -> str:
-        if value not in ("", "lcb", "plain") and _QUESTION not in value:
-            raise ValueError(f"must be lcb, plain or a text with {_QUESTION}")
+        if value and value not in _FORMS and PROMPT not in value:
+            raise ValueError(f"must be {', '.join(_FORMS)} or a text with {PROMPT}")
         return value
 
     @field_validator("after", "before")
@@ -105,8 +105,7 @@ class ImportOptions(Body):
         self._require_date(item)
         problem = item.problem
         changed = replace(
-            problem,
-            prompt_template=self._template(problem),
+            self._asked(problem),
             comparator=self._comparator(problem.comparator),
             limits=self._limits(problem.limits),
             tests=problem.tests if self.max_tests is None else _longest(problem.tests, self.max_tests),
@@ -125,14 +124,18 @@ class ImportOptions(Body):
         if (since is not None and at < since) or (until is not None and at >= until):
             raise Rejected(Reason.OUTSIDE_DATES, f"its date is {date}")
 
-    def _template(self, problem: Problem) -> str:
+    def _asked(self, problem: Problem) -> Problem:
+        """With its template. Starter code that is in the template is not asked for a second time."""
         if not self.prompt:
-            return problem.prompt_template
-        if self.prompt == "plain":
-            return ""
-        if self.prompt == "lcb":
-            return lcb_prompt(_QUESTION, problem.starter_code)
-        return self.prompt.replace(_STARTER, problem.starter_code)
+            return problem
+        code = problem.starter_code
+        form = _FORMS.get(self.prompt)
+        if form is PromptForm.PLAIN:
+            return replace(problem, prompt_template="")
+        if form is None and _STARTER not in self.prompt:
+            return replace(problem, prompt_template=self.prompt)
+        template = self.prompt.replace(_STARTER, code) if form is None else prompt_text(form, PROMPT, code)
+        return replace(problem, prompt_template=template, starter_code="")
 
     def _comparator(self, found: Comparator) -> Comparator:
         if self.comparator is not None:
@@ -192,13 +195,15 @@ def bytes_of(size: str) -> int:
 
 
 def prompt_named(name: str) -> str:
-    """The value of `prompt` for lcb, plain or a file with a template. Raises WrongOption."""
-    if name in ("", "lcb", "plain"):
+    """The value of `prompt` for a form or a file with a template. Raises WrongOption."""
+    if not name or name in _FORMS:
         return name
     try:
         return Path(name).read_text(encoding="utf8")
     except (OSError, ValueError) as error:
-        raise WrongOption(f"--prompt {name} is neither lcb nor plain nor a file with a template: {error}") from None
+        raise WrongOption(
+            f"--prompt {name} is none of {', '.join(_FORMS)} and no file with a template: {error}"
+        ) from None
 
 
 def columns_of(given: list[str]) -> dict[str, str]:
