@@ -14,7 +14,8 @@ from tests.services.test_import_options import imported
 
 from nouscoder.data.importers.options import ImportOptions
 from nouscoder.data.importers.run import import_files, rejections_of
-from nouscoder.data.problem_parquet import read_parquet
+from nouscoder.data.problem_parquet import load_problems, read_parquet
+from nouscoder.data.problems import ProblemFileError
 from nouscoder.domain.prompt import PromptForm, prompt_text
 from nouscoder.domain.submission import (
     AssertTests,
@@ -195,3 +196,48 @@ def test_rows_that_say_too_little_are_rejected_with_their_reason(tmp_path: Path)
         "unreadable_tests",
         "missing_field",
     ]
+
+
+SENT: list[tuple[dict[str, Any], Tests]] = [
+    ({"inputs": RUN["input"], "outputs": RUN["output"]}, SUM),
+    ({"input": RUN["input"], "output": RUN["output"], "fn_name": None}, SUM),
+    ({"inputs": LISTS["input"], "outputs": LISTS["output"], "fn_name": "f"}, CALLS),
+]
+
+
+def test_a_problem_file_takes_the_names_and_tests_that_the_rest_api_takes(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"task_id": f"t{n}", "prompt": "Do it.", "tests": tests, "public_tests": tests}
+        for n, (tests, _) in enumerate(SENT)
+    ]
+    rows.append({"problem_id": "p", "task_id": "other", "prompt": "Do it.", "tests": json.dumps(SUM_ROWS)})
+    rows.append({"task_id": 7, "prompt": "Do it.", "tests": SUM_ROWS})
+    file = jsonl(tmp_path / "problems.jsonl", *rows)
+    problems = load_problems(file)
+    assert [one.problem_id for one in problems] == ["t0", "t1", "t2", "p", "7"]
+    wanted = [tests for _, tests in SENT]
+    assert [one.tests for one in problems] == [*wanted, SUM, SUM]
+    assert [one.public_tests for one in problems] == [*wanted, None, None]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (
+            {"task_id": "a", "prompt": "x", "tests": {"inputs": ["1"], "outputs": []}},
+            "tests.inputs: there are 1 inputs",
+        ),
+        ({"task_id": "a", "prompt": "x", "tests": [{"input": "1"}]}, "tests: a list must hold"),
+        ({"task_id": "a", "prompt": "x", "test": {}}, "tests is missing"),
+        ({"prompt": "x", "tests": {"inputs": ["1"], "outputs": ["1"]}}, "problem_id is missing"),
+        (
+            {"problem_id": "a", "prompt": "x", "tests": {"type": "stdin", "cases": [{"input": 1}]}},
+            "tests.cases[0].input",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_line_is_still_named(tmp_path: Path, row: dict[str, Any], told: str) -> None:
+    with pytest.raises(ProblemFileError) as caught:
+        load_problems(jsonl(tmp_path / "problems.jsonl", {"prompt": "x"} | row))
+    assert told in str(caught.value)
+    assert "line 1" in str(caught.value)
