@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.domain.reward import (
+    NoThinkingReward,
     OverlongReward,
     RewardRule,
     RewardTerms,
@@ -134,13 +135,14 @@ def test_a_thinking_part_is_closed_and_not_empty(text: str, expected: bool) -> N
 
 @pytest.mark.parametrize("rule", BY_VERDICT)
 @pytest.mark.parametrize("kind", [VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER])
-def test_the_penalty_is_for_a_missing_thinking_part_only(rule: RewardRule, kind: VerdictKind) -> None:
+def test_the_fixed_reward_is_for_a_missing_thinking_part_only(rule: RewardRule, kind: VerdictKind) -> None:
     given = verdict(kind, passed=10 if kind is VerdictKind.ACCEPTED else 3)
-    terms, plain = RewardTerms(rule, thinking_penalty=0.75), reward_of_verdict(given, rule)
-    assert reward_of(header(), given, terms) == plain - 0.75
+    terms, plain = RewardTerms(rule, no_thinking=NoThinkingReward.PUNISHED), reward_of_verdict(given, rule)
+    assert reward_of(header(), given, terms) == -0.5
+    assert reward_of(header(), given, RewardTerms(rule)) == plain
     assert reward_of(replace(header(), has_thinking=True), given, terms) == plain
 
 
 def test_a_punished_overlong_rollout_has_the_fixed_reward_alone() -> None:
-    terms = RewardTerms(overlong=OverlongReward.PUNISHED, punished_reward=-2.0, thinking_penalty=0.75)
+    terms = RewardTerms(overlong=OverlongReward.PUNISHED, punished_reward=-2.0, no_thinking=NoThinkingReward.PUNISHED)
     assert reward_of(header(finish=FinishReason.LENGTH), verdict(VerdictKind.ACCEPTED, passed=10), terms) == -2.0

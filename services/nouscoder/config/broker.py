@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from nouscoder.config.base import InputFile, Section, ServiceSection, chosen_by, grpc_address
-from nouscoder.domain.reward import OverlongReward, RewardRule
+from nouscoder.domain.reward import NoThinkingReward, OverlongReward, RewardRule
 from nouscoder.domain.staleness import StalePolicy
 
 _NAMES = "epochs, subset, pass_rates, pools, potential, priorities"
@@ -191,8 +191,13 @@ class RewardSection(Section):
     punished_reward: float = Field(
         -1.0, allow_inf_nan=False, description="for punished: the reward of an overlong rollout"
     )
-    thinking_penalty: float = Field(
-        0.0, ge=0, description="subtracted from the reward of a rollout without a thinking part (closed by </think>)"
+    no_thinking: NoThinkingReward = Field(
+        NoThinkingReward.GRADED,
+        description="rollouts without a thinking part (closed by </think>); graded: as any other; punished:"
+        " no_thinking_reward, whatever the verdict",
+    )
+    no_thinking_reward: float = Field(
+        -0.5, allow_inf_nan=False, description="for punished: the reward of a rollout without a thinking part"
     )
     buffer_tokens: int = Field(
         0, ge=0, description="for soft: tokens before max_new_tokens over which the punishment falls from 0 to -1"
