@@ -83,7 +83,7 @@ def test_overrides_are_toml_values_or_bare_strings() -> None:
         ('learner.objective={name = "ppo", proximal = "sampler"}', "set correction.kind to none"),
         ("learner.schedule.decay=cosine", "learner.schedule: .*cosine needs decay_steps"),
         ("learner.schedule.floor=0.1", "learner.schedule: .*for decay cosine"),
-        ('learner.advantage={estimator = "group_mean", ddof = 1}', "ddof has no effect"),
+        ('learner.advantage={estimator = "group_mean", ddof = 1}', "ddof and epsilon have no effect"),
         ("broker.reward.rule=callable", "broker.reward: .*entry_point is for rule callable"),
         ("broker.reward.overlong=soft", "broker.reward: .*buffer_tokens is for overlong soft"),
         ("learner.objective.clip_hihg=0.3", "unknown key learner.objective.clip_hihg"),

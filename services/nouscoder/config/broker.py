@@ -52,7 +52,14 @@ class _CurriculumSection(Section):
         0, ge=0, description="online filter: solved groups in a row after which a problem is retired; 0: never"
     )
     retire_pass_rate: float = Field(1.0, gt=0, le=1, description="a group counts as solved from this pass rate on")
-    recheck_epochs: int = Field(2, ge=1, description="epochs that leave a retired problem out before it returns")
+    recheck_epochs: int = Field(
+        2, ge=0, description="epochs that leave a retired problem out before it returns; 0: it never returns"
+    )
+
+    @property
+    def retires_for_good_after(self) -> int:
+        """Solved groups in a row after which a problem is never asked again; 0: none is."""
+        return 0 if self.recheck_epochs else self.retire_after
 
 
 class EpochsCurriculum(_CurriculumSection):

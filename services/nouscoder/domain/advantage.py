@@ -40,7 +40,11 @@ def has_signal(rewards: Sequence[float]) -> bool:
 
 
 def group_advantages(
-    rewards: Sequence[float], zeroed: Sequence[bool], estimator: Estimator = Estimator.GROUP_MEAN_STD, ddof: int = 0, epsilon: float = 0.0
+    rewards: Sequence[float],
+    zeroed: Sequence[bool],
+    estimator: Estimator = Estimator.GROUP_MEAN_STD,
+    ddof: int = 0,
+    epsilon: float = 0.0,
 ) -> list[float]:
     """The advantages [rollouts] of one group of n rollouts.
 

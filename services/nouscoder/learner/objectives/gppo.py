@@ -8,8 +8,10 @@ Su et al., "Klear-Reasoner", arXiv 2508.07629. With d = pi_theta / pi_old and sg
 
 and its mean over the tokens of the minibatch is maximised. With dual_clip = c > 1 the gain is c * A, without gradient,
 where A < 0 and d > c. The paper has no dual clip; the authors' scripts have c = 10 (Kwai-Klear/KlearReasoner,
-compute_gppo_loss_general_beta in verl/trainer/ppo/core_algos.py and recipe/dapo/perf_run_dapo_ours_code.sh). The loss also has alpha times the NLL of the rollouts whose
-tests all pass: -1/N+ * sum over their tokens of log pi_theta, with N+ their loss tokens in the minibatch (0 if none).
+compute_gppo_loss_general_beta in verl/trainer/ppo/core_algos.py and recipe/dapo/perf_run_dapo_ours_code.sh).
+
+The loss also has alpha times the NLL of the rollouts whose tests all pass: -1/N+ * sum over their tokens of log
+pi_theta, with N+ their loss tokens in the minibatch (0 if none).
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ class Gppo(SurrogateObjective[GppoSettings]):
         low, high = settings.beta_low * (1.0 - settings.clip_low), settings.beta_high * (1.0 + settings.clip_high)
         factors = torch.where(outside.low, low * unit, torch.where(outside.high, high * unit, ratios))
         gains = factors * advantages
-        diagnostics = {"bounded_fraction_low": Diagnostic(outside.low), "bounded_fraction_high": Diagnostic(outside.high)}
+        diagnostics = {
+            "bounded_fraction_low": Diagnostic(outside.low),
+            "bounded_fraction_high": Diagnostic(outside.high),
+        }
         if settings.dual_clip:
             gains = dual_clipped(gains, ratios, advantages, settings.dual_clip, diagnostics)
         return Surrogate(gains, diagnostics)
