@@ -506,6 +506,18 @@ def test_relations_between_objectives(rows: list[Row]) -> None:
         same(of(DapoSettings(), correction=corrected(kind)), of(DapoSettings(), correction=NONE), together)
 
 
+@settings(max_examples=40)
+@given(some_rows)
+def test_the_first_step_of_a_batch_with_token_weights_is_importance_sampling_without_a_clip(rows: list[Row]) -> None:
+    """Tinker's importance_sampling is the sum over tokens of -pi / pi_sampler * A; one step a batch has pi = pi_old."""
+    first = [replace(row, tokens=tuple(replace(t, old=t.new) for t in row.tokens)) for row in rows]
+    whole = DapoSettings(aggregation=Aggregation.FIXED_DIVISOR, divisor_tokens=1)
+    found = computed(of(whole, correction=corrected(CorrectionKind.TOKEN)), first)
+    terms = [-math.exp(bound(t.new - t.sampler)) * row.advantage for row in first for t in row.tokens]
+    assert found.loss * len(first) == pytest.approx(math.fsum(terms), rel=1e-9, abs=1e-9)
+    assert [slope * len(first) for slope in found.by_logprob] == pytest.approx(terms, rel=1e-9, abs=1e-12)
+
+
 def test_a_policy_that_is_its_reference_has_no_kl_and_no_pull_from_k2_and_k3() -> None:
     rows = [replace(row, advantage=0.0) for row in on_policy(random_rows(3))]
     for estimator in KlEstimator:

@@ -74,6 +74,14 @@ def test_the_reward_of_a_rollout_follows_its_verdict_and_a_fault_names_the_rollo
         reward_of(header(), verdict(VerdictKind.INTERNAL_ERROR), RewardTerms(rule))
 
 
+def test_the_format_of_tinkers_code_rl_costs_a_tenth_where_it_is_missing() -> None:
+    """0.1 * (has a code block - 1) + right."""
+    kinds = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.COMPILE_ERROR, VerdictKind.NO_CODE)
+    passed = [10 if kind is VerdictKind.ACCEPTED else 0 for kind in kinds]
+    given = [verdict(kind, passed=count) for kind, count in zip(kinds, passed, strict=True)]
+    assert [reward_of_verdict(one, RewardRule.BINARY_FORMAT) for one in given] == [1.0, 0.0, 0.0, -0.1]
+
+
 @pytest.mark.parametrize(
     ("kind", "num_turns", "expected"),
     [

@@ -179,8 +179,9 @@ class RewardSection(Section):
 
     rule: RewardRule = Field(
         RewardRule.SIGN,
-        description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed; r1_code_interpreter:"
-        " 1 or 0, +-0.1 for a code block, -0.1 above 6 turns; callable: entry_point",
+        description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed; binary_format:"
+        " 1 or 0, -0.1 without a code block; r1_code_interpreter: 1 or 0, +-0.1 for a code block, -0.1 above 6 turns;"
+        " callable: entry_point",
     )
     entry_point: str = Field(
         "",

@@ -74,7 +74,7 @@ def group_advantages(
 def batch_advantages(
     rewards: Sequence[float], zeroed: Sequence[bool], weights: Sequence[int], ddof: int = 0, epsilon: float = 0.0
 ) -> list[float]:
-    """(R_i - mean R) / (std R + epsilon) over the rollouts of a whole batch, [rollouts] (REINFORCE++, arXiv 2501.03262).
+    """(R_i - mean R) / (std R + epsilon) over the rollouts of a batch, [rollouts] (REINFORCE++, arXiv 2501.03262).
 
     Rollout i counts `weights[i]` times: once, or once a token as OpenRLHF whitens. std divides by the sum of weights
     minus ddof. Otherwise as `group_advantages`.

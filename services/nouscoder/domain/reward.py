@@ -51,13 +51,15 @@ class RewardRule(StrEnum):
     """How a verdict becomes a reward.
 
     SIGN: +1 when all tests pass, else -1 (NousCoder-14B). BINARY: 1 or 0 (DeepCoder). SOFT: passed / total
-    (Klear-Reasoner, code). R1_CODE_INTERPRETER: 1 or 0, plus or minus 0.1 for the format of the answer, minus 0.1 above
+    (Klear-Reasoner, code). BINARY_FORMAT: 1 or 0, minus 0.1 without a code block (tinker-cookbook's code_rl,
+    tinker_cookbook/recipes/code_rl/deepcoder_tool.py). R1_CODE_INTERPRETER: 1 or 0, plus or minus 0.1 for the format of the answer, minus 0.1 above
     6 turns. CALLABLE: a function of the user, which broker/rewards.py calls.
     """
 
     SIGN = "sign"
     BINARY = "binary"
     SOFT = "soft"
+    BINARY_FORMAT = "binary_format"
     R1_CODE_INTERPRETER = "r1_code_interpreter"
     CALLABLE = "callable"
 
@@ -133,6 +135,8 @@ def reward_of_verdict(verdict: Verdict, rule: RewardRule = RewardRule.SIGN) -> f
         return 1.0 if accepted else -1.0
     if rule is RewardRule.BINARY:
         return 1.0 if accepted else 0.0
+    if rule is RewardRule.BINARY_FORMAT:
+        return (1.0 if accepted else 0.0) - (0.1 if verdict.kind is VerdictKind.NO_CODE else 0.0)
     if rule is RewardRule.R1_CODE_INTERPRETER:
         return (1.0 if accepted else 0.0) + (-0.1 if verdict.kind is VerdictKind.NO_CODE else 0.1)
     if rule is RewardRule.CALLABLE:
