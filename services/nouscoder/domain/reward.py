@@ -51,9 +51,9 @@ class RewardRule(StrEnum):
     """How a verdict becomes a reward.
 
     SIGN: +1 when all tests pass, else -1 (NousCoder-14B). BINARY: 1 or 0 (DeepCoder). SOFT: passed / total
-    (Klear-Reasoner, code). BINARY_FORMAT: 1 or 0, minus 0.1 without a code block (tinker-cookbook's code_rl,
-    tinker_cookbook/recipes/code_rl/deepcoder_tool.py). R1_CODE_INTERPRETER: 1 or 0, plus or minus 0.1 for the format of the answer, minus 0.1 above
-    6 turns. CALLABLE: a function of the user, which broker/rewards.py calls.
+    (Klear-Reasoner, code). BINARY_FORMAT: 1 or 0, minus 0.1 without a code block (thinking-machines-lab/
+    tinker-cookbook, recipes/code_rl/deepcoder_tool.py). R1_CODE_INTERPRETER: 1 or 0, plus or minus 0.1 for the format
+    of the answer, minus 0.1 above 6 turns. CALLABLE: a function of the user, which broker/rewards.py calls.
     """
 
     SIGN = "sign"
