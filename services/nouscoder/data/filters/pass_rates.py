@@ -127,6 +127,21 @@ class Potential(_ByPassRate):
         return StepOutcome(dropped, dict(notes), dict(sorted(quartiles.items())))
 
 
+class Hardest(_ByPassRate):
+    """Keeps the share of the problems with the lowest pass rates: AceCoder trains on the hardest 25 %."""
+
+    filter: Literal["hardest"]
+    share: float = Field(0.25, gt=0, le=1, description="share of the problems that is kept")
+
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
+        """See Step."""
+        counts, dropped = self.counts(candidates, context)
+        ranked = sorted(counts, key=lambda problem_id: counts[problem_id].rate)  # stable, as that of Potential
+        for problem_id in ranked[round(self.share * len(ranked)) :]:
+            dropped[problem_id] = f"too easy: {counts[problem_id].passed} of {counts[problem_id].sampled} passed"
+        return StepOutcome(dropped, table=difficulty_table(count.rate for count in counts.values()))
+
+
 class Sample(Step):
     """Keeps a number of problems that the seed chooses, in the order of the file; fewer if there are fewer.
 

@@ -40,8 +40,9 @@ from nouscoder.data.filters.decontaminate import Decontaminate, ExactDuplicates
 from nouscoder.data.filters.embedding_duplicates import EmbeddingDuplicates
 from nouscoder.data.filters.judge_votes import JudgeVotes
 from nouscoder.data.filters.near_duplicates import NearDuplicates
-from nouscoder.data.filters.pass_rates import PassRate, Potential, Sample
+from nouscoder.data.filters.pass_rates import Hardest, PassRate, Potential, Sample
 from nouscoder.data.filters.rules import (
+    Dates,
     Metadata,
     NoImages,
     NoUrls,
@@ -65,8 +66,8 @@ from nouscoder.store.tests import TestStore
 
 FILTERS: tuple[type[Step], ...] = (
     *(ExactDuplicates, Decontaminate, NearDuplicates),
-    *(NumTests, TestsSize, TestsType, PromptLength, PromptScript, NoUrls, NoImages, Metadata),
-    *(PassRate, Potential, Sample),
+    *(NumTests, TestsSize, TestsType, PromptLength, PromptScript, NoUrls, NoImages, Metadata, Dates),
+    *(PassRate, Potential, Hardest, Sample),
     *(ReferencesPass, WrongSolutionsFail),
     *(JudgeVotes, EmbeddingDuplicates),
 )
