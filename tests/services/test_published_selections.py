@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from tests.openai_mock import MockServer, completion, serving
+from tests.services.test_data_filter import unlike_vector
 from tests.services.test_data_import import jsonl, parquet
 from tests.services.test_hub_rows import _offline  # noqa: F401  (nothing leaves this machine)
 from typer.testing import CliRunner
@@ -88,16 +90,16 @@ def test_nouscoder_imports_then_says_how_pass_rates_are_measured_then_selects(tm
     first = selected(RECIPES / "nouscoder.toml", tmp_path)
     assert first.exit_code != 0
     told = str(first.exception)
-    assert f"there is no file {tmp_path / 'policy_pass_rates.jsonl'}: pass rates, which `nouscoder eval " in told
-    assert f"{tmp_path / 'rlvr.parquet'} --policy" in told
-    made = (tmp_path / "rlvr.parquet").stat().st_mtime_ns
+    assert f"there is no file {tmp_path / 'base'}: pass rates, which `nouscoder eval " in told
+    assert f"{tmp_path / 'problems.parquet'} --policy MODEL --n 8 --out {tmp_path / 'base'}`" in told
+    made = (tmp_path / "problems.parquet").stat().st_mtime_ns
     counts = {"nouscoder-1": 8, "nouscoder-2": 7, "nouscoder-3": 0, "nouscoder-4": 8}
     rates = [{"problem_id": name, "passed": passed, "sampled": 8} for name, passed in counts.items()]
-    jsonl(tmp_path / "policy_pass_rates.jsonl", *rates)
+    jsonl(tmp_path / "base", *rates)
     second = selected(RECIPES / "nouscoder.toml", tmp_path)
     assert second.exit_code == 0, second.output
     assert kept(tmp_path) == ["nouscoder-2", "nouscoder-3"]
-    assert (tmp_path / "rlvr.parquet").stat().st_mtime_ns == made  # it is not imported again
+    assert (tmp_path / "problems.parquet").stat().st_mtime_ns == made  # it is not imported again
 
 
 def test_deepcoder_is_made_of_its_parts(tmp_path: Path) -> None:
@@ -134,9 +136,9 @@ def test_skywork_has_its_pass_rates_and_needs_a_judge(
     monkeypatch.setattr(openai_server, "_WHILE_UNAVAILABLE", once)
     lay_out_skywork(tmp_path)
     recipe = tmp_path / "recipe.toml"
-    with serving(MockServer(lambda request: completion("VERDICT: YES"))) as mock:
+    with serving(MockServer(lambda request: completion("VERDICT: YES"), embeds=unlike_vector)) as mock:
         url = mock.url if is_there else "http://127.0.0.1:1/v1"
-        recipe.write_text((RECIPES / "skywork-or1.toml").read_text().replace("http://127.0.0.1:8000/v1", url))
+        recipe.write_text(re.sub(r"http://127.0.0.1:800\d/v1", url, (RECIPES / "skywork-or1.toml").read_text()))
         done = selected(recipe, tmp_path)
     if is_there:
         assert done.exit_code == 0, done.output

@@ -37,9 +37,10 @@ class _ByPassRate(Step):
         """See Step."""
         return (self.file,) if self.file else ()
 
-    def how_to_get(self, problems: Path) -> str:
+    def how_to_get(self, file: Path, problems: Path) -> str:
         """See Step."""
-        return f": pass rates, which `nouscoder eval {problems} --policy MODEL --n 16` measures, on a GPU"
+        measured = f"`nouscoder eval {problems} --policy MODEL --n 8 --out {file}`"
+        return f": pass rates, which {measured} measures with a GPU; then give this command again"
 
     def counts(self, candidates: Sequence[Candidate], context: Context) -> tuple[dict[str, PassCount], dict[str, str]]:
         """(counts of the known problems, reasons of the unknown ones that are dropped). Raises CannotFilter."""

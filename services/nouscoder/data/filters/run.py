@@ -147,14 +147,13 @@ def import_missing(recipe: Recipe) -> Iterator[ImportSummary]:
 
 def _require_files(recipe: Recipe) -> None:
     """Raises CannotFilter that says how each missing file is made."""
-    missing = {
-        name: ": make it with `nouscoder data import`" for name in recipe.files if not (recipe.folder / name).is_file()
-    }
+    how = dict.fromkeys(recipe.inputs, ": make it with `nouscoder data import`")
+    problems = recipe.folder / recipe.inputs[0]
     for step in recipe.steps:
-        missing |= {name: step.how_to_get(recipe.folder / recipe.inputs[0]) for name in step.files() if name in missing}
+        how |= {name: step.how_to_get(recipe.folder / name, problems) for name in step.files() if name not in how}
+    missing = [name for name in recipe.files if not (recipe.folder / name).is_file()]
     if missing:
-        faults = (f"there is no file {recipe.folder / name}{how}" for name, how in missing.items())
-        raise CannotFilter("\n".join(faults))
+        raise CannotFilter("\n".join(f"there is no file {recipe.folder / name}{how[name]}" for name in missing))
 
 
 def _step(number: int, given: dict[str, Any], faults: list[str]) -> Step | None:

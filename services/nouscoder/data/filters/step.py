@@ -103,7 +103,7 @@ class Step(Body):
         """The files that it reads, as the recipe names them."""
         return ()
 
-    def how_to_get(self, problems: Path) -> str:
+    def how_to_get(self, file: Path, problems: Path) -> str:
         """The end of the message that one of these files is missing. `problems` is the first input."""
         return ": an evaluation set, made with `nouscoder data import`"
 
