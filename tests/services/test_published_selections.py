@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,12 @@ def lay_out_skywork(folder: Path) -> None:
     parquet(made / "data" / "code-00000-of-00001.parquet", *rows_of("skywork"))
     card = "configs:\n- config_name: default\n  data_files:\n  - split: code\n    path: data/code-*\n"
     (made / "README.md").write_text(f"---\n{card}---\n")
+
+
+def lay_out_lcb_test(folder: Path) -> None:
+    row = rows_of("nouscoder")[0]
+    made = hub_folder(folder, "NousResearch/lcb_test")
+    parquet(made / "test-00000-of-00001.parquet", row | {"tests": json.loads(row["tests"]), "difficulty": "easy"})
 
 
 def selected(recipe: Path, folder: Path) -> Result:
@@ -170,3 +177,21 @@ def test_the_recipe_s_digest_has_its_imports(tmp_path: Path) -> None:
         )
     plain, some, again = (read_recipe(file).sha256 for file in files)
     assert plain != some == again
+
+
+def test_the_documented_commands_make_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of docs/data.md that read a hub's data sets, here from folders of their names."""
+    for lay_out in (lay_out_nouscoder, lay_out_lcb_test, lay_out_deepcoder, lay_out_klear, lay_out_skywork):
+        lay_out(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf8")
+    fences = re.findall(r"^```(sh[^\n]*)\n(.*?)^```\n([^\n]*)", text, re.DOTALL | re.MULTILINE)
+    blocks = [script for _, script, after in fences if "test_published_selections.py" in after]
+    commands = [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    assert len(commands) == 10
+    for _, *arguments in commands:
+        fake = ["--set", "verifier.sandbox.backend=fake"] if arguments[1] == "filter" else []
+        done = CliRunner().invoke(app, [*arguments, *fake])
+        assert done.exit_code == 0, (arguments, done.output, done.exception)
+        assert Path(arguments[arguments.index("--out") + 1]).is_file()
