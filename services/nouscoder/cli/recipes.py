@@ -28,7 +28,7 @@ def recipes(context: typer.Context, as_json: JsonOption = False) -> None:
     models = max(len(record["base_model"]) for record in records)
     for record in records:
         stages = " > ".join(record["stages"]) or "one run"
-        typer.echo(f"{record['name']:<{width}}  {record['base_model']:<{models}}  {stages}")
+        typer.echo(f"{record['name']:<{width}}  {record['base_model'] or '-':<{models}}  {stages}")
 
 
 @recipes_app.command("show")
