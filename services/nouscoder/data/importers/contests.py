@@ -41,7 +41,6 @@ from nouscoder.data.importers.fields import (
     references,
     stdin_tests,
     text,
-    with_starter_code,
 )
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import Reference, ReferencedProblem, fit_in_a_task
@@ -143,12 +142,13 @@ def read_apps(row: Row, number: int) -> ReferencedProblem:
 def _problem(row: Row, source: str, problem_id: str) -> ReferencedProblem:
     problem = Problem(
         problem_id=problem_id,
-        prompt=with_starter_code(text(row, "question"), optional_text(row, "starter_code")),
+        prompt=text(row, "question"),
         tests=tests_of(decoded(row.get("input_output") or "{}")),
         prelude=Prelude.LCB,
         difficulty=optional_text(row, "difficulty").lower(),
         source=source,
         family=optional_text(row, "source"),
+        starter_code=optional_text(row, "starter_code"),
     )
     facts = {name: optional_text(row, name) for name in _FACTS}
     metadata = {name: value for name, value in facts.items() if value}
@@ -220,11 +220,12 @@ def read_deepcoder(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row."""
     problem = Problem(
         problem_id=f"deepcoder-{number}",
-        prompt=with_starter_code(text(row, "problem"), optional_text(row, "starter_code")),
+        prompt=text(row, "problem"),
         tests=_tests(decoded(row.get("tests") or "[]"), decoded(row.get("metadata") or "{}")),
         prelude=Prelude.LCB,
         difficulty=optional_text(row, "difficulty"),
         source="deepcoder",
+        starter_code=optional_text(row, "starter_code"),
     )
     return ReferencedProblem(problem, references(row.get("solutions")))
 

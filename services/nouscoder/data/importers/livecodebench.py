@@ -2,7 +2,7 @@
 
 A row has question_title, question_content, platform, question_id, contest_id, contest_date, starter_code, difficulty,
 public_test_cases (JSON), private_test_cases (JSON, or base64 of zlib of a pickle of JSON) and metadata (JSON).
-Source: lcb_runner/benchmarks/code_generation.py; the prompt is that of lcb_runner/prompts/code_generation.py.
+Source: lcb_runner/benchmarks/code_generation.py; `prompt` has the text of lcb_runner/prompts/code_generation.py.
 
 A pickle of another thing than one text is refused without running anything. It is never loaded. Its operations are
 listed (pickletools.genops), and only those that a pickled text consists of are allowed; operations that import names or
@@ -63,13 +63,14 @@ def read(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row. Its id is the question_id, as in LiveCodeBench's sample files."""
     problem = Problem(
         problem_id=text(row, "question_id"),
-        prompt=prompt(text(row, "question_content"), optional_text(row, "starter_code")),
+        prompt=text(row, "question_content"),
         tests=_tests(row),
         public_tests=_public_tests(row),
         prelude=Prelude.LCB,
         difficulty=optional_text(row, "difficulty"),
         source="livecodebench",
         family=optional_text(row, "platform"),
+        starter_code=optional_text(row, "starter_code"),
     )
     facts = {name: optional_text(row, name) for name in ("contest_date", "platform", "contest_id", "question_title")}
     return ReferencedProblem(problem, metadata={name: value for name, value in facts.items() if value})
