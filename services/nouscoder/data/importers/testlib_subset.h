@@ -114,12 +114,75 @@ static int testlib_case = 0;
 inline void setTestCase(int number) { testlib_case = number; }
 inline void unsetTestCase() { testlib_case = 0; }
 
+// A pattern of testlib: characters, sets such as [^a-z], a|b, groups, and the counts * + ? {3} {1,5} after a character
+// or a set. As there, a count takes as many characters as it can, {3,} is {3}, and a space needs a backslash.
 class pattern {
     std::string text;
+
+    // The place after the character, the set or the group at `i`.
+    static size_t after(const std::string &p, size_t i) {
+        if (p[i] == '\\') return std::min(i + 2, p.size());
+        if (p[i] != '[' && p[i] != '(') return i + 1;
+        char close = p[i] == '[' ? ']' : ')';
+        for (i++; i < p.size() && p[i] != close;) i = close == ']' ? i + 1 + (p[i] == '\\') : after(p, i);
+        return std::min(i + 1, p.size());
+    }
+    static std::vector<std::string> alternatives(const std::string &p) {
+        std::vector<std::string> found;
+        size_t begin = 0, i = 0;
+        while (i < p.size()) {
+            size_t next = after(p, i);
+            if (p[i] == '|') found.push_back(p.substr(begin, i - begin)), begin = next;
+            i = next;
+        }
+        return found.push_back(p.substr(begin)), found;
+    }
+    static bool holds(const std::string &set, char c) {
+        if (set[0] != '[') return c == set[set[0] == '\\' && set.size() > 1];
+        bool is_negated = set.size() > 2 && set[1] == '^', is_in = false;
+        for (size_t i = 1 + is_negated; i + 1 < set.size(); i++) {
+            i += set[i] == '\\';
+            char least = set[i], most = least;
+            if (i + 3 < set.size() && set[i + 1] == '-') most = set[i += 2];
+            is_in |= least <= c && c <= most;
+        }
+        return is_in != is_negated;
+    }
+    static bool fits(const std::string &p, const std::string &s, size_t at) {
+        std::vector<std::string> options = alternatives(p);
+        if (options.size() > 1) {
+            return std::any_of(options.begin(), options.end(), [&](const std::string &o) { return fits(o, s, at); });
+        }
+        if (p.empty()) return at == s.size();
+        size_t end = after(p, 0), rest = end, least = 1, most = 1, taken = 0;
+        if (p[0] == '(') {
+            options = alternatives(p.substr(1, end - 2));
+            auto fit = [&](const std::string &o) { return fits(o + p.substr(end), s, at); };
+            return std::any_of(options.begin(), options.end(), fit);
+        }
+        char count = end < p.size() ? p[end] : ' ';
+        if (count == '*' || count == '+' || count == '?') {
+            rest++, least = count == '+', most = count == '?' ? 1 : s.size();
+        } else if (count == '{') {
+            rest = std::min(p.find('}', end), p.size() - 1) + 1;
+            std::string inside = p.substr(end + 1, rest - end - 2);
+            size_t comma = inside.find(',');
+            least = strtoull(inside.c_str(), nullptr, 10), most = least;
+            if (comma + 1 < inside.size() && comma + 1) most = strtoull(&inside[comma + 1], nullptr, 10);
+        }
+        std::string set = p.substr(0, end);
+        while (taken < most && at + taken < s.size() && holds(set, s[at + taken])) taken++;
+        return taken >= least && fits(p.substr(rest), s, at + taken);
+    }
+
   public:
-    pattern(const std::string &s) : text(s) {}
-    pattern(const char *s) : text(s) {}
-    bool matches(const std::string &s) const { return std::regex_match(s, std::regex(text)); }
+    pattern(const std::string &s) {
+        for (size_t i = 0; i < s.size(); i++) {
+            if (s[i] != ' ' || (i && s[i - 1] == '\\')) text += s[i];
+        }
+    }
+    pattern(const char *s) : pattern(std::string(s)) {}
+    bool matches(const std::string &s) const { return fits(text, s, 0); }
     std::string src() const { return text; }
 };
 
@@ -250,13 +313,15 @@ struct InStream {
     }
     double readStrictDouble(double least, double most, int digits, int most_digits, const std::string &of = "") {
         std::string token = readToken();
-        static const std::regex form("-?(0|[1-9][0-9]*)([.][0-9]+)?");
         size_t point = token.find('.');
         int after = point == std::string::npos ? 0 : int(token.size() - point) - 1;
-        if (token.size() > 1000 || !std::regex_match(token, form)) unexpected("strict double", token);
         double value = number(token);
+        size_t first = token[0] == '-';
+        bool has_zero = token[first] == '0' && isdigit(token[first + 1]);
+        bool is_plain = isdigit(token[first]) && isdigit(token.back());
+        is_plain &= token.find_first_not_of("0123456789.", first) == std::string::npos;
         bool is_wrong = after < digits || after > most_digits || (token[0] == '-' && value >= 0);
-        if (is_wrong) unexpected("strict double", token);
+        if (is_wrong || !is_plain || has_zero || token.size() > 1000) unexpected("strict double", token);
         return within(value, least, most, of);
     }
     template <class... A> int readInteger(A... more) { return readInt(more...); }
@@ -350,6 +415,7 @@ inline void quitif(bool condition, TResult result, const char *text, ...) {
     if (condition) ouf.quit(result, made);
 }
 [[noreturn]] inline void quitp(double points, const std::string &message = "") {
+    if (!(-1E-8 <= points && points <= 1E6)) ouf.quit(_fail, "Parameter 'points' must be from 0 to 1E6");
     ouf.quit(_points, testlib_format_("%.10g ", points) + message);
 }
 template <class A, class... B> [[noreturn]] void quitp(double points, const char *text, A first, B... more) {

@@ -49,7 +49,7 @@ def read_nemotron(row: Row, number: int) -> ReferencedProblem:
     tests = decoded(about.get("unit_tests") or row.get("unit_tests") or {})
     problem = Problem(
         problem_id=optional_text(row, "hash_id") or optional_text(about, "problem_id") or f"nemotron-{number}",
-        prompt=_question(decoded((row.get("responses_create_params") or {}).get("input"))),
+        prompt=_question((row.get("responses_create_params") or {}).get("input")),
         tests=_tests(tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")),
         prelude=Prelude.LCB,
         source="nemotron",
@@ -60,8 +60,8 @@ def read_nemotron(row: Row, number: int) -> ReferencedProblem:
 
 def _question(messages: Any) -> str:
     """The user's last message: text, or parts of text."""
-    if isinstance(messages, str) and messages.strip():
-        return messages
+    if isinstance(messages, str):
+        return text({"input": messages}, "input")
     asked = [one for one in messages or () if isinstance(one, dict) and one.get("role") == "user"]
     content = asked[-1].get("content") if asked else None
     if isinstance(content, list):
