@@ -129,7 +129,7 @@ def data_import(
     prompt: Annotated[
         str, typer.Option(metavar="FORM|FILE", help="template: lcb, plain, ..., or a file with {prompt}")
     ] = "",
-    comparator: Annotated[str | None, typer.Option(help="exact, lines, tokens, unordered_lines, kattis")] = None,
+    comparator: Annotated[str | None, typer.Option(help="exact, lines, tokens, lcb, ...: docs/verdicts.md")] = None,
     float_tolerance: Annotated[float | None, typer.Option(help="allowed difference of numbers; 0: none")] = None,
     time_limit: Annotated[float | None, typer.Option(help="seconds of each test")] = None,
     memory_limit: Annotated[str, typer.Option(help="memory of each test, such as 4GiB")] = "",

@@ -55,7 +55,7 @@ class ImportOptions(Body):
         description="a template for each problem: that of a form (lcb is LiveCodeBench), plain (none), or a"
         " text with {prompt} and perhaps {starter_code}; empty: as the format says",
     )
-    comparator: Literal["exact", "lines", "tokens", "unordered_lines", "kattis"] | None = Field(
+    comparator: Literal["exact", "lines", "tokens", "unordered_lines", "kattis", "lcb"] | None = Field(
         None, description="how outputs are compared"
     )
     float_tolerance: float | None = Field(
