@@ -13,9 +13,10 @@ import pytest
 from tests.services.test_data_import import SUM, jsonl, packed, parquet
 
 from nouscoder.config import VerifierSection
-from nouscoder.data.importers.run import ImportSummary, import_files, rejections_of
+from nouscoder.data.importers.formats import FORMATS
+from nouscoder.data.importers.run import CannotImport, ImportSummary, import_files, rejections_of
 from nouscoder.data.problem_parquet import read_parquet
-from nouscoder.data.problems import Reference, ReferencedProblem
+from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
 from nouscoder.domain.submission import (
     AssertTests,
     CallCase,
@@ -379,6 +380,36 @@ def test_what_a_problem_of_each_set_has(tmp_path: Path) -> None:
     assert pro["1A"].problem.languages == ("cpp",)
     assert pro["1A"].problem.limits == force.problem.limits
     assert (pro["1B"].problem.limits.cpu_time_s, pro["1B"].problem.limits.memory_bytes) == (2.0, 256 * 1024**2)
+
+
+def test_a_checker_prefers_the_testlib_of_its_machine(tmp_path: Path) -> None:
+    """The subset stands in the place of the include, once, and ends with the rest of the checker."""
+    tests = imported("code_contests_plus", tmp_path)[1]["1_A"].problem.tests
+    assert isinstance(tests, CheckerTests)
+    code = tests.checker.code
+    assert code.startswith("// What checkers use of testlib")
+    assert code.count("#if __has_include(<testlib.h>)\n#include <testlib.h>\n#else\n") == 1
+    assert code.endswith(TESTLIB.partition("\n")[2])
+
+
+@pytest.mark.parametrize("name", ["hardtests", "livecodebench_pro"])
+def test_a_folder_of_a_set_is_read_from_any_row_on(tmp_path: Path, name: str) -> None:
+    """So an interrupted import goes on where it was. A path that is no such folder is refused in one sentence."""
+    folder, rows = SETS[name][0](tmp_path), FORMATS[name].rows
+    numbers = [row.number for row in rows(folder, 0)]
+    assert numbers == [1, 2, 3, 4, 5]
+    assert [[row.number for row in rows(folder, skip)] for skip in numbers] == [numbers[skip:] for skip in numbers]
+    for wrong in (tmp_path / "none", next(folder.glob("*.parquet")), folder / "zips"):
+        with pytest.raises(ProblemFileError, match="is no folder with a file"):
+            list(rows(wrong, 0))
+
+
+def test_a_broken_archive_is_a_rejected_row(tmp_path: Path) -> None:
+    folder = livecodebench_pro(tmp_path)
+    (folder / "zips" / "1A.zip").write_bytes(b"no archive")
+    (folder / "zips" / "1B.zip").write_bytes((folder / "zips" / "1C.zip").read_bytes()[:-30])
+    with pytest.raises(CannotImport, match="the archive is refused: it is not a zip archive"):
+        import_files("livecodebench_pro", [folder], tmp_path / "out.parquet")
 
 
 def verdicts(programs: Sequence[tuple[ReferencedProblem, str, str]]) -> list[VerdictKind]:

@@ -33,7 +33,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import date, timedelta
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -124,7 +124,11 @@ def _testlib() -> str:
 
 def _cpp_checker(source: str, before: str = "") -> JudgeProgram:
     """A checker in C++. What it needs of testlib.h takes the place of the first include."""
-    return JudgeProgram(_TESTLIB.sub("", _TESTLIB.sub(lambda _: _testlib() + before, source, 1)), "cpp")
+    found = _TESTLIB.search(source)
+    if found is None:
+        return JudgeProgram(before + source, "cpp")
+    rest = _TESTLIB.sub("", source[found.end() :])
+    return JudgeProgram(source[: found.start()] + _testlib() + before + rest, "cpp")
 
 
 def _judged(tests: StdinTests, checker: JudgeProgram | None) -> StdinTests | CheckerTests:
@@ -185,6 +189,8 @@ def _facts(row: Row, *names: str) -> dict[str, str]:
 
 # Codeforces.
 
+_EPOCH = date(1970, 1, 1)
+
 
 def read_codeforces(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row. Generated tests are in files of their own, and are not read."""
@@ -211,7 +217,7 @@ def read_codeforces(row: Row, number: int) -> ReferencedProblem:
     if rating := optional_text(row, "rating"):
         facts["cf_rating"] = rating
     if start := row.get("contest_start"):
-        facts["contest_date"] = datetime.fromtimestamp(start, UTC).date().isoformat()
+        facts["contest_date"] = (_EPOCH + timedelta(seconds=start)).isoformat()
     return ReferencedProblem(problem, metadata=facts)
 
 
