@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.services.test_data_import import SUM, jsonl, packed, parquet
 
 from nouscoder.config import VerifierSection
 from nouscoder.data.importers.formats import FORMATS
+from nouscoder.data.importers.rows import file_rows
 from nouscoder.data.importers.run import CannotImport, ImportSummary, import_files, rejections_of
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
@@ -380,6 +381,52 @@ def test_what_a_problem_of_each_set_has(tmp_path: Path) -> None:
     assert pro["1A"].problem.languages == ("cpp",)
     assert pro["1A"].problem.limits == force.problem.limits
     assert (pro["1B"].problem.limits.cpu_time_s, pro["1B"].problem.limits.memory_bytes) == (2.0, 256 * 1024**2)
+
+
+STRANGE: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    10**30,
+    1e300,
+    "",
+    "x",
+    "[1",
+    '{"a": 1}',
+    [],
+    [None],
+    [[1]],
+    {},
+    {"input": 1},
+)
+
+
+def damaged(value: Any) -> Iterator[Any]:
+    """The value with each part of it in turn replaced by something else."""
+    yield from STRANGE
+    if isinstance(value, dict):
+        for name in value:
+            yield from ({**value, name: other} for other in damaged(value[name]))
+            yield {key: kept for key, kept in value.items() if key != name}
+    elif isinstance(value, list):
+        for at in range(len(value)):
+            yield from ([*value[:at], other, *value[at + 1 :]] for other in damaged(value[at]))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_row_with_anything_in_any_place_is_a_problem_or_is_rejected(tmp_path: Path, name: str) -> None:
+    """No reader fails in another way than those that an import counts."""
+    source = SETS[name][0](tmp_path)
+    files = sorted(source.glob("*")) if source.is_dir() else [source]
+    for file in [one for one in files if one.suffix in (".jsonl", ".parquet")]:
+        rows = [row.value for row in file_rows(file, 0) if isinstance(row.value, dict)][:3]
+        jsonl(file.with_suffix(".jsonl"), *rows, *(other for row in rows for other in damaged(row)))
+        if file.suffix == ".parquet":
+            file.unlink()
+    given = source if source.is_dir() else source.with_suffix(".jsonl")
+    summary = import_files(name, [given], tmp_path / "out.parquet")
+    assert summary.problems > 0
+    assert summary.rejected["malformed"] > 10
 
 
 def test_a_checker_prefers_the_testlib_of_its_machine(tmp_path: Path) -> None:

@@ -291,8 +291,13 @@ def hardtests_rows(path: Path, skip: int) -> Iterator[SourceRow]:
         problems.execute("CREATE TABLE problem (pid TEXT PRIMARY KEY, row TEXT, used INTEGER DEFAULT 0)")
         for file in _files_with(path, "question_content"):
             for row in file_rows(file, 0):
-                values = (_pid(row.value), json.dumps(row.value, default=str))
-                problems.execute("INSERT OR IGNORE INTO problem (pid, row) VALUES (?, ?)", values)
+                pid, is_new = _pid(row.value), False
+                if pid:
+                    insert = "INSERT OR IGNORE INTO problem (pid, row) VALUES (?, ?)"
+                    is_new = problems.execute(insert, (pid, json.dumps(row.value, default=str))).rowcount > 0
+                number += not is_new
+                if not is_new and number > skip:  # it will be rejected: no tests can be joined with it
+                    yield SourceRow(number, row.value, row.fault)
         for file in _files_with(path, "test_cases_kit"):
             for row in file_rows(file, 0):
                 number += 1
@@ -324,7 +329,7 @@ def _files_with(path: Path, name: str) -> list[Path]:
 def read_hardtests(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row of tests, joined with its problem."""
     if not row.get("test_cases"):
-        raise Rejected(Reason.NO_TESTS, "no row of tests has this pid")
+        raise Rejected(Reason.NO_TESTS, "no row of tests belongs to this row")
     if "question_content" not in row:
         raise Rejected(Reason.MISSING_FIELD, "no problem has this pid")
     judge = optional_text(row.get("test_cases_kit") or {}, _FUNCTION)
