@@ -78,6 +78,7 @@ def test_the_parts_of_deepcoder_have_each_its_form_of_tests(tmp_path: Path) -> N
     ]
     items = imported(tmp_path, "deepcoder", rows)
     assert [one.problem.tests for one in items] == [SUM, CALLS, SUM, CALLS, SUM]
+    assert [one.problem.limits.wall_time_s for one in items] == [12.0, 12.0, 12.0, 6.0, 12.0]
 
 
 CALLED = [([[1, 2], "x"], 3), ([[], "y"], None)]

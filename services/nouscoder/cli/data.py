@@ -100,6 +100,9 @@ def data_inspect(
     file: Annotated[Path, typer.Argument(help="problems: NousCoder's JSONL, LeetCodeDataset or CodeContests (.gz)")],
     flaky: Annotated[bool, typer.Option("--flaky", help="run the reference solutions several times")] = False,
     rounds: Annotated[int, typer.Option(min=2, help="runs of each reference on each test")] = 5,
+    prompt: Annotated[
+        bool, typer.Option("--prompt", help="show how a problem with starter code and one without are asked")
+    ] = False,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
@@ -107,8 +110,12 @@ def data_inspect(
     """Count the problems and tests of a file. With --flaky, find unreliable tests; exit code 1 when there are any."""
     from nouscoder.config import load_config
     from nouscoder.data import inspect
+    from nouscoder.domain.prompt import PromptSettings
 
-    if flaky:
+    if prompt:
+        environment = load_config(config_file, overrides or []).generation.environment
+        text, code = inspect.prompts_of(file, environment.record(PromptSettings)), 0
+    elif flaky:
         section = load_config(config_file, overrides or []).verifier
         text, code = inspect.audit_file(file, section, rounds, as_json=as_json)
     else:
@@ -183,16 +190,22 @@ def data_filter(
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Select problems by the steps of a recipe. Prints the counts of each step and the hash of the output."""
+    """Select problems by the steps of a recipe. Prints the counts of each step and the hash of the output.
+
+    Files that the recipe names and that do not exist are imported first, as it says.
+    """
     import json
     from dataclasses import asdict
 
     from nouscoder.config import load_config
-    from nouscoder.data.filters.run import read_recipe, select
+    from nouscoder.data.filters.run import import_missing, read_recipe, select
     from nouscoder.data.filters.step import GradingTarget
 
     grading = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
-    selection = select(read_recipe(recipe, folder), out, tests, grading)
+    known = read_recipe(recipe, folder)
+    for summary in import_missing(known):
+        typer.echo(summary.text(), err=as_json)
+    selection = select(known, out, tests, grading)
     typer.echo(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
 
 
