@@ -29,7 +29,14 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
-from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, check_profile, read_evaluated
+from nouscoder.evaluation.problems import (
+    EvaluatedProblem,
+    NothingToEvaluate,
+    Window,
+    check_profile,
+    check_prompt,
+    read_evaluated,
+)
 from nouscoder.evaluation.samples import (
     TRUNCATED,
     SampleGrading,
@@ -197,6 +204,7 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
             if request.samples is not None:
                 jobs = given_jobs(request.samples, problems, index.problem_ids, samples)
             else:
+                check_prompt(problems, request.sampling.prompt)
                 jobs = server_jobs(problems, request.sampling)
             if request.checkpoint is not None and (asked := _asked(request, jobs, samples)):
                 asyncio.run(request.checkpoint.tokens_needed(asked))

@@ -13,7 +13,7 @@ from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.data.problem_parquet import is_parquet, read_rows
 from nouscoder.data.problems import read_bodies
 from nouscoder.domain.problem import GradingRules
-from nouscoder.domain.prompt import PYTHON
+from nouscoder.domain.prompt import PYTHON, PromptSettings, PromptText
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable
 
@@ -110,6 +110,16 @@ def check_profile(problems: list[EvaluatedProblem], profile: Profile) -> None:
         if problem.tests_type not in ("stdin", "call"):
             raise NothingToEvaluate(
                 f"--profile lcb grades stdin and call tests, but {problem.problem_id} has {problem.tests_type} tests"
+            )
+
+
+def check_prompt(problems: list[EvaluatedProblem], settings: PromptSettings) -> None:
+    """Raises NothingToEvaluate when the form of the prompt would ask for another program than the tests do."""
+    for problem in problems:
+        if settings.misleads(PromptText.of(problem), problem.tests_type):
+            raise NothingToEvaluate(
+                f"the form {settings.prompt_form} needs starter code for {problem.problem_id}, which has"
+                f" {problem.tests_type} tests: import the set again, or give --prompt plain"
             )
 
 
