@@ -191,6 +191,7 @@ def codeforces(folder: Path) -> Path:
             "contest_start": 1737547500,
             "input_mode": "stdio",
             "generated_checker": None,
+            "language": None,
             **more,
         }
 
@@ -205,6 +206,8 @@ def codeforces(folder: Path) -> Path:
         row("1/F", input_mode="file"),
         row("1/G", generated_checker="print(1"),
         row("1/H", time_limit=-1.0),
+        row("1/I", language="cplusplus"),
+        row("1/J", language="brainfuck"),
     )
 
 
@@ -307,8 +310,8 @@ SETS: dict[str, tuple[Callable[[Path], Path], dict[str, int], dict[str, int]]] =
     "kodcode": (kodcode, {"a": 2, "b": 2}, {"unreadable_tests": 2, "no_tests": 1}),
     "codeforces": (
         codeforces,
-        {"1/A": 2, "1/B": 2, "1/C": 2},
-        {"no_tests": 1, "unsupported": 1, "needs_files": 1, "unreadable_tests": 1, "malformed": 1},
+        {"1/A": 2, "1/B": 2, "1/C": 2, "1/I": 2},
+        {"no_tests": 1, "unsupported": 1, "needs_files": 1, "unreadable_tests": 1, "malformed": 1, "other_language": 1},
     ),
     "code_contests_plus": (code_contests_plus, {"1_A": 2, "1_B": 2}, {"no_tests": 1}),
     "code_contests_o": (code_contests_o, {"1_A. Split": 3, "1_B": 3}, {"no_tests": 1}),
@@ -367,6 +370,7 @@ def test_what_a_problem_of_each_set_has(tmp_path: Path) -> None:
         "Split n.\n\nInput\n\nn\n\nOutput\n\nTwo numbers.\n\nExamples\n\nInput\n\n7\n\n\nOutput\n\n1 6\n\n\n"
         "Note\n\nAny will do."
     )
+    assert [sets["codeforces"][name].problem.languages for name in ("1/A", "1/I")] == [("python",), ("cpp",)]
     assert (force.metadata["contest_date"], force.metadata["cf_rating"]) == ("2025-01-22", "800")
     plus = sets["code_contests_plus"]
     assert plus["1_A"].problem.limits == force.problem.limits

@@ -198,6 +198,10 @@ def read_codeforces(row: Row, number: int) -> ReferencedProblem:
         raise Rejected(Reason.UNSUPPORTED, "an interactive problem, whose interactor is not in the data set")
     if (mode := optional_text(row, "input_mode")) not in ("", "stdio"):
         raise Rejected(Reason.NEEDS_FILES, f"the input mode is {mode:.20}: the program reads and writes files")
+    # The parts with prompts name the language that each asks for.
+    language = language_name((optional_text(row, "language") or "python").replace("cplusplus", "cpp"))
+    if language not in LANGUAGES:
+        raise Rejected(Reason.OTHER_LANGUAGE, f"the row asks for {language:.40}")
     checker = optional_text(row, "generated_checker")
     if checker:
         parsed_python(checker)
@@ -211,7 +215,7 @@ def read_codeforces(row: Row, number: int) -> ReferencedProblem:
         public_tests=examples if examples is not None and fit_in_a_task(examples) else None,
         difficulty=optional_text(row, "rating"),
         source="codeforces",
-        languages=(language_name(optional_text(row, "language") or "python"),),
+        languages=(language,),
     )
     facts = _facts(row, "title", "contest_name", "contest_type", "testset_size")
     if rating := optional_text(row, "rating"):
