@@ -27,7 +27,7 @@ set.run.total_batches = 4
 name = "long"
 from = "best"
 set.run.total_batches = 200
-set.run.end_after_no_gain = 2
+set.evaluation.end_after_no_gain = 2
 set.generation.sampling.max_new_tokens = 32
 [[plan.stages]]
 name = "evaluate"

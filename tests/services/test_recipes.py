@@ -97,6 +97,7 @@ STAGES_OF_EVALUATION = {"yarn", "64k"}
 def test_every_stage_loads_and_has_its_published_numbers(name: str) -> None:
     config = recipe(name)
     stages = [config.of_stage(index) for index in range(len(config.plan.stages))]
+    stages = [stage if stage.run.total_batches else stage.evaluating for stage in stages]
     found = [(stage.generation.sampling.max_new_tokens, stage.generation.sampling.temperature) for stage in stages]
     assert tuple(found) == STAGES.get(name, ())
     for section, stage in zip(config.plan.stages, stages, strict=True):

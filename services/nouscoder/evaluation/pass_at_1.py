@@ -16,10 +16,12 @@ from hashlib import blake2b
 from math import sqrt
 from statistics import stdev
 
+from nouscoder.domain.estimates import USUAL_K, pass_at_k
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import Submission
+from nouscoder.domain.tokens import FinishReason
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError, first_error
 from nouscoder.retry import Retry
@@ -50,12 +52,16 @@ _AFTER_INTERNAL_ERRORS = Retry("grading for the evaluation", (_InternalError,), 
 
 @dataclass(frozen=True, slots=True)
 class ProblemResult:
-    """`num_accepted` of the problem's `num_rollouts` rollouts were accepted."""
+    """`num_accepted` of the problem's `num_rollouts` rollouts were accepted, `num_truncated` were cut at their limit,
+    and they have `num_tokens` sampled tokens together.
+    """
 
     problem_id: str
     family: str
     num_accepted: int
     num_rollouts: int
+    num_truncated: int = 0
+    num_tokens: int = 0
 
     @property
     def pass_at_1(self) -> float:
@@ -94,6 +100,36 @@ class Evaluation:
         return stdev(values) / sqrt(len(values)) if len(values) > 1 else None
 
     @property
+    def sampling_error(self) -> float | None:
+        """Of pass@1 on just these problems: how much other samples of the same policy would change it.
+
+        That is the root of the sum of p (1 - p) / (n - 1) over the problems, divided by their number, where p = c / n.
+        Two policies that are measured on the same problems are compared with it, because the choice of the problems is
+        in `standard_error` only. None for one sample a problem, which does not tell p.
+        """
+        if any(problem.num_rollouts < 2 for problem in self.problems):
+            return None
+        variances = (one.pass_at_1 * (1 - one.pass_at_1) / (one.num_rollouts - 1) for one in self.problems)
+        return sqrt(sum(variances)) / len(self.problems)
+
+    @property
+    def pass_at_k(self) -> dict[int, float]:
+        """The unbiased estimate for the usual k up to the samples of a problem, and for their number."""
+        fewest = min(problem.num_rollouts for problem in self.problems)
+        ks = sorted({*(k for k in USUAL_K if k <= fewest), fewest})
+        return {k: _mean([pass_at_k(one.num_rollouts, one.num_accepted, k) for one in self.problems]) for k in ks}
+
+    @property
+    def truncated_share(self) -> float:
+        """The share of the rollouts that were cut at their limit of tokens."""
+        return sum(problem.num_truncated for problem in self.problems) / self.num_rollouts
+
+    @property
+    def mean_tokens(self) -> float:
+        """The mean number of sampled tokens of a rollout."""
+        return sum(problem.num_tokens for problem in self.problems) / self.num_rollouts
+
+    @property
     def by_family(self) -> dict[str, float]:
         """pass@1 over the problems of each family."""
         families: dict[str, list[float]] = {}
@@ -122,13 +158,15 @@ async def evaluate(
     manifest: PolicyManifest | None = None,
     pin_limit_s: float = 3600.0,
     progress: Progress = lambda done, total: None,
+    evaluation: bool = True,
 ) -> Evaluation:
     """Sample `samples` rollouts of every problem and grade each when it is ready.
 
     `progress` is called with the number of verdicts and the total. With a manifest, `source` must first use that
     policy, and keeps it until all is sampled, for `pin_limit_s` seconds at most; both are asked for again after each
-    interruption. `sampling.seed` seeds the whole evaluation, and the seed of each rollout derives from it. Raises
-    EvaluationError, PeerError or PeerUnreachable, and PolicyReplaced when a newer policy is in use.
+    interruption. `sampling.seed` seeds the whole evaluation, and the seed of each rollout derives from it.
+    `evaluation`: with the context of evaluations, which is that of the training otherwise. Raises EvaluationError,
+    PeerError or PeerUnreachable, and PolicyReplaced when a newer policy is in use.
     """
     tasks = evaluation_tasks(problems, samples, sampling)
     if not tasks:
@@ -147,7 +185,11 @@ async def evaluate(
         try:
             async with asyncio.TaskGroup() as gradings:
                 pinning = None if manifest is None else Pinning(manifest, pin_limit_s)
-                await sample_tasks(source, pinning, tasks, lambda rollout: gradings.create_task(grade(rollout)))
+
+                def took(rollout: Rollout) -> None:
+                    gradings.create_task(grade(rollout))
+
+                await sample_tasks(source, pinning, tasks, took, evaluation=evaluation)
         except BaseExceptionGroup as group:
             raise first_error(group) from None
     return _evaluation(problems, tasks, graded, manifest)
@@ -179,7 +221,12 @@ class Pinning:
 
 
 async def sample_tasks(
-    source: GenerationClient, pinning: Pinning | None, tasks: Sequence[Task], took: Callable[[Rollout], object]
+    source: GenerationClient,
+    pinning: Pinning | None,
+    tasks: Sequence[Task],
+    took: Callable[[Rollout], object],
+    *,
+    evaluation: bool = False,
 ) -> None:
     """Sample every task once. While the service does not answer, missing tasks are retried as `_WHILE_AWAY` says."""
     missing = {task.rollout_id: task for task in tasks}
@@ -192,7 +239,7 @@ async def sample_tasks(
             if pinning is not None:
                 await source.use_policy(pinning.manifest)
                 pin = Pin(pinning.manifest.policy_version, pinning.limit_s)
-            async for rollout in source.generate(list(missing.values()), _STALL_LIMIT_S, pin):
+            async for rollout in source.generate(list(missing.values()), _STALL_LIMIT_S, pin, evaluation=evaluation):
                 del missing[rollout.rollout_id]
                 took(rollout)
         except PeerUnreachable:
@@ -241,7 +288,11 @@ def _evaluation(
     for problem in problems:
         found = of_problem[problem.problem_id]
         num_accepted = sum(verdict.kind is VerdictKind.ACCEPTED for _, verdict in found)
-        results.append(ProblemResult(problem.problem_id, problem.family, num_accepted, len(found)))
+        num_truncated = sum(rollout.finish_reason is FinishReason.LENGTH for rollout, _ in found)
+        num_tokens = sum(rollout.num_sampled_tokens for rollout, _ in found)
+        results.append(
+            ProblemResult(problem.problem_id, problem.family, num_accepted, len(found), num_truncated, num_tokens)
+        )
         rollout, verdict = found[0]
         shown.append(
             EvaluatedSample(problem.problem_id, problem.family, problem.prompt, rollout.text, verdict.kind.value)

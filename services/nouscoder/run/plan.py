@@ -143,12 +143,12 @@ def with_engine_tokens(config: Config, index: int, stage: Config) -> Config:
     generation = stage.generation
     if generation.engine_tokens_total:
         return stage
-    most = generation.max_tokens_total
+    most = stage.engine_tokens
     for after in range(index + 1, len(config.plan.stages)):
         if config.plan.stages[after].yarn.factor:
             break
-        most = max(most, config.of_stage(after).generation.max_tokens_total)
-    if most == generation.max_tokens_total:
+        most = max(most, config.of_stage(after).engine_tokens)
+    if most == stage.engine_tokens:
         return stage
     return stage.model_copy(update={"generation": generation.model_copy(update={"engine_tokens_total": most})})
 
