@@ -140,6 +140,10 @@ def test_plan_show_prints_what_each_stage_changes(tmp_path: Path) -> None:
         ('set.run.name = "x"', "a stage cannot set run.name"),
         ('set.policy.path = "x"', "a stage cannot set policy.path"),
         ("set.evaluation.end_at_pass_at_1 = 0.5", "need every_batches"),
+        (
+            'set.broker.curriculum = {name = "pass_rates", pass_rates = "stage://a"}',
+            "in plan.stages, a: broker.curriculum.pass_rates stage://a: no stage before it has that name",
+        ),
         ("yarn.factor = 2.0", "yarn needs a factor above 1 and original_tokens"),
         ('from = "first"', "Input should be 'last' or 'best'"),
         ('[[plan.stages]]\nname = "a"', "two stages have one name"),

@@ -382,6 +382,7 @@ PUBLISHED = {
     "klear-reasoner": ["exact_duplicates", "decontaminate", "num_tests", "pass_rate"],
     "skywork-or1": ["no_urls", "no_images", "exact_duplicates", "pass_rate", "judge_votes"],
     "acereason": ["decontaminate", "no_images", "tests_type", "pass_rate"],
+    "nouscoder": ["pass_rate"],
     "nouscoder-smoke": ["pass_rate", "pass_rate", "sample"],
 }
 

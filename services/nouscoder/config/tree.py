@@ -18,7 +18,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
 from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, place_paths
-from nouscoder.config.broker import BrokerSection
+from nouscoder.config.broker import OF_A_STAGE, BrokerSection
 from nouscoder.config.evaluation import EvaluationSection
 from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
 from nouscoder.config.learner import LearnerSection, SftSection
@@ -202,15 +202,28 @@ class Config(Section):
     def _stages_are_runs(self) -> Config:
         if self.plan.stages and self.run.services == "external":
             raise ValueError('a plan starts the services of each stage: set run.services to "local"')
+        if self.pass_rates_of_stage is not None and not self.plan.stages and "/" not in self.run.name:
+            raise ValueError("broker.curriculum.pass_rates names a stage, and there is no plan")
         if self.plan.stages and "/" in self.run.name:
             raise ValueError("run.name of a plan is without a slash")
         for index, stage in enumerate(self.plan.stages):
             try:
-                self.of_stage(index)
+                named = self.of_stage(index).pass_rates_of_stage
+                if named is not None and named not in [before.name for before in self.plan.stages[:index]]:
+                    raise ValueError(
+                        f"in plan.stages, {stage.name}: broker.curriculum.pass_rates {OF_A_STAGE}{named}: no stage"
+                        " before it has that name"
+                    )
             except ValidationError as error:
                 faults = "; ".join(sentences(error, Config))
                 raise ValueError(f"in plan.stages, {stage.name}: {faults}") from error
         return self
+
+    @property
+    def pass_rates_of_stage(self) -> str | None:
+        """The stage whose pass rates the curriculum takes; None when it names none."""
+        named: str = getattr(self.broker.curriculum, "pass_rates", "")
+        return named.removeprefix(OF_A_STAGE) if named.startswith(OF_A_STAGE) else None
 
     def of_stage(self, index: int) -> Config:
         """The configuration of the run that is this stage of the plan; `index` counts from 0.

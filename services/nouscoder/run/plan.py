@@ -74,9 +74,10 @@ async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -
     stages = [stage_config(config, index) for index in range(len(config.plan.stages))]
     if not config.plan.stages[0].yarn.factor:
         await checked(stages[0])
-    for stage in stages:
+    for index, stage in enumerate(stages):
+        made_by_a_stage = config.of_stage(index).pass_rates_of_stage is not None
         try:
-            await checked_inputs(stage)
+            await checked_inputs(_with_pass_rates(stage, "") if made_by_a_stage else stage)
         except ConfigError as error:
             raise ConfigError(f"stage {stage.run.name}: {error}") from error
     folder = RunFolder.create(config)
@@ -124,8 +125,20 @@ async def run_stages(folder: RunFolder, config: Config, view: View) -> None:
 
 
 def stage_config(config: Config, index: int) -> Config:
-    """The configuration of a stage's run. Inputs whose default is in the run folder are in the plan's folder."""
-    return with_inputs_of(config.of_stage(index), config)
+    """The configuration of a stage's run. Inputs whose default is in the run folder are in the plan's folder.
+
+    Pass rates of a stage are those in its folder (data/pass_rates.py).
+    """
+    stage = with_inputs_of(config.of_stage(index), config)
+    if stage.pass_rates_of_stage is None:
+        return stage
+    names = [each.name for each in config.plan.stages]
+    return _with_pass_rates(stage, str(config.of_stage(names.index(stage.pass_rates_of_stage)).run.folder))
+
+
+def _with_pass_rates(stage: Config, path: str) -> Config:
+    curriculum = stage.broker.curriculum.model_copy(update={"pass_rates": path})
+    return stage.model_copy(update={"broker": stage.broker.model_copy(update={"curriculum": curriculum})})
 
 
 def with_inputs_of(config: Config, other: Config) -> Config:

@@ -49,6 +49,7 @@ from nouscoder.data.filters.rules import (
 )
 from nouscoder.data.filters.step import Candidate, CannotFilter, Context, GradingTarget, Sources, Step, StepOutcome
 from nouscoder.data.filters.verified import ReferencesPass, WrongSolutionsFail
+from nouscoder.data.pass_rates import pass_rates_file
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import join, store_beside, write_rows
 from nouscoder.errors import did_you_mean
@@ -107,11 +108,25 @@ def read_recipe(path: Path, folder: Path | None = None) -> Recipe:
         raise CannotFilter("\n".join(f"{path}: {fault}" for fault in faults))
     known = tuple(step for step in steps if step is not None)
     recipe = Recipe(body.name, tuple(body.inputs), known, (folder or path.parent).absolute())
-    named = [*recipe.inputs, *(name for step in known for name in step.files())]
-    missing = [name for name in dict.fromkeys(named) if not (recipe.folder / name).is_file()]
+    missing = [name for name in _named(recipe) if not _exists(recipe, name)]
     if missing:
         raise CannotFilter("\n".join(f"{path}: there is no file {recipe.folder / name}" for name in missing))
     return recipe
+
+
+def _named(recipe: Recipe) -> list[str]:
+    """The files that a recipe names, each once."""
+    return [*dict.fromkeys([*recipe.inputs, *(name for step in recipe.steps for name in step.files())])]
+
+
+def _exists(recipe: Recipe, name: str) -> bool:
+    """Pass rates may be the folder of an evaluation."""
+    path = recipe.folder / name
+    return path.is_file() or (path.is_dir() and name not in recipe.inputs)
+
+
+def _file(path: Path) -> Path:
+    return pass_rates_file(path) if path.is_dir() else path
 
 
 def _step(number: int, given: dict[str, Any], faults: list[str]) -> Step | None:
@@ -219,11 +234,10 @@ class _Selecting:
         if not kept:
             raise CannotFilter(f"no problem is left: {self._steps_text()}")
         sha256, parts = self._written(kept, staging)
-        named = [*self._recipe.inputs, *(name for step in self._recipe.steps for name in step.files())]
         selection = Selection(
             name=self._recipe.name,
             recipe_sha256=self._recipe.sha256,
-            files={name: sha256_of(self._recipe.folder / name) for name in dict.fromkeys(named)},
+            files={name: sha256_of(_file(self._recipe.folder / name)) for name in _named(self._recipe)},
             steps=self._counts,
             problems=len(kept),
             tests=sum(one.record.stored.num_tests for one in kept),
