@@ -18,7 +18,7 @@ import pytest
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.estimates import USUAL_K
 from nouscoder.domain.policy import PolicyManifest, Shard
-from nouscoder.domain.problem import Problem
+from nouscoder.domain.problem import GradingRules, Problem, PublicTests
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -41,7 +41,7 @@ from nouscoder.generation.weights.policies import Policies
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
 from nouscoder.rpc.pairs import SUBMISSION, VERDICT
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.server import MAX_MESSAGE_BYTES, StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.run.evaluation import evaluation_record, recorded_evaluations
 from nouscoder.v1 import generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
@@ -214,6 +214,23 @@ def test_a_recorded_evaluation_has_each_problem_and_is_a_file_of_pass_rates(tmp_
     (tmp_path / "evaluation_before.json").write_text(json.dumps(old))
     (tmp_path / "evaluation_after.json").write_text(json.dumps(record))
     assert [(each.policy_version, each.pass_at_1) for each in recorded_evaluations(tmp_path)] == [(0, 0.5), (3, 0.75)]
+
+
+async def test_an_evaluation_that_is_larger_than_a_message_is_asked_for_in_parts(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """454 problems with 16 samples each and 10 KiB of public tests are 73 MiB, and a message has 64 MiB at most."""
+    shown = PublicTests(StdinTests((StdinCase("1" * 10_240, "1\n"),)), GradingRules())
+    task = evaluation_tasks([problem(0)], 1, Sampling())[0]
+    every = [replace(task, public_tests=shown)] * (454 * 16)
+    parts = pass_at_1._parts(every)
+    sizes = [sum(len(one.prompt) + 10_240 for one in part) for part in parts]
+    assert sum(sizes) > MAX_MESSAGE_BYTES > 2 * max(sizes) - 1
+    assert sum(map(len, parts)) == len(every)
+    await services.publish(0)
+    monkeypatch.setattr(pass_at_1, "_MOST_REQUEST_BYTES", 100)
+    evaluation = await services.measure([problem(number) for number in range(4)], manifest=services.manifest(0))
+    assert [result.num_accepted for result in evaluation.problems] == [2, 1, 2, 0], "as in one call"
 
 
 async def test_an_internal_error_is_graded_again(services: Services) -> None:

@@ -10,7 +10,7 @@ are from one policy version. If that is not possible, it fails with the reason.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import sqrt
@@ -27,12 +27,16 @@ from nouscoder.errors import NousCoderError, first_error
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, Pin
+from nouscoder.rpc.pairs import TASK
+from nouscoder.rpc.server import MAX_MESSAGE_BYTES
 from nouscoder.rpc.verifier_client import VerifierClient
 
 Progress = Callable[[int, int], None]
 
 _MAX_AT_ONCE = 32
+# Without a policy to keep. With one it is the limit of the pin: long rollouts end late, and may wait for a place.
 _STALL_LIMIT_S = 300.0
+_MOST_REQUEST_BYTES = MAX_MESSAGE_BYTES // 2
 _WHILE_AWAY = Retry("sampling for the evaluation", (PeerUnreachable,), for_s=60.0, wait_s=0.5)
 
 
@@ -230,6 +234,12 @@ async def sample_tasks(
 ) -> None:
     """Sample every task once. While the service does not answer, missing tasks are retried as `_WHILE_AWAY` says."""
     missing = {task.rollout_id: task for task in tasks}
+    stall_limit_s = _STALL_LIMIT_S if pinning is None else max(_STALL_LIMIT_S, pinning.limit_s)
+
+    async def sample_part(part: list[Task], pin: Pin | None) -> None:
+        async for rollout in source.generate(part, stall_limit_s, pin, evaluation=evaluation):
+            del missing[rollout.rollout_id]
+            took(rollout)
 
     async def sample_some() -> None:
         """Sample the missing tasks. Raises PeerUnreachable when no rollout arrived."""
@@ -239,15 +249,30 @@ async def sample_tasks(
             if pinning is not None:
                 await source.use_policy(pinning.manifest)
                 pin = Pin(pinning.manifest.policy_version, pinning.limit_s)
-            async for rollout in source.generate(list(missing.values()), _STALL_LIMIT_S, pin, evaluation=evaluation):
-                del missing[rollout.rollout_id]
-                took(rollout)
-        except PeerUnreachable:
-            if len(missing) == num_missing:
-                raise
+            async with asyncio.TaskGroup() as calls:
+                for part in _parts(missing.values()):
+                    calls.create_task(sample_part(part, pin))
+        except BaseExceptionGroup as group:
+            error = first_error(group)
+            if not isinstance(error, PeerUnreachable) or len(missing) == num_missing:
+                raise error from None
 
     while missing:
         await _WHILE_AWAY.call(sample_some)
+
+
+def _parts(tasks: Iterable[Task]) -> list[list[Task]]:
+    """The tasks of each call: a request of all may be larger than a message may be."""
+    parts: list[list[Task]] = []
+    room = 0
+    for task in tasks:
+        size = TASK.to(task).ByteSize()
+        if not parts or size > room:
+            parts.append([])
+            room = _MOST_REQUEST_BYTES
+        parts[-1].append(task)
+        room -= size
+    return parts
 
 
 async def _grade(grader: VerifierClient, problem: Problem, rollout: Rollout) -> Verdict:

@@ -286,7 +286,7 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
                 tools = await _open_tools(run, of_run)
                 rollouts = await _open_rollouts(run, folder, engine, policies, metrics, tools)
                 evaluations = None
-                if run.evaluating.generation != run.generation:
+                if _rollouts_differ(run):
                     evaluations = await _open_rollouts(run.evaluating, folder, engine, policies, metrics, tools)
                 if service is None:
                     service = GenerationService(engine, rollouts, policies, next_run)
@@ -300,6 +300,13 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
             if run is not None:
                 folder = run.in_run_folder(run.policy.path)
                 log.info("the engine serves the next run", extra={"run": run.run.name})
+
+
+def _rollouts_differ(config: Config) -> bool:
+    """Whether those of evaluations need an object of their own. The rest of their sampling is in each task."""
+    training, evaluating = config.generation, config.evaluating.generation
+    cuts = [(each.sampling.top_k, each.sampling.min_p) for each in (training, evaluating)]
+    return training.max_tokens_total != evaluating.max_tokens_total or cuts[0] != cuts[1]
 
 
 async def _open_rollouts(
