@@ -91,12 +91,15 @@ def sft_sample(
     from dataclasses import asdict
 
     from nouscoder.config import load_config
+    from nouscoder.domain.prompt import PromptSettings
     from nouscoder.evaluation.evaluate import EvaluationRequest
     from nouscoder.evaluation.samples import SamplingSettings
     from nouscoder.sft.teacher import sample_teacher
 
+    config = load_config(config_file, overrides or [])
+    asked = config.generation.environment.record(PromptSettings).resolved(has_chat_template=True)
     sampling = SamplingSettings(
-        model, num_samples, temperature, top_p, max_tokens, seed, extra=json_fields("--extra", extra)
+        model, num_samples, temperature, top_p, max_tokens, seed, asked, json_fields("--extra", extra)
     )
     request = EvaluationRequest(
         problems=problems,
@@ -108,8 +111,28 @@ def sft_sample(
         token=token,
         ca=ca,
     )
-    found = sample_teacher(request, load_config(config_file, overrides or []))
+    found = sample_teacher(request, config)
     typer.echo(json.dumps({**asdict(found), "file": str(found.file)}) if as_json else found.text())
+
+
+@sft_app.command("import")
+def sft_import(
+    files: Annotated[
+        list[str], typer.Argument(help="OpenCodeReasoning: parquet, JSON lines, or hub:ORGANISATION/NAME")
+    ],
+    out: Annotated[Path, typer.Option(help="file of examples: .jsonl, .jsonl.gz or .jsonl.zst")],
+    questions: Annotated[
+        list[str] | None, typer.Option(help="DATASET/SPLIT=FILE: where questions stand that the rows do not hold")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make examples of the rows of OpenCodeReasoning, with their pass rates as verdicts."""
+    from dataclasses import asdict
+
+    from nouscoder.sft.open_code_reasoning import import_examples
+
+    found = import_examples(files, out, questions or [])
+    typer.echo(json.dumps(asdict(found)) if as_json else found.text())
 
 
 def _text(summary: dict[str, Any]) -> str:
