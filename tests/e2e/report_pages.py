@@ -43,6 +43,8 @@ def metrics_line(step: int, draw: random.Random) -> dict[str, Any]:
         "repetition_share": 0.0,
         "hard_coding_share": 0.0,
         "same_programs": 0.2,
+        "pass_at_g": 1.0,
+        "all_groups": {"groups": 20, "reward_mean": 2 * rate - 1.2, "pass_rate": rate - 0.1, "pass_at_g": 0.9},
         "model_reward_correlation": None,
         "entropy": 0.6 - 0.01 * batch,
         "clip_fraction_low": 0.004 * index,
