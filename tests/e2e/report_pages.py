@@ -10,6 +10,7 @@ from typing import Any
 from nouscoder.domain.problem import GradingRules
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import EvaluatedProblem
+from nouscoder.report import write_comparison
 from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
 from nouscoder.report.objectives_page import write_objectives_page
 from nouscoder.report.samples import write_rollouts_page
@@ -149,6 +150,21 @@ def write_run(folder: Path) -> None:
     }
     for name, value in (("summary", summary), ("evaluation_before", before), ("evaluation_after", after)):
         (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf8")
+
+
+def write_compared_runs(page: Path) -> Path:
+    """Two runs with evaluations of 16 samples a problem, one of them with a long name."""
+    runs = [page.parent / "one", page.parent / f"{'long_name_' * 9}<b>"]
+    for offset, run in enumerate(runs):
+        write_run(run)
+        (run / "evaluations").mkdir()
+        for version in (0, 10, 20, 30):
+            rate = 0.3 + 0.01 * version + 0.05 * offset
+            record = {"policy_version": version, "pass_at_1": rate, "standard_error": 0.02, "num_problems": 454}
+            record["pass_at_k"] = {"1": rate, "8": rate + 0.2}
+            names = {0: "evaluation_before.json", 30: "evaluation_after.json"}
+            (run / names.get(version, f"evaluations/{version:08d}.json")).write_text(json.dumps(record))
+    return write_comparison(page, runs)
 
 
 def write_evaluation(page: Path) -> Path:
