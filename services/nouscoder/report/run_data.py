@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nouscoder.atomic_files import numbered
 from nouscoder.errors import NousCoderError
+from nouscoder.recorded_evaluations import AFTER, BEFORE, evaluation_files
 
 Record = Mapping[str, Any]
 
@@ -120,21 +120,17 @@ def read_run(folder: Path) -> RunData:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a run folder")
     unreadable: list[str] = []
-    objects = {name: _read_object(folder / name, unreadable) for name in _OBJECTS}
-    before, after = (_evaluation(objects[name]) for name in ("evaluation_before.json", "evaluation_after.json"))
-    during = [
-        _evaluation(_read_object(file, unreadable)) for file in numbered(folder / "evaluations", ".json").values()
-    ]
-    by_version = {each.policy_version: each for each in (before, *during, after) if each is not None}
+    summary = _read_object(folder / "summary.json", unreadable) or {}
+    evaluations = {file.name: _evaluation(_read_object(file, unreadable)) for file in evaluation_files(folder)}
+    by_version = {each.policy_version: each for each in evaluations.values() if each is not None}
     metrics, torn_metrics = _read_lines(folder / "metrics.jsonl", unreadable)
     samples, torn_samples = _read_lines(folder / "samples.jsonl", unreadable)
-    summary = objects["summary.json"] or {}
     return RunData(
         name=str(summary.get("name") or folder.name),
         summary=summary,
         metrics=_by_step(metrics),
-        before=before,
-        after=after,
+        before=evaluations[BEFORE],
+        after=evaluations[AFTER],
         samples=tuple(_training_sample(record) for record in samples),
         num_unreadable_lines=torn_metrics + torn_samples,
         unreadable_files=tuple(unreadable),
@@ -167,9 +163,6 @@ def _finite(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
-
-
-_OBJECTS = ("summary.json", "evaluation_before.json", "evaluation_after.json")
 
 
 def _read_object(file: Path, unreadable: list[str]) -> dict[str, Any] | None:
