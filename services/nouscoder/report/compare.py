@@ -176,7 +176,10 @@ def _results(runs: Sequence[ComparedRun]) -> str:
     k = _k(runs)
     head = heads(("", "steps", "first pass@1", "last pass@1", "best pass@1", "at step", f"last pass@{k or 'k'}"))
     rows = "".join(_result(run, k) for run in runs)
-    return f'<div class="scroll" tabindex="0"><table class="results"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return (
+        f'<div class="scroll" tabindex="0"><table class="results"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
 
 
 def _result(run: ComparedRun, k: int | None) -> str:
