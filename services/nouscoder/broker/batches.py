@@ -72,8 +72,8 @@ def _completed(text: str) -> CompletedGroups | None:
     """None for a batch that a broker of an earlier release made."""
     if not text:
         return None
-    *counts, reward_sum = text.split()
-    return CompletedGroups(*map(int, counts), reward_sum=float(reward_sum))
+    groups, solved, rollouts, accepted, reward_sum = text.split()
+    return CompletedGroups(int(groups), int(solved), int(rollouts), int(accepted), float(reward_sum))
 
 
 async def commit_batch(store: Store, batch_id: int, step: int, groups: Sequence[int] = ()) -> bool:

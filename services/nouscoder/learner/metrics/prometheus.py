@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nouscoder.learner.metrics.step import BatchStatistics, TrainedBatch
-from nouscoder.recorded_evaluations import RecordedEvaluations
+from nouscoder.recorded_evaluations import Figures, RecordedEvaluations
 
 _STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 
@@ -99,7 +99,8 @@ class _EvaluationCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics at one instant."""
-        figures = next(reversed(self._evaluations.figures()), {"policy_version": -1, "pass_at_1": 0.0})
+        none: Figures = {"policy_version": -1, "pass_at_1": 0.0}
+        figures = next(reversed(self._evaluations.figures()), none)
         rates = {"1": figures["pass_at_1"], **figures.get("pass_at_k", {})}
         family = GaugeMetricFamily(
             "nouscoder_learner_evaluation_pass_at_k", "pass@k of the newest evaluated policy.", labels=["k"]
