@@ -152,7 +152,9 @@ def test_an_older_run_without_the_new_fields_is_drawn_as_far_as_it_goes(tmp_path
     old.mkdir()
     (old / "metrics.jsonl").write_text('{"step": 1, "batch_id": 0, "reward_mean": 0.5}\n')
     (old / "evaluation_before.json").write_text('{"pass_at_1": 0.25, "policy_version": 0}')
-    page = compared(tmp_path, old, write_run(tmp_path / "new"))
+    page = compared(tmp_path, old, write_run(tmp_path / "new", evaluations={0: 0.5}))
+    assert values(page, "evaluation pass@16", "new") == {0: "0.8"}, "also where the other run has one sample a problem"
+    assert values(page, "evaluation pass@16", "old") == {}
     assert values(page, "reward of trained groups", "old") == {1: "0.5"}
     assert values(page, "evaluation pass@1", "old") == {0: "0.25"}
     assert "old" in [one["name"] for one in page.data["reward of all groups"]["series"]]

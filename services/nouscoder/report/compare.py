@@ -13,7 +13,7 @@ from pathlib import Path
 from nouscoder.atomic_files import write_whole
 from nouscoder.errors import NousCoderError
 from nouscoder.report.charts import Chart, Series, format_number, heads, line_chart
-from nouscoder.report.curves import Drawn, by_batch, common_k, figure, over_batches
+from nouscoder.report.curves import Drawn, at_k, by_batch, common_k, figure, over_batches
 from nouscoder.report.markup import escape, html_page, section
 from nouscoder.report.run_data import EvaluationData, RunData, number, read_run, run_folder
 
@@ -115,7 +115,7 @@ def _figures(runs: Sequence[ComparedRun]) -> dict[int, tuple[str, Sequence[Pictu
                 _of_batches("training pass@G, all groups", "all_groups.pass_at_g", high=1),
                 Picture(
                     f"evaluation pass@{k or 'k'}",
-                    lambda run: Curve({step: each.pass_at_k[k] for step, each in run.evaluated.items()} if k else {}),
+                    lambda run: Curve(at_k(run.evaluated, k)),
                     low=None,
                     without="No k is common to all evaluations: they need several samples a problem.",
                 ),
@@ -135,7 +135,7 @@ def _figures(runs: Sequence[ComparedRun]) -> dict[int, tuple[str, Sequence[Pictu
 
 def _k(runs: Sequence[ComparedRun]) -> int | None:
     """The k of the page's pass@k."""
-    return common_k([each for run in runs for each in run.evaluated.values()])
+    return common_k(each for run in runs for each in run.evaluated.values())
 
 
 def _of_batches(title: str, key: str, unit: str = "", *, low: float | None = 0, high: float | None = None) -> Picture:

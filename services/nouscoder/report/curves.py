@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
@@ -86,21 +86,27 @@ def overlaid(
     return Chart(title, "step", tuple(steps), series, low=0, high=high, note=note)
 
 
-def common_k(evaluations: Sequence[EvaluationData]) -> int | None:
-    """The largest k above 1 for which all of them have pass@k."""
-    return max(set.intersection(*({*each.pass_at_k} for each in evaluations)), default=None) if evaluations else None
+def common_k(evaluations: Iterable[EvaluationData]) -> int | None:
+    """The largest k above 1 for which all of them have pass@k, without those of one sample a problem."""
+    found = [{*each.pass_at_k} for each in evaluations if each.pass_at_k]
+    return max(set.intersection(*found), default=None) if found else None
+
+
+def at_k(evaluated: Mapping[float, EvaluationData], k: int | None) -> dict[float, float]:
+    """pass@k by step."""
+    return {step: each.pass_at_k[k] for step, each in evaluated.items() if k is not None and k in each.pass_at_k}
 
 
 def _evaluation_charts(run: RunData, batches: Sequence[Lines]) -> list[Chart]:
     """pass@1 with its standard error, and the share of problems that some rollout solves."""
     found = {step: each for step, each in run.evaluated().items() if each.pass_at_1 is not None}
-    k = common_k([*found.values()])
+    k = common_k(found.values())
     errors = tuple(each.standard_error for each in found.values())
     pass_at_1 = Series("held-out pass@1", tuple(each.pass_at_1 for each in found.values()), errors, joined=True)
     solved = {
         "trained groups (pass@G)": over_batches(batches, "pass_at_g"),
         "all groups (pass@G)": over_batches(batches, "all_groups.pass_at_g"),
-        f"held-out pass@{k}": {} if k is None else {step: each.pass_at_k[k] for step, each in found.items()},
+        f"held-out pass@{k}": at_k(found, k),
     }
     return [
         Chart("Evaluations", "step", tuple(found), (pass_at_1,), note="Whiskers: one standard error over problems."),
