@@ -248,6 +248,11 @@ def test_an_evaluation_that_is_damaged_is_named_and_the_others_are_drawn(tmp_pat
     assert data.unreadable_files == ("00000003.json",)
 
 
+def test_a_curve_that_is_always_zero_lies_on_the_lower_edge() -> None:
+    svg = line_chart(Chart("t", "step", (1.0, 2.0), (Series("a", (0.0, 0.0)),), low=0))
+    assert 'points="52.0,206.0 546.0,206.0"' in svg
+
+
 def test_whiskers_are_drawn_inside_the_frame_and_a_joined_series_has_no_gap() -> None:
     series = Series("a", (0.0, None, 1.0), errors=(0.5, None, None), joined=True)
     svg = line_chart(Chart("t", "step", (0.0, 1.0, 2.0), (series,), low=0, high=1))

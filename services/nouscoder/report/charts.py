@@ -84,9 +84,11 @@ def line_chart(chart: Chart) -> str:
     ]
     if not present:
         return ""
-    ticks = nice_ticks(
-        min(present) if chart.low is None else chart.low, max(present) if chart.high is None else chart.high
-    )
+    low = min(present) if chart.low is None else chart.low
+    high = max(present) if chart.high is None else chart.high
+    if chart.low is not None and high == low:
+        high = low + 1  # a curve that never leaves the bound lies on it
+    ticks = nice_ticks(low, high)
     x_axis, y_axis = _x_axis(chart.xs), _Axis(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
     curves = [_curve(series, index, chart.xs, x_axis, y_axis) for index, series in enumerate(chart.series)]
     return _figure(chart, [*_frame(x_axis, y_axis, ticks, chart), *curves], [x_axis.at(x) for x in chart.xs])
