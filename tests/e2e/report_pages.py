@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nouscoder.domain.problem import GradingRules
+from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import EvaluatedProblem
 from nouscoder.report import write_comparison
@@ -189,7 +191,8 @@ def write_evaluation(page: Path) -> Path:
             ShownSample(name, at, HOSTILE, HOSTILE, f"{HOSTILE}\n{'x' * 900}", one.verdicts["lcb"], "passed", at == 3)
             for at, one in enumerate(samples)
         ]
-    sampling = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 32768, "seed": 0, "prompt": "lcb"}
+    sampling: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 32768, "seed": 0}
+    sampling["prompt"] = asdict(PromptSettings(prompt_form=PromptForm.LIVECODEBENCH))
     about = {
         "model": HOSTILE,
         "problem_file": "f",
