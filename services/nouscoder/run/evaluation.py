@@ -16,7 +16,7 @@ the one that is measured.
 INVARIANT: when the block of `kept_checkpoint` ends without an error, the checkpoint of its version is complete on the
 disk.
 
-`PeriodicEvaluation` measures a new policy about every `run.evaluate_every_batches` batches, keeps the best, and ends a
+`PeriodicEvaluation` measures a new policy about every `evaluation.every_batches` batches, keeps the best, and ends a
 run early. Training goes on meanwhile. The generation worker that samples the evaluation keeps the version that is
 measured until all of it is sampled, and takes over the newest policy then; other workers follow the learner. Its
 rollouts for the training are older for that time, within the bound of staleness.
@@ -202,17 +202,18 @@ async def measure(
 ) -> dict[str, Any]:
     """The record of an evaluation of this policy. Raises EVALUATION_ERRORS and CannotEvaluate."""
     credentials = channel_credentials(config.tls)
+    sampling = config.evaluating.generation.sampling.record(Sampling, seed=config.evaluation_seed)
     evaluation = await evaluate(
         held_out_problems(config),
         GenerationClient(config.generation.grpc, credentials=credentials),
         VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
-        samples=config.problems.held_out_samples,
-        sampling=config.generation.sampling.record(Sampling, seed=config.run.seed),
+        samples=config.evaluation.samples,
+        sampling=sampling,
         manifest=manifest,
-        pin_limit_s=config.run.evaluation_limit_s,
+        pin_limit_s=config.evaluation.limit_s,
         progress=progress,
     )
-    return evaluation_record(evaluation, manifest.policy_version)
+    return evaluation_record(evaluation, sampling, config.evaluating.generation.max_tokens_total)
 
 
 async def while_alive(services: RunServices, work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -263,15 +264,30 @@ async def announced_policy(config: Config, from_version: int, limit_s: float) ->
     raise CannotEvaluate(f"the broker announced no policy of version {from_version} or later within {limit_s:.0f} s")
 
 
-def evaluation_record(evaluation: Evaluation, policy_version: int) -> dict[str, Any]:
-    """evaluation_*.json."""
+def evaluation_record(evaluation: Evaluation, sampling: Sampling, max_tokens_total: int) -> dict[str, Any]:
+    """evaluation_*.json. `problems` is also a file of pass rates (data/pass_rates.py)."""
     return {
         "pass_at_1": evaluation.pass_at_1,
         "standard_error": evaluation.standard_error,
-        "policy_version": policy_version,
+        "sampling_error": evaluation.sampling_error,
+        "pass_at_k": {str(k): value for k, value in evaluation.pass_at_k.items()},
+        "truncated_share": evaluation.truncated_share,
+        "mean_tokens": evaluation.mean_tokens,
+        "policy_version": evaluation.policy_version,
         "num_problems": evaluation.num_problems,
         "num_rollouts": evaluation.num_rollouts,
         "by_family": evaluation.by_family,
+        "sampling": {**asdict(sampling), "max_tokens_total": max_tokens_total},
+        "problems": [
+            {
+                "problem_id": one.problem_id,
+                "passed": one.num_accepted,
+                "sampled": one.num_rollouts,
+                "truncated": one.num_truncated,
+                "tokens": one.num_tokens,
+            }
+            for one in evaluation.problems
+        ],
         "samples": [asdict(sample) for sample in evaluation.samples],
     }
 
@@ -288,10 +304,10 @@ async def kept_checkpoint(config: Config, from_version: int) -> AsyncIterator[in
     """Have the learner keep the checkpoint of this policy version, or of the first later one that is possible.
 
     The block gets the version as soon as its state is copied, and ends when the checkpoint is complete. The learner may
-    be silent for run.evaluation_limit_s. Raises NotKept.
+    be silent for evaluation.limit_s. Raises NotKept.
     """
     client = LearnerClient(config.learner.grpc, channel_credentials(config.tls))
-    async with client as learner, aclosing(_asked(learner, from_version, config.run.evaluation_limit_s)) as answers:
+    async with client as learner, aclosing(_asked(learner, from_version, config.evaluation.limit_s)) as answers:
         version = await anext(answers, None)
         if version is None:
             raise NotKept("the learner kept no checkpoint")
@@ -332,12 +348,12 @@ class PeriodicEvaluation:
     """The evaluations during one run. `step` is called repeatedly during the run. Use as `async with`."""
 
     def __init__(self, folder: RunFolder, services: RunServices, view: View) -> None:
-        run = services.config.run
+        section = services.config.evaluation
         self._folder = folder
         self._services = services
         self._view = view
-        self._every = run.evaluate_every_batches
-        self._end = EarlyEnd(run.end_at_pass_at_1, run.end_after_no_gain)
+        self._every = section.every_batches
+        self._end = EarlyEnd(section.end_at_pass_at_1, section.end_after_no_gain)
         self._evaluations = recorded_evaluations(folder.path)
         self._running: asyncio.Task[None] | None = None
         self._last_said = ""
@@ -402,7 +418,7 @@ class PeriodicEvaluation:
         config = self._services.config
         try:
             async with kept_checkpoint(config, from_version) as version:
-                manifest = await announced_policy(config, version, config.run.evaluation_limit_s)
+                manifest = await announced_policy(config, version, config.evaluation.limit_s)
                 if manifest.policy_version != version:
                     raise PolicyReplaced(f"version {manifest.policy_version} is published already")
                 await asyncio.to_thread(keep_weights, self._folder.path, version)
