@@ -39,7 +39,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from nouscoder.atomic_files import numbered, remove
+from nouscoder.atomic_files import numbered, remove, write_whole
 from nouscoder.config import Config
 from nouscoder.data.problem_index import held_out_problems
 from nouscoder.domain.plan import EarlyEnd, Evaluated, best_of
@@ -51,6 +51,7 @@ from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
 from nouscoder.policy_folder.compose import PolicyFilesMissing, has_weights, link_weights
 from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, shards_of, weights_files
+from nouscoder.recorded_evaluations import DURING, RecordedEvaluations, evaluation_files
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 
 # The evaluations on the disk, and the policy with the best one.
 
-DURING = "evaluations"
 _KEPT = "kept"
 _CHECKPOINT = ".checkpoint"  # the learner writes these folders of kept/
 _OF_A_VERSION = re.compile(r"\d{8}(\.|$)")
@@ -84,9 +84,26 @@ def evaluation_file(policy_version: int) -> str:
 
 def recorded_evaluations(run: Path) -> tuple[Evaluated, ...]:
     """All evaluations of a run folder, one a version, in order of versions. Raises NousCoderError for a damaged one."""
-    files = [run / "evaluation_before.json", *numbered(run / DURING, ".json").values(), run / "evaluation_after.json"]
-    found = {each.policy_version: each for file in files if file.is_file() for each in [_read(file)]}
+    found = {each.policy_version: each for file in evaluation_files(run) if file.is_file() for each in [_read(file)]}
     return tuple(found[version] for version in sorted(found))
+
+
+def log_evaluations(run: Path) -> None:
+    """Put the evaluations that metrics.jsonl lacks into its last lines, the newest into the last.
+
+    The learner logs an evaluation with the step after it, and there is none after the last. Call it when the learner
+    has ended. Raises StorageError.
+    """
+    file = run / "metrics.jsonl"
+    lines = [json.loads(text) for text in file.read_text(encoding="utf8").splitlines()] if file.exists() else []
+    logged = {line["evaluation"]["policy_version"] for line in lines if "evaluation" in line}
+    due = [each for each in RecordedEvaluations(run).figures() if each["policy_version"] not in logged]
+    free = [line for line in reversed(lines) if "evaluation" not in line]
+    if not due or not free:
+        return
+    for line, figures in zip(free, reversed(due), strict=False):
+        line["evaluation"] = figures
+    write_whole(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
 
 
 def keep_weights(run: Path, policy_version: int) -> None:
