@@ -422,13 +422,14 @@ def test_the_document_names_every_filter() -> None:
 
 PUBLISHED = {
     "deepcoder": ["num_tests", "references_pass", "exact_duplicates", "near_duplicates"],
-    "klear-reasoner": ["exact_duplicates", "decontaminate", "num_tests", "pass_rate"],
+    "klear-reasoner": ["exact_duplicates", "decontaminate", "num_tests"],
     "skywork-or1": [
         *("no_urls", "no_images", "exact_duplicates", "embedding_duplicates"),
         *("references_pass", "pass_rate", "judge_votes"),
     ],
     "acecoder": ["num_tests", "hardest"],
     "acereason": ["decontaminate", "no_images", "tests_type", "answers", "pass_rate"],
+    "nouscoder": ["pass_rate"],
     "nouscoder-smoke": ["pass_rate", "pass_rate", "sample"],
 }
 
@@ -444,7 +445,9 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
     tree = tomllib.loads(file.read_text())
     named = [*tree["inputs"], *(name for step in tree["steps"] for name in step.get("against", ()))]
     for at, name in enumerate(dict.fromkeys(named)):
-        rows = [problem(f"{at}-{one}", made_up_text((at, one)), 20, references=["print(input())"]) for one in names]
+        noted = {step["metadata"]: "5/16" for step in tree["steps"] if "metadata" in step}
+        about = {"references": ["print(input())"], "metadata": noted}
+        rows = [problem(f"{at}-{one}", made_up_text((at, one)), 20, **about) for one in names]
         write_lines(tmp_path / "rows.jsonl", rows)
         copy = tmp_path / "copy.toml"
         copy.write_text('name = "x"\ninputs = ["rows.jsonl"]\nsteps = [{filter = "num_tests"}]')

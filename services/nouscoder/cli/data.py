@@ -100,6 +100,9 @@ def data_inspect(
     file: Annotated[Path, typer.Argument(help="problems: NousCoder's JSONL, LeetCodeDataset or CodeContests (.gz)")],
     flaky: Annotated[bool, typer.Option("--flaky", help="run the reference solutions several times")] = False,
     rounds: Annotated[int, typer.Option(min=2, help="runs of each reference on each test")] = 5,
+    prompt: Annotated[
+        bool, typer.Option("--prompt", help="show how a problem with starter code and one without are asked")
+    ] = False,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
@@ -107,8 +110,12 @@ def data_inspect(
     """Count the problems and tests of a file. With --flaky, find unreliable tests; exit code 1 when there are any."""
     from nouscoder.config import load_config
     from nouscoder.data import inspect
+    from nouscoder.domain.prompt import PromptSettings
 
-    if flaky:
+    if prompt:
+        environment = load_config(config_file, overrides or []).generation.environment
+        text, code = inspect.prompts_of(file, environment.record(PromptSettings)), 0
+    elif flaky:
         section = load_config(config_file, overrides or []).verifier
         text, code = inspect.audit_file(file, section, rounds, as_json=as_json)
     else:
@@ -126,6 +133,18 @@ def data_import(
     ] = None,
     out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("problems.parquet"),
     tests: Annotated[str, typer.Option(help="folder or URL (s3://...) of the tests; default: OUT.index")] = "",
+    prompt: Annotated[
+        str, typer.Option(metavar="FORM|FILE", help="template: lcb, plain, ..., or a file with {prompt}")
+    ] = "",
+    comparator: Annotated[str | None, typer.Option(help="exact, lines, tokens, lcb, ...: docs/verdicts.md")] = None,
+    float_tolerance: Annotated[float | None, typer.Option(help="allowed difference of numbers; 0: none")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="seconds of each test")] = None,
+    memory_limit: Annotated[str, typer.Option(help="memory of each test, such as 4GiB")] = "",
+    max_tests: Annotated[int | None, typer.Option(help="tests kept of each problem, those with long inputs")] = None,
+    after: Annotated[str, typer.Option(metavar="DAY", help="contests of this day and later")] = "",
+    before: Annotated[str, typer.Option(metavar="DAY", help="contests from before this day")] = "",
+    languages: Annotated[str, typer.Option(help="such as python,cpp: languages of problems that name none")] = "",
+    columns: Annotated[list[str] | None, typer.Option("--column", help="FIELD=COLUMN of the files; repeatable")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import a data set as a problem file. Run again after an interruption, it continues where it stopped."""
@@ -133,12 +152,25 @@ def data_import(
     from dataclasses import asdict
 
     from nouscoder.data.importers.formats import FORMATS
+    from nouscoder.data.importers.options import options_given
     from nouscoder.data.importers.run import import_files, source_named
 
     if name == "list":
         typer.echo("\n".join(f"{known:<16}{form.about}" for known, form in FORMATS.items()))
         return
-    summary = import_files(name, [source_named(file) for file in files or []], out, tests)
+    options = options_given(
+        prompt,
+        memory_limit,
+        columns or [],
+        comparator=comparator,
+        float_tolerance=float_tolerance,
+        time_limit_s=time_limit,
+        max_tests=max_tests,
+        after=after,
+        before=before,
+        languages=[name.strip() for name in languages.split(",") if name.strip()],
+    )
+    summary = import_files(name, [source_named(file) for file in files or []], out, tests, options)
     typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 
@@ -158,16 +190,22 @@ def data_filter(
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Select problems by the steps of a recipe. Prints the counts of each step and the hash of the output."""
+    """Select problems by the steps of a recipe. Prints the counts of each step and the hash of the output.
+
+    Files that the recipe names and that do not exist are imported first, as it says.
+    """
     import json
     from dataclasses import asdict
 
     from nouscoder.config import load_config
-    from nouscoder.data.filters.run import read_recipe, select
+    from nouscoder.data.filters.run import import_missing, read_recipe, select
     from nouscoder.data.filters.step import GradingTarget
 
     grading = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
-    selection = select(read_recipe(recipe, folder), out, tests, grading)
+    known = read_recipe(recipe, folder)
+    for summary in import_missing(known):
+        typer.echo(summary.text(), err=as_json)
+    selection = select(known, out, tests, grading)
     typer.echo(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
 
 

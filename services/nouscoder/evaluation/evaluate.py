@@ -29,7 +29,14 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
-from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, check_profile, read_evaluated
+from nouscoder.evaluation.problems import (
+    EvaluatedProblem,
+    NothingToEvaluate,
+    Window,
+    check_profile,
+    check_prompt,
+    read_evaluated,
+)
 from nouscoder.evaluation.samples import (
     TRUNCATED,
     SampleGrading,
@@ -89,7 +96,7 @@ class ServedPolicy:
         return f"{name or self.folder.name}-{digest}{yarn}"
 
     async def tokens_needed(self, requests: Sequence[dict[str, Any]]) -> int:
-        """The most tokens that one of these chat requests has, prompt and completion together.
+        """The most tokens that one of these requests has, prompt and completion together.
 
         Raises CheckpointUnusable when they are more than the context, and ApiFault for a request that is not taken.
         """
@@ -111,7 +118,7 @@ class ServedPolicy:
     async def serving(
         self, config: Config, requests: Sequence[dict[str, Any]], at_once: int
     ) -> AsyncIterator[tuple[str, str]]:
-        """URL and key of a server that answers these chat requests, `at_once` at the same time.
+        """URL and key of a server that answers these requests, `at_once` at the same time.
 
         Without the key, other users of this machine could use the server. Raises as `tokens_needed`, and what starting
         an engine raises.
@@ -197,6 +204,7 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
             if request.samples is not None:
                 jobs = given_jobs(request.samples, problems, index.problem_ids, samples)
             else:
+                check_prompt(problems, request.sampling.prompt)
                 jobs = server_jobs(problems, request.sampling)
             if request.checkpoint is not None and (asked := _asked(request, jobs, samples)):
                 asyncio.run(request.checkpoint.tokens_needed(asked))
@@ -260,12 +268,11 @@ def _write(
     for job in sorted(jobs, key=lambda job: job.position):
         one = found.setdefault(job.problem.problem_id, ProblemOutcomes(job.problem))
         one.samples.append(_outcome(job, profiles, samples, verdicts))
-    sampling = {**asdict(request.sampling), "prompt": request.sampling.prompt.value}
     record = {
         "model": request.sampling.model,
         "problem_file": request.problems.name,
         "window": asdict(request.window),
-        "sampling": {"file": request.samples.name} if request.samples is not None else sampling,
+        "sampling": {"file": request.samples.name} if request.samples is not None else asdict(request.sampling),
         **results(list(found.values()), [profile.value for profile in profiles]),
     }
     write_whole(request.out / REPORT, (json.dumps(record, indent=1) + "\n").encode())
