@@ -195,6 +195,8 @@ def _livecodebench(question: str, starter_code: str, languages: tuple[str, ...])
 
 
 def _deepcoder(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
+    if question.startswith(_LCB_SYSTEM):
+        return question
     return f"{_LCB_SYSTEM}\n\n{question}{_format_and_answer(starter_code, languages)}"
 
 
