@@ -88,8 +88,9 @@ def found_values(name: str, place: str, key: str) -> list[Any]:
     """The values of a key: one, or those of the steps of a selection that have it."""
     kind, _, within = place.partition(" ")
     if kind == "data":
-        steps = tomllib.loads((ROOT / "configs" / "data" / f"{within}.toml").read_text(encoding="utf8"))["steps"]
+        tree = tomllib.loads((ROOT / "configs" / "data" / f"{within}.toml").read_text(encoding="utf8"))
         step, _, field = key.partition(".")
+        steps = [*tree["steps"], *({"filter": "import", **one} for one in tree.get("imports", {}).values())]
         return [one.get(field) for one in steps if one["filter"] == step]
     config = recipe(name)
     if not kind:

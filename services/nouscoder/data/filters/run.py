@@ -36,6 +36,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from nouscoder.atomic_files import sha256_of, write_whole
+from nouscoder.data.filters.answers import Answers
 from nouscoder.data.filters.decontaminate import Decontaminate, ExactDuplicates
 from nouscoder.data.filters.embedding_duplicates import EmbeddingDuplicates
 from nouscoder.data.filters.judge_votes import JudgeVotes
@@ -68,7 +69,7 @@ from nouscoder.store.tests import TestStore
 FILTERS: tuple[type[Step], ...] = (
     *(ExactDuplicates, Decontaminate, NearDuplicates),
     *(NumTests, TestsSize, TestsType, PromptLength, PromptScript, NoUrls, NoImages, Metadata, Dates),
-    *(PassRate, Potential, Hardest, Sample),
+    *(PassRate, Potential, Hardest, Sample, Answers),
     *(ReferencesPass, WrongSolutionsFail),
     *(JudgeVotes, EmbeddingDuplicates),
 )
