@@ -17,7 +17,8 @@ BATCHES = (4, 4, 0)
 KILLED = ("broker", "generation", "learner")
 PLAN = {
     "config": {
-        "run": {"total_batches": BATCHES[0], "evaluate_every_batches": 2},
+        "run": {"total_batches": BATCHES[0]},
+        "evaluation": {"every_batches": 2},
         "plan": {
             "stages": [
                 {"name": "short"},

@@ -145,6 +145,11 @@ STALLS: dict[str, tuple[StallSnapshot, StallCause, str]] = {
         CAUSE.EMPTY_CURRICULUM,
         "no problem left",
     ),
+    "all problems are retired for good": (
+        replace(HEALTHY, status=replace(status(slots=64), num_problems=3, all_retired=True)),
+        CAUSE.EMPTY_CURRICULUM,
+        "no problem left to sample",
+    ),
     "generation refuses all problems": (
         replace(
             HEALTHY,

@@ -255,6 +255,29 @@ def test_the_hardest_share_has_the_lowest_pass_rates(tmp_path: Path) -> None:
     assert left == ["p1", "p0"]
 
 
+def test_answers_of_an_evaluation_choose_by_their_length_and_by_how_many_parse(tmp_path: Path) -> None:
+    """AceReason drops problems with short answers of a strong model; Klear those whose answers do not parse."""
+    program, math = "```python\nprint(1)\n```", {"type": "math", "cases": [{"expected": "1"}]}
+    samples = [
+        {"problem_id": "short", "completion": program, "num_tokens": 1000},
+        {"problem_id": "short", "completion": program, "num_tokens": 2999},
+        {"problem_id": "long", "completion": program, "num_tokens": 2000},
+        {"problem_id": "unclear", "completion": "I think so.", "num_tokens": 5000},
+        {"problem_id": "unclear", "code": "print(1)", "num_tokens": 5000, "finish_reason": "stop"},
+        {"problem_id": "boxed", "completion": "So \\boxed{\\frac{1}{2}}.", "num_tokens": 5000},
+        {"problem_id": "open", "completion": "So \\boxed{1", "num_tokens": 5000},
+    ]
+    write_lines(tmp_path / "samples.jsonl", samples)
+    rows = [problem(name, name) for name in ("short", "long", "unclear", "none")]
+    rows += [problem(name, name) | {"tests": math} for name in ("boxed", "open")]
+    step = '[[steps]]\nfilter = "answers"\nfile = "samples.jsonl"\n'
+    assert chosen(tmp_path, rows, step + "at_least_tokens = 2000")[0] == ["long", "unclear", "boxed", "open"]
+    assert chosen(tmp_path, rows, step + "parse_share = 0.6", "b.parquet")[0] == ["short", "long", "boxed"]
+    assert chosen(tmp_path, rows, step + 'at_most_tokens = 2000\nunknown = "keep"', "c.parquet")[0] == [
+        *("short", "long", "none")
+    ]
+
+
 def test_the_smoke_subset_is_64_learnable_problems_of_a_seed(tmp_path: Path) -> None:
     names = [f"p{number}" for number in range(300)]
     rates(tmp_path, {name: (number % 9, 8) for number, name in enumerate(names)})
@@ -405,7 +428,7 @@ PUBLISHED = {
         *("references_pass", "pass_rate", "judge_votes"),
     ],
     "acecoder": ["num_tests", "hardest"],
-    "acereason": ["decontaminate", "no_images", "tests_type", "pass_rate"],
+    "acereason": ["decontaminate", "no_images", "tests_type", "answers", "pass_rate"],
     "nouscoder": ["pass_rate"],
     "nouscoder-smoke": ["pass_rate", "pass_rate", "sample"],
 }
@@ -431,8 +454,9 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
         select(read_recipe(copy), tmp_path / name)
     for step in tree["steps"]:
         if "file" in step:
-            counts = {f"0-{name}": (number * 5 % 17, 16) for number, name in enumerate(names)}
-            lines = [{"problem_id": name, "passed": count[0], "sampled": 16} for name, count in counts.items()]
+            counts = {f"0-{name}": number * 5 % 17 for number, name in enumerate(names)}
+            measured = {"sampled": 16, "completion": "print(1)", "num_tokens": 3000}
+            lines = [{"problem_id": name, "passed": count, **measured} for name, count in counts.items()]
             write_lines(tmp_path / step["file"], lines)
     section = load_config(None, ['verifier.sandbox.backend="fake"']).verifier
     mock = MockServer(lambda request: completion("VERDICT: YES"), embeds=unlike_vector)

@@ -88,8 +88,9 @@ def found_values(name: str, place: str, key: str) -> list[Any]:
     """The values of a key: one, or those of the steps of a selection that have it."""
     kind, _, within = place.partition(" ")
     if kind == "data":
-        steps = tomllib.loads((ROOT / "configs" / "data" / f"{within}.toml").read_text(encoding="utf8"))["steps"]
+        tree = tomllib.loads((ROOT / "configs" / "data" / f"{within}.toml").read_text(encoding="utf8"))
         step, _, field = key.partition(".")
+        steps = [*tree["steps"], *({"filter": "import", **one} for one in tree.get("imports", {}).values())]
         return [one.get(field) for one in steps if one["filter"] == step]
     config = recipe(name)
     if not kind:
@@ -151,6 +152,7 @@ def test_every_stage_loads_and_leaves_room_for_a_prompt(name: str) -> None:
     config = recipe(name)
     assert config.generation.sampling.max_new_tokens < config.generation.max_tokens_total
     stages = [config.of_stage(index) for index in range(len(config.plan.stages))]
+    stages = [stage if stage.run.total_batches else stage.evaluating for stage in stages]
     for section, stage in zip(config.plan.stages, stages, strict=True):
         assert (stage.run.total_batches == 0) == (section.name in STAGES_OF_EVALUATION)
         assert stage.generation.sampling.max_new_tokens < stage.generation.max_tokens_total

@@ -90,7 +90,7 @@ def train(
     """
     from nouscoder.config import load_config
     from nouscoder.config.recipe import recipe_path
-    from nouscoder.config.tree import read_given
+    from nouscoder.config.tree import moved_keys, read_given
     from nouscoder.logs import configure_logs
     from nouscoder.run.loop import train as run_training
     from nouscoder.run.plan import train_plan
@@ -104,6 +104,8 @@ def train(
             config_file, folder = recipe_path(recipe), Path.cwd()
             values = [f'run.name="{recipe}"', *load_config(config_file).recipe.inputs(), *values]
         config, given = load_config(config_file, values, folder), read_given(config_file, values, folder)
+        for line in moved_keys(given):
+            typer.echo(line, err=True)
         if deployment(config).json_logs:
             configure_logs("train")
         if smoke64:

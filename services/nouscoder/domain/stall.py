@@ -68,6 +68,12 @@ class Blocker:
     num_items: int = 0
 
 
+_EMPTY_CURRICULUM = Blocker(
+    StallCause.EMPTY_CURRICULUM,
+    "The curriculum has no problem left to sample: give the run more problems, or end it.",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """A lease on a rollout. `silent_s`: seconds since its last heartbeat; `still_s`: since its last progress."""
@@ -284,6 +290,9 @@ def _at_once(snapshot: StallSnapshot) -> Iterator[Blocker]:
             " runs, see its log.",
         )
         return
+    if snapshot.status.all_retired:
+        yield _EMPTY_CURRICULUM
+        return
     if snapshot.status.all_refused:
         yield Blocker(
             StallCause.ALL_REFUSED,
@@ -424,10 +433,7 @@ def _nothing_moves(snapshot: StallSnapshot) -> Iterator[Blocker]:
     status = snapshot.status
     waiting = num_waiting(snapshot, "tasks") + num_waiting(snapshot, "grading")
     if not waiting and status.admission_slots_free and not snapshot.num_problems:
-        yield Blocker(
-            StallCause.EMPTY_CURRICULUM,
-            "The curriculum has no problem left to sample: give the run more problems, or end it.",
-        )
+        yield _EMPTY_CURRICULUM
     elif not waiting and not status.admission_slots_free:
         unpublished = max(0, status.batches_committed - (status.policy_version or 0))
         yield Blocker(

@@ -90,9 +90,10 @@ async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -
     stages = [config.stage_run(index) for index in range(len(config.plan.stages))]
     if not config.plan.stages[0].yarn.factor:
         await checked(stages[0])
-    for stage in stages:
+    for index, stage in enumerate(stages):
+        made_by_a_stage = config.of_stage(index).pass_rates_of_stage is not None
         try:
-            await checked_inputs(stage)
+            await checked_inputs(stage.with_pass_rates("") if made_by_a_stage else stage)
         except ConfigError as error:
             raise ConfigError(f"stage {stage.run.name}: {error}") from error
     folder = RunFolder.create(config)
@@ -147,12 +148,12 @@ def with_engine_tokens(config: Config, index: int, stage: Config) -> Config:
     generation = stage.generation
     if generation.engine_tokens_total:
         return stage
-    most = generation.max_tokens_total
+    most = stage.engine_tokens
     for after in range(index + 1, len(config.plan.stages)):
         if config.plan.stages[after].yarn.factor:
             break
-        most = max(most, config.of_stage(after).generation.max_tokens_total)
-    if most == generation.max_tokens_total:
+        most = max(most, config.of_stage(after).engine_tokens)
+    if most == stage.engine_tokens:
         return stage
     return stage.model_copy(update={"generation": generation.model_copy(update={"engine_tokens_total": most})})
 
