@@ -51,7 +51,7 @@ def test_the_index_has_all_of_a_problem_except_its_tests_which_the_store_has(tmp
     for problem in PROBLEMS:
         found = index.problem(problem.problem_id)
         assert (found.prompt, found.prompt_template) == (problem.prompt, problem.prompt_template)
-        assert (found.starter_code, found.languages) == (problem.starter_code, problem.languages)
+        assert (found.starter_code, found.rules.languages) == (problem.starter_code, problem.languages)
         assert (found.rules, found.num_tests) == (problem.grading_rules(), 1)
         assert found.tests_digest == digest_of(problem.tests)
         copy = tmp_path / "copy"

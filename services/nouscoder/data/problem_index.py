@@ -40,7 +40,7 @@ from nouscoder.store.tests import StoredTests, TestStore
 
 log = logging.getLogger(__name__)
 
-_VERSION = "3"
+_VERSION = "4"
 _INDEX = "problems.sqlite"
 _MOST_KEPT = 256  # problems without their tests: some kB each
 
@@ -66,7 +66,6 @@ class IndexedProblem:
     tests_bytes: int
     public_tests: PublicTests | None = None
     starter_code: str = ""
-    languages: tuple[str, ...] = ("python",)
 
     def with_tests(self, tests: Tests) -> Problem:
         """The whole problem."""
@@ -83,7 +82,7 @@ class IndexedProblem:
             prompt_template=self.prompt_template,
             public_tests=None if self.public_tests is None else self.public_tests.tests,
             starter_code=self.starter_code,
-            languages=self.languages,
+            languages=rules.languages,
         )
 
 
@@ -259,7 +258,6 @@ def _record(problem: Problem, kept: StoredTests) -> bytes:
             "tests_bytes": kept.num_bytes,
             "public_tests": None if problem.public_tests is None else canonical_json(problem.public_tests).decode(),
             "starter_code": problem.starter_code,
-            "languages": problem.languages,
         }
     )
 
@@ -268,8 +266,7 @@ def _problem(problem_id: str, record: dict[str, Any]) -> IndexedProblem:
     rules = _rules(record.pop("rules"))
     public = record.pop("public_tests")
     shown = None if public is None else PublicTests(tests_from_json(public), rules)
-    languages = tuple(record.pop("languages"))
-    return IndexedProblem(problem_id=problem_id, rules=rules, public_tests=shown, languages=languages, **record)
+    return IndexedProblem(problem_id=problem_id, rules=rules, public_tests=shown, **record)
 
 
 def _rules(record: dict[str, Any]) -> GradingRules:
@@ -280,6 +277,7 @@ def _rules(record: dict[str, Any]) -> GradingRules:
         prelude=Prelude(record["prelude"]),
         profile=Profile(record["profile"]),
         text_is_code=record["text_is_code"],
+        languages=tuple(record["languages"]),
     )
 
 

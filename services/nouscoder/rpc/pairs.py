@@ -73,12 +73,17 @@ CODECS |= {
 
 LIMITS = WirePair(Limits, verdict_pb2.Limits, **_zero_is_default(Limits()))
 COMPARATOR = WirePair(Comparator, verdict_pb2.Comparator)
-RULES = WirePair(GradingRules, verdict_pb2.GradingRules)
+RULES = WirePair(
+    GradingRules,
+    verdict_pb2.GradingRules,
+    languages=Exceptional("languages", of=lambda names: tuple(names) or GradingRules().languages),
+)
 SUBMISSION = _SubmissionPair(
     Submission,
     verdict_pb2.Submission,
     language=Exceptional("language", of=lambda name: language_name(name or "python")),
     stop_on_first_failure=Exceptional("run_all_tests", not_, not_),
+    other_languages=Exceptional("other_languages", of=lambda names: tuple(map(language_name, names))),
     reveal=Exceptional("withhold_failure", not_, not_),
     stderr=Exceptional("with_stderr"),
     tests_digest=NOT_SENT,
