@@ -327,6 +327,8 @@ class LeasedWork:
             min_policy_version=min_version,
             prompt_template=problem.prompt_template,
             public_tests=problem.public_tests,
+            starter_code=problem.starter_code,
+            languages=problem.languages,
         )
         return LeasedTask(self._lease(entry), task, num_kept_tokens=int(entry.values[3]))
 

@@ -42,6 +42,7 @@ class Task:
     """A rollout to be sampled, with no weights older than `min_policy_version`.
 
     `prompt_template` is a text with {prompt} in it that is used in place of the environment's own; empty takes that.
+    `starter_code` is what a program must begin with, and `languages` are those in which it may be written.
     `public_tests` are those that the policy may see; the tests that decide the reward never come here. Raises
     ValueError without an id, and when it may sample no token.
     """
@@ -54,6 +55,8 @@ class Task:
     min_policy_version: int = 0
     prompt_template: str = ""
     public_tests: PublicTests | None = None
+    starter_code: str = ""
+    languages: tuple[str, ...] = ("python",)
 
     def __post_init__(self) -> None:
         if not self.rollout_id:

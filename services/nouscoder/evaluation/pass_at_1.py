@@ -164,6 +164,8 @@ def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampli
             sampling=replace(sampling, seed=_seed(f"{sampling.seed}/{problem.problem_id}/{position}")),
             prompt_template=problem.prompt_template,
             public_tests=problem.shown(),
+            starter_code=problem.starter_code,
+            languages=problem.languages,
         )
         for problem in problems
         for position in range(samples)

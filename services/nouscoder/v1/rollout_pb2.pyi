@@ -3,8 +3,10 @@
 isort:skip_file
 Rollouts: their tasks and headers."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from nouscoder.v1 import verdict_pb2 as _verdict_pb2
 import builtins as _builtins
@@ -90,6 +92,8 @@ class Task(_message.Message):
     MIN_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     PROMPT_TEMPLATE_FIELD_NUMBER: _builtins.int
     PUBLIC_TESTS_FIELD_NUMBER: _builtins.int
+    STARTER_CODE_FIELD_NUMBER: _builtins.int
+    LANGUAGES_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """Unique in the run."""
     group_id: _builtins.str
@@ -102,6 +106,8 @@ class Task(_message.Message):
     """Sampling must not start with an older policy version."""
     prompt_template: _builtins.str
     """A template that contains {prompt} and replaces the environment's; empty means the environment's."""
+    starter_code: _builtins.str
+    """What a program must begin with; empty: nothing."""
     @_builtins.property
     def sampling(self) -> Global___Sampling:
         """How to sample."""
@@ -109,6 +115,10 @@ class Task(_message.Message):
     @_builtins.property
     def public_tests(self) -> Global___PublicTests:
         """Tests that the policy may see; absent if the problem has none."""
+
+    @_builtins.property
+    def languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Languages in which a program may be written. The first is meant where an answer names none."""
 
     def __init__(
         self,
@@ -121,10 +131,12 @@ class Task(_message.Message):
         min_policy_version: _builtins.int = ...,
         prompt_template: _builtins.str = ...,
         public_tests: Global___PublicTests | None = ...,
+        starter_code: _builtins.str = ...,
+        languages: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["public_tests", b"public_tests", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "min_policy_version", b"min_policy_version", "problem_id", b"problem_id", "prompt", b"prompt", "prompt_template", b"prompt_template", "public_tests", b"public_tests", "rollout_id", b"rollout_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "languages", b"languages", "min_policy_version", b"min_policy_version", "problem_id", b"problem_id", "prompt", b"prompt", "prompt_template", b"prompt_template", "public_tests", b"public_tests", "rollout_id", b"rollout_id", "sampling", b"sampling", "starter_code", b"starter_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
