@@ -354,7 +354,8 @@ def test_blocks_are_those_of_commonmark(lines: list[str]) -> None:
 
 def test_the_answer_to_a_math_problem_is_the_text_behind_the_reasoning() -> None:
     def answer(completion: str) -> str | None:
-        return text_to_grade(Submission(MathTests((MathCase("1"),)), completion=completion, limits=Limits()))
+        found = text_to_grade(Submission(MathTests((MathCase("1"),)), completion=completion, limits=Limits()))
+        return None if found is None else found.code
 
     assert answer("<think>7</think> 8") == " 8"
     assert answer("7</think> 8") == " 8"

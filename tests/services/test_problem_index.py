@@ -30,10 +30,10 @@ PROBLEMS = [
         Limits(wall_time_s=1.5),
         Comparator(ComparatorKind.LINES, 0.5),
         prelude=Prelude.LCB,
-        profile=Profile.LCB,
+        profile=Profile.LCB if number % 2 else Profile.PROCESS,
         prompt_template="Solve {prompt}",
         starter_code="class Solution:",
-        languages=("cpp", "python"),
+        languages=("python",) if number % 2 else ("cpp", "python"),
     )
     for number in range(9)
 ]

@@ -284,7 +284,7 @@ class Broker:
             status,
             back_pressure=self.memory.pressure.reason,
             num_problems=len(self._problems.problem_ids),
-            left_out_problems=len(self._problems.left_out),
+            left_out_problems=len(self._problems.all_ids) - len(self._problems.problem_ids),
         )
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
