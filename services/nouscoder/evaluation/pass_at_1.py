@@ -50,12 +50,13 @@ _AFTER_INTERNAL_ERRORS = Retry("grading for the evaluation", (_InternalError,), 
 
 @dataclass(frozen=True, slots=True)
 class ProblemResult:
-    """`num_accepted` of the problem's `num_rollouts` rollouts were accepted."""
+    """`num_accepted` of the problem's `num_rollouts` rollouts were accepted. `language` names all that it allows."""
 
     problem_id: str
     family: str
     num_accepted: int
     num_rollouts: int
+    language: str = "python"
 
     @property
     def pass_at_1(self) -> float:
@@ -96,10 +97,18 @@ class Evaluation:
     @property
     def by_family(self) -> dict[str, float]:
         """pass@1 over the problems of each family."""
-        families: dict[str, list[float]] = {}
+        return self._by(lambda problem: problem.family)
+
+    @property
+    def by_language(self) -> dict[str, float]:
+        """pass@1 over the problems of each language; those that allow several are apart (`cpp, python`)."""
+        return self._by(lambda problem: problem.language)
+
+    def _by(self, group: Callable[[ProblemResult], str]) -> dict[str, float]:
+        groups: dict[str, list[float]] = {}
         for problem in self.problems:
-            families.setdefault(problem.family, []).append(problem.pass_at_1)
-        return {family: _mean(values) for family, values in sorted(families.items())}
+            groups.setdefault(group(problem), []).append(problem.pass_at_1)
+        return {name: _mean(values) for name, values in sorted(groups.items())}
 
     @property
     def num_problems(self) -> int:
@@ -243,7 +252,8 @@ def _evaluation(
     for problem in problems:
         found = of_problem[problem.problem_id]
         num_accepted = sum(verdict.kind is VerdictKind.ACCEPTED for _, verdict in found)
-        results.append(ProblemResult(problem.problem_id, problem.family, num_accepted, len(found)))
+        language = ", ".join(problem.languages)
+        results.append(ProblemResult(problem.problem_id, problem.family, num_accepted, len(found), language))
         rollout, verdict = found[0]
         shown.append(
             EvaluatedSample(problem.problem_id, problem.family, problem.prompt, rollout.text, verdict.kind.value)

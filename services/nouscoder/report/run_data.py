@@ -33,7 +33,7 @@ class EvaluationSample:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationData:
-    """evaluation_*.json. `by_family` is pass@1 by family."""
+    """evaluation_*.json. `by_family` and `by_language` are pass@1 by these."""
 
     pass_at_1: float | None
     policy_version: int | None
@@ -41,6 +41,7 @@ class EvaluationData:
     num_rollouts: int | None
     by_family: dict[str, float]
     samples: tuple[EvaluationSample, ...]
+    by_language: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +184,15 @@ def _evaluation(record: Record | None) -> EvaluationData | None:
         num_rollouts=whole_number(record, "num_rollouts"),
         by_family=_rates(record.get("by_family")) or _rates_of(samples),
         samples=samples,
+        by_language=_rates(record.get("by_language")),
     )
 
 
 def _rates(value: object) -> dict[str, float]:
     if not isinstance(value, Mapping):
         return {}
-    rates = {str(family): _finite(rate) for family, rate in value.items()}
-    return {family: rate for family, rate in rates.items() if rate is not None}
+    rates = {str(name): _finite(rate) for name, rate in value.items()}
+    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def _rates_of(samples: Iterable[EvaluationSample]) -> dict[str, float]:

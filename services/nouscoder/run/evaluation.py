@@ -255,6 +255,7 @@ def evaluation_record(evaluation: Evaluation, policy_version: int) -> dict[str, 
         "num_problems": evaluation.num_problems,
         "num_rollouts": evaluation.num_rollouts,
         "by_family": evaluation.by_family,
+        "by_language": evaluation.by_language,
         "samples": [asdict(sample) for sample in evaluation.samples],
     }
 
