@@ -74,6 +74,10 @@ class OpenAIServer:
         request = {"model": model, "messages": list(messages), **settings}
         return await self._answer("chat/completions", request, _completion)
 
+    async def complete_text(self, model: str, prompt: str, **settings: Any) -> ChatCompletion:
+        """One completion of a text, as it is. Raises CompletionFailed."""
+        return await self._answer("completions", {"model": model, "prompt": prompt, **settings}, _completion)
+
     async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         """The embedding of each text, in their order. Raises CompletionFailed."""
         request = {"model": model, "input": list(texts), "encoding_format": "float"}
@@ -152,7 +156,7 @@ def _shown(body: bytes) -> str:
 
 def _completion(record: dict[str, Any]) -> ChatCompletion:
     choice = record["choices"][0]
-    message = choice["message"]
+    message = choice["message"] if "message" in choice else {"content": choice["text"]}
     num_tokens = (record.get("usage") or {}).get("completion_tokens")
     return ChatCompletion(
         # A completion that ends inside the reasoning has no text.

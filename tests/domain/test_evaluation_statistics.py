@@ -20,9 +20,7 @@ from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import (
     EvaluatedProblem,
     NothingToEvaluate,
-    PromptFormat,
     Window,
-    messages_of,
     rating_of,
     window_named,
 )
@@ -82,19 +80,6 @@ def test_a_bound_or_a_window_that_does_not_exist_is_named() -> None:
         Window("August")
     with pytest.raises(NothingToEvaluate, match="'lcb-v9' is none of lcb-v6"):
         window_named("lcb-v9")
-
-
-def test_prompt_formats_make_the_published_messages() -> None:
-    assert messages_of(PROBLEM, PromptFormat.PLAIN) == [{"role": "user", "content": "Add."}]
-    templated = replace(PROBLEM, prompt_template="Solve: {prompt} {x}")
-    assert messages_of(templated, PromptFormat.PLAIN)[0]["content"] == "Solve: Add. {x}"
-    system, user = messages_of(PROBLEM, PromptFormat.LCB)
-    assert system["content"].startswith("You are an expert Python programmer.")
-    assert user["content"].startswith("### Question:\nAdd.\n\n### Format: Read the inputs from stdin")
-    imported = replace(PROBLEM, prompt=user["content"], tests_type="call")
-    assert messages_of(imported, PromptFormat.LCB) == [system, user]
-    with pytest.raises(NothingToEvaluate, match="needs LiveCodeBench's starter code for p"):
-        messages_of(replace(PROBLEM, tests_type="call"), PromptFormat.LCB)
 
 
 def test_seeds_differ_and_fit_in_32_bits() -> None:

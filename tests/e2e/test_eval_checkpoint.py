@@ -126,7 +126,7 @@ def test_yarn_gives_the_context_and_the_positions_of_a_configuration_with_yarn(p
         (("--policy", "first", "--yarn-factor", "2"), "YaRN needs --yarn-factor above 1 and --yarn-original-tokens"),
         (("--yarn-factor", "2"), "need --policy"),
         (("--policy", "first", "--extra", '{"top_k": 20}'), "top_k"),
-        (("--policy", "first", "--prompt", "lcb"), "has no chat template: it takes one message"),
+        (("--policy", "first", "--prompt", "lbc"), "--prompt 'lbc' is none of plain, livecodebench"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_sentence(place: Path, options: tuple[str, ...], message: str) -> None:

@@ -13,9 +13,10 @@ import pytest
 from nouscoder.config import Config, ConfigError, EnvironmentSection, load_config
 from nouscoder.data.problem_index import held_out_problems, open_index, prompt_lengths
 from nouscoder.data.problems import save_problems
-from nouscoder.data.prompt_lengths import PromptText
+from nouscoder.data.prompt_lengths import digest_of
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.prompt import PromptText
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.generation.environments.counting import answer
@@ -36,17 +37,35 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "policy"
 
 
-@pytest.mark.parametrize("keys", [{}, {"prompt_as": "messages"}, {"prompt_as": "auto", "system_prompt": "be short"}])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"prompt_as": "text"},
+        {"prompt_as": "messages"},
+        {"system_prompt": "be short"},
+        {"prompt_form": "livecodebench"},
+        {"prompt_form": "livecodebench", "prompt_as": "text"},
+    ],
+)
 def test_a_count_is_the_number_of_tokens_of_the_prompt_that_generation_writes(
     folder: Path, keys: dict[str, Any]
 ) -> None:
     settings = EnvironmentSection(prompt_template="solve: {prompt}", **keys)
     tokenizer = load_tokenizer(folder)
-    texts = [("print 1", ""), ("print 22", "{prompt}!"), ("1" * 300, "")]
-    request = {"folder": str(folder), "environment": settings.model_dump(), "texts": [*texts, ["caf\u00e9", ""]]}
+    texts = [
+        PromptText("print 1"),
+        PromptText("print 22", "{prompt}!"),  # without a system message among others
+        PromptText("1" * 300),
+        PromptText("print 1", "", "n = 0"),
+    ]
+    whole = json.loads(json.dumps([*texts, PromptText("caf\u00e9")]))
+    request = {"folder": str(folder), "environment": settings.model_dump(), "texts": whole}
     *counts, of_unknown = answer(request)["counts"]
     prompts = Prompts(tokenizer, settings)
-    tasks = [Task("r", "g", "p", prompt, Sampling(8), prompt_template=template) for prompt, template in texts]
+    tasks = [
+        Task("r", "g", "p", one.prompt, Sampling(8), prompt_template=one.template, starter_code=one.starter_code)
+        for one in texts
+    ]
     assert counts == [len(prompts.prompt_of(task)) for task in tasks]
     assert of_unknown == 0, "generation refuses it"
 
@@ -78,7 +97,8 @@ def config(folder: Path, *more: str) -> Config:
         None,
         [
             *(f"problems.train={home}/train.jsonl", f"problems.held_out={home}/held_out.jsonl"),
-            *(f"policy.path={folder}", "generation.max_tokens_total=200", f"run.root={home}/runs", *more),
+            *(f"policy.path={folder}", "generation.max_tokens_total=200", f"run.root={home}/runs"),
+            *("generation.environment.prompt_as=text", *more),
         ],
     )
 
@@ -158,5 +178,4 @@ def test_the_process_that_counts_is_a_process_of_its_own(folder: Path) -> None:
     save_problems(folder.parent / "held_out.jsonl", problems("h", [20]))
     with pytest.raises(ConfigError, match="1 of 1 training problems are too long"):
         preflight._raise(lambda: faults(config(folder)))
-    text = PromptText("1" * 250, "")
-    assert prompt_lengths(config(folder)).tokens[text.digest] == 251
+    assert prompt_lengths(config(folder)).tokens[digest_of(PromptText("1" * 250))] == 251

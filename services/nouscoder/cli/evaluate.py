@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption, json_fields
+from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable
+
+if TYPE_CHECKING:
+    from nouscoder.config import Config
 
 # The arguments and options of `nouscoder eval`.
 
@@ -37,7 +41,13 @@ TemperatureOption = Annotated[float, typer.Option(min=0.0, help="of the sampling
 TopPOption = Annotated[float, typer.Option(min=0.0, max=1.0, help="of the sampling")]
 MaxTokensOption = Annotated[int, typer.Option(min=1, help="of one completion")]
 SeedOption = Annotated[int, typer.Option(help="of the sampling; each sample has a seed of its own")]
-PromptOption = Annotated[str, typer.Option(help="prompt format: plain, or lcb (LiveCodeBench's)")]
+PromptOption = Annotated[
+    str,
+    typer.Option(
+        help="generation.environment.prompt_form: plain, livecodebench (or lcb), deepcoder, acereason;"
+        " default: the configuration's, or that of the policy's training"
+    ),
+]
 ExtraOption = Annotated[str, typer.Option(help="JSON object of further fields of each request")]
 ProfileOption = Annotated[
     list[Profile] | None, typer.Option(help="grading semantics; give it twice to compare; default: the problems'")
@@ -77,7 +87,7 @@ def eval_run(
     top_p: TopPOption = 0.95,
     max_tokens: MaxTokensOption = 32_768,
     seed: SeedOption = 0,
-    prompt: PromptOption = "plain",
+    prompt: PromptOption = "",
     extra: ExtraOption = "{}",
     profile: ProfileOption = None,
     window: WindowOption = "",
@@ -103,15 +113,19 @@ def eval_run(
     checkpoint = _checkpoint(policy, yarn_factor, yarn_original)
     if checkpoint:
         model = checkpoint.model(model)
+    config = load_config(config_file, overrides or [])
+    asked, lines = _asked(config, checkpoint.folder if checkpoint else None, prompt)
+    for line in () if samples else lines:
+        typer.echo(line, err=True)
     settings = SamplingSettings(
-        model, num_samples, temperature, top_p, max_tokens, seed, _prompt_format(prompt), json_fields("--extra", extra)
+        model, num_samples, temperature, top_p, max_tokens, seed, asked, json_fields("--extra", extra)
     )
     folder = out or _folder(model, samples)
     dates, profiles = _window(window, since, until), tuple(profile or ())
     request = EvaluationRequest(
         problems, folder, settings, url, samples, dates, profiles, at_once, verifier, token, ca, all_tests, checkpoint
     )
-    record = evaluate(request, load_config(config_file, overrides or []))
+    record = evaluate(request, config)
     typer.echo(json.dumps(record) if as_json else summary_text(record, folder))
 
 
@@ -153,10 +167,18 @@ def _window(name: str, since: str, until: str) -> Any:
     return window_named(name) if name else Window(since, until)
 
 
-def _prompt_format(name: str) -> Any:
-    from nouscoder.evaluation.problems import PromptFormat
+def _asked(config: Config, folder: Path | None, form: str) -> tuple[PromptSettings, list[str]]:
+    """How problems are asked, and what is to be said of it. `folder` is the policy's; None for a server."""
+    from nouscoder.policy_folder.prompt_file import prompt_lines, prompt_of, with_recorded_prompt
 
-    try:
-        return PromptFormat(name)
-    except ValueError:
-        raise Unusable(f"--prompt {name!r} is none of {', '.join(PromptFormat)}") from None
+    if folder:
+        config = with_recorded_prompt(config, folder)
+    environment = config.generation.environment
+    if form:
+        try:
+            environment = environment.model_copy(update={"prompt_form": PromptForm(form)})
+        except ValueError:
+            raise Unusable(f"--prompt {form!r} is none of {', '.join(PromptForm)}") from None
+    if folder is None:
+        return environment.record(PromptSettings).resolved(has_chat_template=True), []
+    return prompt_of(environment, folder), [*prompt_lines(environment, folder)]

@@ -109,14 +109,19 @@ def init(
     engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.TORCH,
 ) -> None:
     """Write a commented configuration for a model folder and a problem file; `nouscoder train` runs it."""
+    from dataclasses import asdict
+
     from nouscoder.config.tree import write_starter
     from nouscoder.errors import Unusable
     from nouscoder.policy_folder.inspection import context_tokens, engine_faults
+    from nouscoder.policy_folder.prompt_file import recorded_prompt
 
     folder = out.absolute().parent / model
     if faults := engine_faults(folder, engine.value, how="give --engine vllm"):
         raise Unusable(faults[0])
-    write_starter(out, model, problems, context_tokens(folder), engine.value)
+    recorded = recorded_prompt(folder)
+    prompt = None if recorded is None else asdict(recorded)
+    write_starter(out, model, problems, context_tokens(folder), engine.value, prompt)
     typer.echo(f"{out} is written; begin the run with: nouscoder train {out}")
 
 

@@ -91,12 +91,15 @@ def sft_sample(
     from dataclasses import asdict
 
     from nouscoder.config import load_config
+    from nouscoder.domain.prompt import PromptSettings
     from nouscoder.evaluation.evaluate import EvaluationRequest
     from nouscoder.evaluation.samples import SamplingSettings
     from nouscoder.sft.teacher import sample_teacher
 
+    config = load_config(config_file, overrides or [])
+    asked = config.generation.environment.record(PromptSettings).resolved(has_chat_template=True)
     sampling = SamplingSettings(
-        model, num_samples, temperature, top_p, max_tokens, seed, extra=json_fields("--extra", extra)
+        model, num_samples, temperature, top_p, max_tokens, seed, asked, json_fields("--extra", extra)
     )
     request = EvaluationRequest(
         problems=problems,
@@ -108,7 +111,7 @@ def sft_sample(
         token=token,
         ca=ca,
     )
-    found = sample_teacher(request, load_config(config_file, overrides or []))
+    found = sample_teacher(request, config)
     typer.echo(json.dumps({**asdict(found), "file": str(found.file)}) if as_json else found.text())
 
 

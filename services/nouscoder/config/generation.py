@@ -10,6 +10,7 @@ from pydantic import Field, Tag, field_validator, model_validator
 from nouscoder.config.base import InputFile, OutputFile, Section, ServiceSection, chosen_by, grpc_address
 from nouscoder.config.verifier import TlsSection
 from nouscoder.domain.policy import Transport, WeightTransfer
+from nouscoder.domain.prompt import PromptForm
 
 _KINDS = "single_turn, feedback, interpreter, entry_point"
 
@@ -24,17 +25,29 @@ def _kind(kind: str) -> Any:
 
 
 class EnvironmentSection(Section):
-    """Settings of every environment: how a problem becomes a prompt."""
+    """Settings of every environment: how a problem becomes a prompt.
+
+    What is not set is as the policy's folder says (nouscoder_prompt.json), if it has been trained here.
+    """
 
     prompt_as: Literal["auto", "text", "messages"] = Field(
-        "text",
+        "auto",
         description="text: the prompt as it is; messages: as a user's message in the policy's chat template;"
         " auto: messages if the policy has a chat template, else text",
+    )
+    prompt_form: PromptForm = Field(
+        PromptForm.PLAIN,
+        description="plain: the problem's statement, and its starter code if it has any; livecodebench, deepcoder,"
+        " acereason: the published form, with starter code or for stdin; a problem with its own template is plain",
     )
     prompt_template: str = Field(
         "{prompt}", pattern=r"\{prompt\}", description="text around {prompt}; a problem may have its own template"
     )
-    system_prompt: str = Field("", description="a system message before the prompt (prompt_as messages); may be empty")
+    system_prompt: str = Field(
+        "auto",
+        description="a system message before the prompt (prompt_as messages); empty: none; auto: that of the form,"
+        " which only livecodebench has",
+    )
     thinking: Literal["auto", "on", "off"] = Field(
         "auto", description="enable_thinking of the chat template; auto: as the template has it by default"
     )

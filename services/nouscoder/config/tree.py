@@ -350,9 +350,17 @@ _STARTER_TOKENS = 4096  # of prompt and completion, unless the model was made fo
 
 
 def starter(
-    model: str, problems: str, name: str, positions: int | None = None, engine: str = "torch"
+    model: str,
+    problems: str,
+    name: str,
+    positions: int | None = None,
+    engine: str = "torch",
+    prompt: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The values of the file. `positions` is the number of tokens that the model was made for, if it is known."""
+    """The values of the file. `positions` is the number of tokens that the model was made for, if it is known.
+
+    `prompt` is how the policy was asked in its training; None for a policy that was not trained here.
+    """
     tokens = min(_STARTER_TOKENS, positions or _STARTER_TOKENS)
     return {
         "run": {"name": name, "root": "runs", "seed": 0, "total_batches": 30},
@@ -364,7 +372,7 @@ def starter(
             "max_running": 32,
             "max_tokens_total": tokens,
             "sampling": {"temperature": 1.0, "max_new_tokens": tokens // 2},
-            "environment": {"prompt_as": "auto", "prompt_template": _STARTER_TEMPLATE},
+            "environment": prompt or {"prompt_as": "auto", "prompt_template": _STARTER_TEMPLATE},
         },
         "broker": {"group_size": 8, "batch_size": 64, "drop_zero_variance": True, "reward": {"rule": "sign"}},
         "learner": {"device": "cpu", "steps_per_batch": 4, "learning_rate": 1e-6},
@@ -390,10 +398,17 @@ def _starter_section(described: dict[tuple[str, ...], str], path: tuple[str, ...
     return "".join(lines)
 
 
-def write_starter(file: Path, model: str, problems: str, positions: int | None, engine: str = "torch") -> None:
-    """Write a new file. Raises ConfigError when it exists or cannot be written."""
+def write_starter(
+    file: Path,
+    model: str,
+    problems: str,
+    positions: int | None,
+    engine: str = "torch",
+    prompt: dict[str, str] | None = None,
+) -> None:
+    """Write a new file; see `starter`. Raises ConfigError when it exists or cannot be written."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("._-") or "run"
-    values = starter(model, problems, name, positions, engine)
+    values = starter(model, problems, name, positions, engine, prompt)
     try:
         with file.open("x", encoding="utf8") as out:
             out.write(starter_text(values, file.name))

@@ -29,9 +29,9 @@ from nouscoder.atomic_files import make_folder, no_link, removed_when_refused
 from nouscoder.config import Config
 from nouscoder.data.problem_parquet import is_parquet, load_problems, read_problems, read_rows, store_of
 from nouscoder.data.problems import ProblemFileError
-from nouscoder.data.prompt_lengths import PromptLengths, PromptText
+from nouscoder.data.prompt_lengths import PromptLengths
 from nouscoder.domain.problem import GradingRules, Problem, PublicTests, is_held_out
-from nouscoder.domain.prompt import PYTHON
+from nouscoder.domain.prompt import PYTHON, PromptText
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests, Tests
 from nouscoder.errors import NousCoderError
 from nouscoder.formats.tests import canonical_json, tests_from_json
@@ -144,7 +144,12 @@ class ProblemIndex:
         """What the prompts of all problems in the file are made of, by problem, also of held-out ones."""
         rows = self._database.execute("SELECT problem_id, record FROM problems ORDER BY number")
         records = ((name, json.loads(record)) for name, record in rows)
-        return {name: PromptText(record["prompt"], record["prompt_template"]) for name, record in records}
+        return {
+            name: PromptText(
+                one["prompt"], one["prompt_template"], one["starter_code"], tuple(one["rules"]["languages"])
+            )
+            for name, one in records
+        }
 
     def _read(self, problem_id: str) -> IndexedProblem:
         """The problem with this id. Raises NotInIndex."""
@@ -208,7 +213,7 @@ def _in_others(found: Mapping[str, tuple[str, ...]], languages: Collection[str])
 
 def fitting(config: Config, problems: Sequence[Problem]) -> tuple[list[Problem], dict[str, int]]:
     """The problems that are not too long; and the others by name, with their tokens."""
-    texts = {one.problem_id: PromptText(one.prompt, one.prompt_template) for one in problems}
+    texts = {one.problem_id: PromptText.of(one) for one in problems}
     too_long = prompt_lengths(config).too_long(texts, config.generation.max_tokens_total)
     return [one for one in problems if one.problem_id not in too_long], too_long
 

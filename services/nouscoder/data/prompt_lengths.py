@@ -19,26 +19,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, EntryPointSection, EnvironmentSection
+from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.policy_folder.identity import TOKENIZER_FILES
 from nouscoder.policy_folder.inspection import chat_template_text
 
 _DIGEST_BYTES = 8
 
 
-class PromptText(NamedTuple):
-    """What the prompt of a problem is made of."""
-
-    prompt: str
-    template: str
-
-    @property
-    def digest(self) -> str:
-        """Names the text."""
-        return blake2b(json.dumps([*self]).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+def digest_of(text: PromptText) -> str:
+    """Names the text."""
+    return blake2b(json.dumps([*text]).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +53,17 @@ class PromptLengths:
 
     def missing(self, texts: Iterable[PromptText]) -> list[PromptText]:
         """The texts that are not counted."""
-        return [text for text in dict.fromkeys(texts) if text.digest not in self.tokens]
+        return [text for text in dict.fromkeys(texts) if digest_of(text) not in self.tokens]
 
     def plus(self, counts: Mapping[PromptText, int]) -> PromptLengths:
         """With these counts too, which are written to the file. Raises StorageError."""
-        whole = {**self.tokens, **{text.digest: count for text, count in counts.items()}}
+        whole = {**self.tokens, **{digest_of(text): count for text, count in counts.items()}}
         write_whole(self.file, json.dumps(whole).encode())
         return PromptLengths(self.file, whole)
 
     def too_long(self, texts: Mapping[str, PromptText], max_tokens_total: int) -> dict[str, int]:
         """Of problems by name those that are too long, with their tokens."""
-        counts = {name: self.tokens.get(text.digest, 0) for name, text in texts.items()}
+        counts = {name: self.tokens.get(digest_of(text), 0) for name, text in texts.items()}
         return {name: count for name, count in counts.items() if count >= max_tokens_total}
 
     def has_too_long(self, max_tokens_total: int) -> bool:
@@ -85,11 +78,11 @@ def may_be_long(config: Config, texts: Iterable[PromptText]) -> list[PromptText]
     form. A chat template writes hardly more around one message than it is long itself.
     """
     environment, folder = config.generation.environment, config.in_run_folder(config.policy.path)
-    around = 16 + 2 * len((environment.prompt_template + environment.system_prompt).encode())
+    asking, around = environment.record(PromptSettings), 16
     if environment.prompt_as != "text":
         around += 2 * len(chat_template_text(folder).encode())
     room = config.generation.max_tokens_total - around
-    return [text for text in texts if 2 * len("".join(text).encode()) >= room]
+    return [text for text in texts if 2 * sum(len(each.content.encode()) for each in asking.messages(text)) >= room]
 
 
 def are_counted(environment: EnvironmentSection) -> bool:

@@ -20,7 +20,7 @@ a problem allows several languages the words name them all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, Protocol, Self
 
@@ -28,7 +28,7 @@ from nouscoder.domain.conversation import Message, Role
 
 PYTHON = ("python",)
 PROMPT = "{prompt}"  # in a template, the place of the problem
-AUTO = "auto"  # the system message of the form
+AUTO = "auto"
 
 
 class PromptForm(StrEnum):
@@ -38,6 +38,10 @@ class PromptForm(StrEnum):
     LIVECODEBENCH = "livecodebench"
     DEEPCODER = "deepcoder"
     ACEREASON = "acereason"
+
+    @classmethod
+    def _missing_(cls, value: object) -> PromptForm | None:
+        return cls.LIVECODEBENCH if value == "lcb" else None
 
 
 class AskedProblem(Protocol):
@@ -74,13 +78,37 @@ class PromptText(NamedTuple):
 class PromptSettings:
     """How problems are asked. A problem with a template of its own is asked in that, without form and system message.
 
+    `prompt_as` is messages (in the policy's chat template), text, or auto: messages if the policy has a template.
     `prompt_template` stands around the form. `system_prompt` "auto" is the form's own system message, of which `plain`
-    has none; an empty one is no message.
+    has none; an empty one is no message. `thinking` is on, off or auto, as the chat template has it by default.
     """
 
+    prompt_as: str = AUTO
     prompt_form: PromptForm = PromptForm.PLAIN
     prompt_template: str = PROMPT
     system_prompt: str = AUTO
+    thinking: str = AUTO
+
+    @property
+    def enable_thinking(self) -> bool | None:
+        """The value of that name which the chat template gets; None gives it none."""
+        return {"on": True, "off": False}.get(self.thinking)
+
+    @property
+    def described(self) -> str:
+        """For people, in a few words."""
+        parts = [self.prompt_as, f"form {self.prompt_form}"]
+        parts += ["a template around it"] if self.prompt_template != PROMPT else []
+        if self.prompt_as != "text":
+            parts += [f"thinking {self.thinking}"] if self.thinking != AUTO else []
+            parts += ["its own system prompt"] if self.system_prompt not in ("", AUTO) else []
+        return ", ".join(parts)
+
+    def resolved(self, has_chat_template: bool) -> Self:
+        """With `prompt_as` as it is for a policy."""
+        if self.prompt_as != AUTO:
+            return self
+        return replace(self, prompt_as="messages" if has_chat_template else "text")
 
     def text(self, asked: PromptText) -> str:
         """The whole prompt, or the user's message."""

@@ -89,7 +89,7 @@ class ServedPolicy:
         return f"{name or self.folder.name}-{digest}{yarn}"
 
     async def tokens_needed(self, requests: Sequence[dict[str, Any]]) -> int:
-        """The most tokens that one of these chat requests has, prompt and completion together.
+        """The most tokens that one of these requests has, prompt and completion together.
 
         Raises CheckpointUnusable when they are more than the context, and ApiFault for a request that is not taken.
         """
@@ -111,7 +111,7 @@ class ServedPolicy:
     async def serving(
         self, config: Config, requests: Sequence[dict[str, Any]], at_once: int
     ) -> AsyncIterator[tuple[str, str]]:
-        """URL and key of a server that answers these chat requests, `at_once` at the same time.
+        """URL and key of a server that answers these requests, `at_once` at the same time.
 
         Without the key, other users of this machine could use the server. Raises as `tokens_needed`, and what starting
         an engine raises.
@@ -260,12 +260,11 @@ def _write(
     for job in sorted(jobs, key=lambda job: job.position):
         one = found.setdefault(job.problem.problem_id, ProblemOutcomes(job.problem))
         one.samples.append(_outcome(job, profiles, samples, verdicts))
-    sampling = {**asdict(request.sampling), "prompt": request.sampling.prompt.value}
     record = {
         "model": request.sampling.model,
         "problem_file": request.problems.name,
         "window": asdict(request.window),
-        "sampling": {"file": request.samples.name} if request.samples is not None else sampling,
+        "sampling": {"file": request.samples.name} if request.samples is not None else asdict(request.sampling),
         **results(list(found.values()), [profile.value for profile in profiles]),
     }
     write_whole(request.out / REPORT, (json.dumps(record, indent=1) + "\n").encode())

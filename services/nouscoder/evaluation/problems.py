@@ -1,9 +1,4 @@
-"""The problems of an evaluation: their prompts and facts, without their tests, and the window of their dates.
-
-A prompt format gives a problem as the messages of a chat. `plain` is one user message with the problem's prompt, in its
-own template if it has one. `lcb` is LiveCodeBench's (lcb_runner/prompts/code_generation.py): its system message, and
-the question in its form. Problems that `nouscoder data import livecodebench` made are in that form already.
-"""
+"""The problems of an evaluation: their prompts and facts, without their tests, and the window of their dates."""
 
 from __future__ import annotations
 
@@ -11,15 +6,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from nouscoder.data.importers.livecodebench import prompt as lcb_prompt
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.data.problem_parquet import is_parquet, read_rows
 from nouscoder.data.problems import read_bodies
 from nouscoder.domain.problem import GradingRules
+from nouscoder.domain.prompt import PYTHON
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable
 
@@ -47,6 +41,8 @@ class EvaluatedProblem:
     tests_digest: str
     rules: GradingRules
     rating: float | None = None
+    starter_code: str = ""
+    languages: tuple[str, ...] = PYTHON
 
     @property
     def month(self) -> str:
@@ -142,6 +138,8 @@ def _problem(
         tests_digest=known.tests_digest,
         rules=known.rules,
         rating=rating_of(metadata),
+        starter_code=known.starter_code,
+        languages=known.languages,
     )
 
 
@@ -159,37 +157,3 @@ def _instant(date: str) -> datetime:
         return datetime.fromisoformat(date).replace(tzinfo=None)
     except ValueError:
         raise NothingToEvaluate(f"{date!r} is not a date such as 2024-08-01") from None
-
-
-# Prompt formats.
-
-_LCB_QUESTION = "### Question:\n"
-_LCB_SYSTEM = (
-    "You are an expert Python programmer. You will be given a question (problem specification) and will generate a"
-    " correct Python program that matches the specification and passes all tests."
-)
-
-
-class PromptFormat(StrEnum):
-    """All formats."""
-
-    PLAIN = "plain"
-    LCB = "lcb"
-
-
-def messages_of(problem: EvaluatedProblem, form: PromptFormat) -> list[dict[str, str]]:
-    """The messages. Raises NothingToEvaluate for a problem that the format cannot express."""
-    if form is PromptFormat.PLAIN:
-        text = (
-            problem.prompt_template.replace("{prompt}", problem.prompt) if problem.prompt_template else problem.prompt
-        )
-        return [{"role": "user", "content": text}]
-    text = problem.prompt
-    if not text.startswith(_LCB_QUESTION):
-        if problem.tests_type != "stdin":
-            raise NothingToEvaluate(
-                f"--prompt lcb needs LiveCodeBench's starter code for {problem.problem_id}, which has"
-                f" {problem.tests_type} tests; import the set with `nouscoder data import livecodebench`"
-            )
-        text = lcb_prompt(text, "")
-    return [{"role": "system", "content": _LCB_SYSTEM}, {"role": "user", "content": text}]

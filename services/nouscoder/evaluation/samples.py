@@ -21,10 +21,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.submission import Profile
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import NousCoderError, Unusable, first_error
-from nouscoder.evaluation.problems import EvaluatedProblem, PromptFormat, messages_of
+from nouscoder.evaluation.problems import EvaluatedProblem
 from nouscoder.grade_files.answers import Answerer, BadEntry
 from nouscoder.grade_files.entries import Entry, read_entries
 from nouscoder.openai_server import OpenAIServer
@@ -41,7 +42,10 @@ class SamplesUnusable(Unusable):
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How an evaluation samples: its own settings, never those of a run. `extra` are further fields of each request."""
+    """How an evaluation samples: its own settings, never those of a run. `extra` are further fields of each request.
+
+    A `prompt` as text is completed as it is; in any other a server writes the chat template around the messages.
+    """
 
     model: str
     num_samples: int = 8  # of each problem
@@ -49,20 +53,28 @@ class SamplingSettings:
     top_p: float = 0.95
     max_tokens: int = 32_768
     seed: int = 0
-    prompt: PromptFormat = PromptFormat.PLAIN
+    prompt: PromptSettings = PromptSettings()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def request(self, problem: EvaluatedProblem, position: int) -> dict[str, Any]:
-        """The request of the sample at this position of the problem. Raises NothingToEvaluate."""
+        """The request of the sample at this position of the problem."""
+        thinking = None if self.prompt.prompt_as == "text" else self.prompt.enable_thinking
         return {
+            **({} if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}),
             **self.extra,
+            **self._asked(PromptText.of(problem)),
             "model": self.model,
-            "messages": messages_of(problem, self.prompt),
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_tokens": self.max_tokens,
             "seed": sample_seed(self.seed, problem.problem_id, position),
         }
+
+    def _asked(self, problem: PromptText) -> dict[str, Any]:
+        if self.prompt.prompt_as == "text":
+            return {"prompt": self.prompt.text(problem)}
+        messages = self.prompt.messages(problem)
+        return {"messages": [{"role": each.role.value, "content": each.content} for each in messages]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +103,8 @@ def server_jobs(problems: Sequence[EvaluatedProblem], settings: SamplingSettings
 
 async def sampled(server: OpenAIServer, settings: SamplingSettings, job: SampleJob) -> dict[str, Any]:
     """The record of a sample. Raises CompletionFailed."""
-    answer = await server.complete(**settings.request(job.problem, job.position))
+    request = settings.request(job.problem, job.position)
+    answer = await (server.complete(**request) if "messages" in request else server.complete_text(**request))
     return {
         "problem_id": job.problem.problem_id,
         "position": job.position,

@@ -32,6 +32,7 @@ from nouscoder.generation.weights.source import FolderSource, LearnerMemory, Lea
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.json_file import read_json_object
 from nouscoder.policy_folder.identity import tokenizer_digests
+from nouscoder.policy_folder.prompt_file import prompt_lines, with_recorded_prompt
 from nouscoder.private_folder import temporary_folder
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.convert import InvalidMessage
@@ -280,12 +281,13 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
             async with AsyncExitStack() as of_run:
                 memory = await _open_memory(run, engine, metrics, of_run)
                 policies = Policies(engine, source, memory, await asyncio.to_thread(tokenizer_digests, folder))
-                rollouts = await _open_rollouts(run, folder, engine, policies, metrics, of_run)
+                asking = await asyncio.to_thread(_asking, run, folder)
+                rollouts = await _open_rollouts(asking, folder, engine, policies, metrics, of_run)
                 if service is None:
                     service = GenerationService(engine, rollouts, policies, next_run)
                     await start_grpc(_served(config, service, metrics, health), stack)
                 service.serve_run(rollouts, policies)
-                await _start_openai(run, folder, engine, policies, metrics, of_run)
+                await _start_openai(asking, folder, engine, policies, metrics, of_run)
                 worker = await _worker(run, rollouts, policies, of_run)
                 next_run.begun(run)
                 await run_until_stopped(stop, worker, engine.failed(), next_run.asked())
@@ -293,6 +295,14 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
             if run is not None:
                 folder = run.in_run_folder(run.policy.path)
                 log.info("the engine serves the next run", extra={"run": run.run.name})
+
+
+def _asking(config: Config, folder: Path) -> Config:
+    """`config` with what the policy's folder says of its prompt, where nobody has set it. Raises PromptFileUnusable."""
+    config = with_recorded_prompt(config, folder)
+    for line in prompt_lines(config.generation.environment, folder):
+        log.info(line)
+    return config
 
 
 async def _open_rollouts(

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import link_or_copy, whole_folder
+from nouscoder.domain.prompt import PromptSettings
 from nouscoder.errors import NousCoderError
 from nouscoder.json_file import read_json_object
 from nouscoder.policy_folder.inspection import config_faults, weights_faults
+from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -34,13 +36,21 @@ class PolicyFilesMissing(NousCoderError):
 
 
 def compose_policy(
-    to: Path, first: Path, weights: Path, *, config: dict[str, Any] | None = None, card: str = "", link: bool = False
+    to: Path,
+    first: Path,
+    weights: Path,
+    *,
+    config: dict[str, Any] | None = None,
+    prompt: PromptSettings | None = None,
+    card: str = "",
+    link: bool = False,
 ) -> None:
     """Write the folder `to`: everything but weights is that of `first`, and the weights are those in `weights`.
 
-    An adapter in `weights` is merged into the weights of `first`. `config` replaces config.json, and `card` becomes
-    README.md. With `link` whole weights are hard links where the file system has them. `to` appears complete or not at
-    all. Raises PolicyFilesMissing, WeightsMissing, WeightsUnusable and StorageError.
+    An adapter in `weights` is merged into the weights of `first`. `config` replaces config.json, `prompt` what the
+    folder says of the prompt, and `card` becomes README.md. With `link` whole weights are hard links where the file
+    system has them. `to` appears complete or not at all. Raises PolicyFilesMissing, WeightsMissing, WeightsUnusable and
+    StorageError.
     """
     whole = first if is_adapter(weights) else weights
     files = _there([first / CONFIG_FILE, *_whole_weights(whole)])[1:]
@@ -60,6 +70,8 @@ def compose_policy(
             put(file, part / file.name)
         if config is not None:
             (part / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf8")
+        if prompt is not None:
+            (part / PROMPT_FILE).write_text(prompt_json(prompt), encoding="utf8")
         if card:
             (part / "README.md").write_text(card, encoding="utf8")
 
@@ -75,16 +87,18 @@ def link_weights(to: Path, weights: Path) -> None:
             link_or_copy(file, part / file.name)
 
 
-def compose_adapter(to: Path, adapter: Path, base: str, card: str) -> None:
+def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, card: str) -> None:
     """Write the folder `to`: the adapter in the folder `adapter`, as PEFT loads it, with `card` as README.md.
 
-    `base` is the name of the policy that it changes. Raises PolicyFilesMissing and StorageError.
+    `prompt` is how its policy was asked. `base` is the name of the policy that it changes. Raises PolicyFilesMissing
+    and StorageError.
     """
     weights, config = _there(_adapter_files(adapter))
     with whole_folder(to) as part:
         shutil.copyfile(weights, part / weights.name)
         settings = read_json_object(config, PolicyFilesMissing) | {"base_model_name_or_path": base}
         (part / config.name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf8")
+        (part / PROMPT_FILE).write_text(prompt_json(prompt), encoding="utf8")
         (part / "README.md").write_text(card, encoding="utf8")
 
 

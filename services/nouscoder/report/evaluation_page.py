@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.domain.estimates import Elo, elo_text
+from nouscoder.domain.prompt import PromptSettings
 from nouscoder.report.charts import Chart, Series, count_chart, format_number, heads, interval
 from nouscoder.report.curves import Drawn, figure
 from nouscoder.report.markup import clip, escape, html_page, section, tiles
@@ -84,7 +85,9 @@ def _headline(record: Record) -> str:
 
 
 def _sampling_facts(record: Record) -> dict[str, object]:
-    sampling = record["sampling"]
+    sampling = dict(record["sampling"])
+    if "prompt" in sampling:
+        sampling["prompt"] = PromptSettings(**sampling["prompt"]).described
     names = ("file", "temperature", "top_p", "max_tokens", "seed", "prompt")
     window = record["window"]
     dates = {"dates": f"{window['since'] or '…'} to {window['until'] or '…'}"} if any(window.values()) else {}

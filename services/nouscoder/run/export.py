@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, load_config
 from nouscoder.domain.plan import Evaluated, best_of
+from nouscoder.domain.prompt import PromptSettings
 from nouscoder.errors import NousCoderError
 from nouscoder.policy_folder.compose import compose_adapter, compose_policy
+from nouscoder.policy_folder.prompt_file import PROMPT_FILE, trained_prompt
 from nouscoder.policy_folder.weights_files import is_adapter
 from nouscoder.run.evaluation import newest_version, recorded_evaluations, weights_folder
 from nouscoder.run.plan import histories
@@ -19,7 +22,13 @@ from nouscoder.run.plan import histories
 
 
 def model_card(
-    name: str, config: Config, version: int, evaluations: Sequence[Evaluated], base: str, *, adapter: bool = False
+    name: str,
+    config: Config,
+    version: int,
+    evaluations: Sequence[Evaluated],
+    base: str,
+    *,
+    adapter: bool = False,
 ) -> str:
     """Markdown with the metadata that Hugging Face reads. It says only what the run recorded.
 
@@ -37,9 +46,21 @@ def model_card(
             "## Training",
             *table(_settings(config)),
             "",
+            *prompt_section(trained_prompt(config)),
             *LIMITS,
         )
     )
+
+
+def prompt_section(prompt: PromptSettings) -> list[str]:
+    """How to ask the policy."""
+    return [
+        "## Prompt",
+        f"{prompt.described}. `{PROMPT_FILE}` has the whole description; NousCoder's commands read it:",
+        "",
+        *table(asdict(prompt)),
+        "",
+    ]
 
 
 LIMITS = ("## Limits", "The programs that this model writes are not checked: run them in a sandbox.", "")
@@ -55,7 +76,14 @@ def heading(title: str, *, adapter_of: str = "") -> list[str]:
 
 def table(settings: Mapping[str, object]) -> list[str]:
     """A table of settings."""
-    return ["| setting | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]
+    rows = (f"| {name} | {_cell(value)} |" for name, value in settings.items())
+    return ["| setting | value |", "|---|---|", *rows]
+
+
+def _cell(value: object) -> str:
+    """Text with lines, bars or marks of Markdown is code."""
+    text = str(value)
+    return f"`{json.dumps(text)}`".replace("|", "\\|") if any(mark in text for mark in "\n|`{") else text
 
 
 def base_model(first: Path) -> str:
@@ -102,7 +130,6 @@ def _settings(config: Config) -> dict[str, object]:
         "top-p": f"{sampling.top_p:g}",
         "tokens of an answer at most": sampling.max_new_tokens,
         "tokens of prompt and answer at most": config.generation.max_tokens_total,
-        "prompt": config.generation.environment.prompt_as,
         "seed": config.run.seed,
     }
 
@@ -135,9 +162,9 @@ def export(run: Path, to: Path, version: str, *, adapter: bool = False) -> int:
         )
     card = model_card(name, config, number, recorded_evaluations(config.run.folder), base, adapter=adapter)
     if adapter:
-        compose_adapter(to, weights, base, card)
+        compose_adapter(to, weights, base, trained_prompt(config), card)
     else:
-        compose_policy(to, first, weights, card=card)
+        compose_policy(to, first, weights, prompt=trained_prompt(config), card=card)
     return number
 
 

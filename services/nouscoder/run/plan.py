@@ -24,6 +24,7 @@ from nouscoder.config.tree import NOTHING_GIVEN, Given, load_config
 from nouscoder.domain.plan import NextStage, StageHistory, best_of, next_stage
 from nouscoder.errors import NousCoderError
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
+from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.run.evaluation import recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunChanged, RunFolder
 from nouscoder.run.loop import interruptible, run_loop
@@ -201,16 +202,18 @@ def _with_first_policy(config: Config, begin: NextStage, stage: Config) -> Confi
     """
     yarn = config.plan.stages[begin.index].yarn
     first = weights = stage.policy.path
+    prompt = None
     if begin.policy_version is not None:
         before = _recorded(config.of_stage(begin.index - 1).run.folder)
         first = before.in_run_folder(before.policy.path)
         weights = weights_folder(before, begin.policy_version)
+        prompt = trained_prompt(before)
     if weights == first and not yarn.factor:
         made = first
     else:
         made = stage.run.folder / "policy"
         changed = with_yarn(first, yarn.factor, yarn.original_tokens) if yarn.factor else None
-        compose_policy(made, first, weights, config=changed, link=weights != first)
+        compose_policy(made, first, weights, config=changed, prompt=prompt, link=weights != first)
     return stage.model_copy(update={"policy": stage.policy.model_copy(update={"path": made})})
 
 

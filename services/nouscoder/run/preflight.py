@@ -19,8 +19,9 @@ from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, ConfigError, EnvironmentSection
 from nouscoder.config.base import Place, keys_of
 from nouscoder.data.problem_index import all_held_out, fitting, in_languages, open_index, prompt_lengths
-from nouscoder.data.prompt_lengths import PromptText, are_counted, left_out_sentence, may_be_long
+from nouscoder.data.prompt_lengths import are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.prompt import PromptText
 from nouscoder.errors import NousCoderError, did_you_mean
 from nouscoder.policy_folder.inspection import (
     HubUnavailable,
@@ -31,6 +32,7 @@ from nouscoder.policy_folder.inspection import (
     has_chat_template,
     is_hub_id,
 )
+from nouscoder.policy_folder.prompt_file import PromptFileUnusable, prompt_lines, with_recorded_prompt
 from nouscoder.run.languages import left_out_sentences, missing_here, with_languages
 from nouscoder.run.sinks.targets import missing_packages
 
@@ -63,7 +65,7 @@ def checked_fine_tuning(config: Config) -> Config:
     try:
         config = with_policy_folder(config)
         faults += _policy_faults(config, of_fine_tuning=True)
-    except HubUnavailable as error:
+    except (HubUnavailable, PromptFileUnusable) as error:
         faults.append(f"policy.path: {error}")
     _raise(lambda: [*faults, *_file_faults(config, of_fine_tuning=True), *device_faults(config, of_fine_tuning=True)])
     return config
@@ -83,7 +85,7 @@ def _checked(config: Config) -> Config:
     try:
         config = with_policy_folder(config)
         faults = list(_policy_faults(config))
-    except HubUnavailable as error:
+    except (HubUnavailable, PromptFileUnusable) as error:
         faults = [f"policy.path: {error}"]
     with suppress(NousCoderError):  # problems that cannot be read are reported below
         config = with_languages(config)
@@ -101,11 +103,15 @@ def _checked(config: Config) -> Config:
 
 
 def with_policy_folder(config: Config) -> Config:
-    """The configuration with the folder of its policy; one that is on a hub is downloaded. Raises HubUnavailable."""
+    """The configuration with the folder of its policy, and with what that says of its prompt.
+
+    A policy that is on a hub is downloaded. Raises HubUnavailable and PromptFileUnusable.
+    """
     path = config.policy.path
-    if config.in_run_folder(path).exists() or not is_hub_id(str(path)):
-        return config
-    return config.model_copy(update={"policy": config.policy.model_copy(update={"path": downloaded(str(path))})})
+    if not config.in_run_folder(path).exists() and is_hub_id(str(path)):
+        policy = config.policy.model_copy(update={"path": downloaded(str(path))})
+        config = config.model_copy(update={"policy": policy})
+    return with_recorded_prompt(config, config.in_run_folder(config.policy.path))
 
 
 def _policy_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:
@@ -182,7 +188,7 @@ def _prompt_faults(config: Config) -> Iterator[str]:
     with closing(open_index(config)) as index:
         texts = index.texts()
     held_out = _held_out(config)
-    wanted = [*texts.values(), *(PromptText(one.prompt, one.prompt_template) for one in held_out)]
+    wanted = [*texts.values(), *(PromptText.of(one) for one in held_out)]
     lengths = prompt_lengths(config)
     if missing := lengths.missing(may_be_long(config, wanted)):
         try:
@@ -227,6 +233,12 @@ def _asked(request: dict[str, Any]) -> dict[str, Any]:
         raise CannotCount((ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1])
     answer: dict[str, Any] = json.loads(ended.stdout)
     return answer
+
+
+def notes_of(config: Config) -> list[str]:
+    """What is to be said before a run starts: of its prompt, and of problems that are left out as too long."""
+    folder = config.in_run_folder(config.policy.path)
+    return [*prompt_lines(config.generation.environment, folder), *left_out_lines(config)]
 
 
 def left_out_lines(config: Config) -> list[str]:

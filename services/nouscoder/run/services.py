@@ -34,6 +34,7 @@ from nouscoder.config import Config, dump_config
 from nouscoder.config.tree import Given
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
+from nouscoder.policy_folder.prompt_file import with_recorded_prompt
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient
@@ -242,21 +243,21 @@ async def _create_or_reopen(config: Config, resume: bool, given: Given) -> Opene
     Raises ConfigError with every fault that can be found before a process starts, and RunChanged for new values that
     the run cannot take.
     """
-    from nouscoder.run.preflight import checked, left_out_lines
+    from nouscoder.run.preflight import checked, notes_of
 
     if not resume:
         RunFolder.refuse_existing(config.run.folder)
         config = await checked(config)
         folder = RunFolder.create(config)
         note_given(folder, given)
-        return OpenedRun(folder, config, await asyncio.to_thread(left_out_lines, config))
+        return OpenedRun(folder, config, await asyncio.to_thread(notes_of, config))
     folder, recorded = RunFolder.reopen(config.run.folder)
     try:
         run = resumed(folder.path, recorded, given)
         config = await checked(run.config)
         continue_finished(folder, run)
         take(folder, run, given, newest_version(config))
-        return OpenedRun(folder, config, [*run.lines, *await asyncio.to_thread(left_out_lines, config)])
+        return OpenedRun(folder, config, [*run.lines, *await asyncio.to_thread(notes_of, config)])
     except BaseException:
         folder.close()
         raise
@@ -266,6 +267,7 @@ async def _attach(config: Config, resume: bool, given: Given) -> OpenedRun:
     """The run folder, made when it is missing: an external run always continues, with the configuration given now."""
     file = config.run.folder / "config.toml"
     before = tomllib.loads(file.read_text(encoding="utf8")) if file.exists() else None
+    config = with_recorded_prompt(config, config.in_run_folder(config.policy.path))
     folder = await attach_patiently(config)
     run = external_changes(folder, config, before)
     continue_finished(folder, run, is_external=True)

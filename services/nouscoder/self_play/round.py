@@ -330,7 +330,11 @@ class Round:
         """The solver's tasks of a problem."""
         most, name = self._config.generation.sampling.max_new_tokens, problem.problem_id
         return [
-            Task(each, name, name, problem.prompt, self._sampling(each, most), 0, problem.prompt_template)
+            Task(
+                *(each, name, name, problem.prompt, self._sampling(each, most), 0, problem.prompt_template),
+                starter_code=problem.starter_code,
+                languages=problem.languages,
+            )
             for each in (f"{name}/{place}" for place in range(self._config.self_play.solutions))
         ]
 

@@ -28,6 +28,7 @@ from nouscoder.config.run import PlanSection
 from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.data.problem_index import open_index
 from nouscoder.policy_folder.compose import compose_policy
+from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.run.evaluation import newest_version, weights_folder
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import interruptible, run_loop
@@ -256,7 +257,8 @@ async def _round(config: Config, number: int, policy: Path, view: View) -> Path:
     if not (training.run.folder / "summary.json").exists():
         await _train(training, view)
     weights = weights_folder(training, newest_version(training))
-    await asyncio.to_thread(compose_policy, after, training.policy.path, weights, link=True)
+    first = training.in_run_folder(training.policy.path)
+    await asyncio.to_thread(compose_policy, after, first, weights, prompt=trained_prompt(training), link=True)
     return after
 
 

@@ -5,7 +5,7 @@ A record is a JSON object, one a line, or a row of a parquet file:
     prompt       the problem as a run asks it, in the run's prompt template; or
     messages     a conversation: system, user, assistant and tool, in the policy's chat template
     completion   the answer: a text, or turns [{"text", "given"}]; messages may end in the answer instead
-    problem_id, accepted or verdict, prompt_template    optional
+    problem_id, accepted or verdict, prompt_template, starter_code, languages    optional
 
 Turns that are `given` (outputs of tools) carry no loss, and neither does any message but the assistant's. A line of a
 run's samples.jsonl (prompt, program, verdict) is a record too. Other fields are ignored.
@@ -51,6 +51,8 @@ class Example:
     problem_id: str = ""
     accepted: bool | None = None
     is_rendered: bool = False
+    starter_code: str = ""
+    languages: tuple[str, ...] = ()
 
 
 class _TurnBody(Body):
@@ -69,6 +71,8 @@ class _ExampleBody(Body):
     problem_id: str = ""
     prompt: str = ""
     prompt_template: str = Field("", pattern=r"^$|\{prompt\}")
+    starter_code: str = ""
+    languages: list[str] = Field([])
     messages: list[_MessageBody] = Field([])
     completion: str | list[_TurnBody] = ""
     program: str = ""
@@ -101,6 +105,8 @@ def example_of(record: Any) -> Example:
         problem_id=body.problem_id,
         accepted=accepted,
         is_rendered=bool(body.program),
+        starter_code=body.starter_code,
+        languages=tuple(body.languages),
     )
 
 

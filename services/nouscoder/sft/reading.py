@@ -29,13 +29,14 @@ from nouscoder.config import SftSection
 from nouscoder.config.generation import EnvironmentSection
 from nouscoder.data.importers.rows import file_rows
 from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.prompt import PromptSettings
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.supervised import ChoiceRules, ExampleCandidate, choose, is_held_out
 from nouscoder.domain.tokens import Completion, FinishReason, Segment, VersionSpan, concatenated, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.generation.environments.base import TaskRefused
-from nouscoder.generation.environments.prompts import THINKING, Prompts
+from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.sft.examples import BadExample, Example, example_of
@@ -99,6 +100,9 @@ def _unknown_logprobs(num_tokens: int) -> memoryview[float]:
 # Examples in the tokens of a policy.
 
 
+_TASK = Task("example", "", "", "", Sampling())
+
+
 class Encoder:
     """Encodes examples for one policy."""
 
@@ -108,7 +112,7 @@ class Encoder:
         self._prompts = Prompts(tokenizer, environment)
         in_template = environment.model_copy(update={"prompt_as": "messages"})
         self._chat = Prompts(tokenizer, in_template) if tokenizer.has_chat_template else None
-        self._thinking = THINKING[environment.thinking]
+        self._thinking = environment.record(PromptSettings).enable_thinking
 
     def encode(self, example: Example) -> Rollout:
         """The example as a rollout. Raises BadExample."""
@@ -135,7 +139,10 @@ class Encoder:
                     "a line of samples.jsonl has lost the special tokens of its prompt: give the run folder instead"
                 )
             return self._tokenizer.encode(example.prompt)
-        return self._prompts.prompt_of(Task("example", "", "", example.prompt, Sampling(), 0, example.prompt_template))
+        asked = replace(_TASK, prompt=example.prompt, prompt_template=example.prompt_template)
+        return self._prompts.prompt_of(
+            replace(asked, starter_code=example.starter_code, languages=example.languages or asked.languages)
+        )
 
     def _reply(self, example: Example, answer: Sequence[int], text: str) -> list[int]:
         """What follows an answer [tokens] when the environment replies with `text`."""

@@ -29,9 +29,10 @@ from nouscoder.generation.environments.base import EnvironmentUnusable
 from nouscoder.learner.parallel.ranks import Ranks
 from nouscoder.learner.state.run_log import Line
 from nouscoder.policy_folder.inspection import context_tokens
+from nouscoder.policy_folder.prompt_file import prompt_lines, trained_prompt
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.progress_bar import Advance, progress_bar
-from nouscoder.run.export import LIMITS, base_model, heading, table
+from nouscoder.run.export import LIMITS, base_model, heading, prompt_section, table
 from nouscoder.run.folder import RunChanged, RunFolder, RunFolderError
 from nouscoder.run.preflight import checked_fine_tuning
 from nouscoder.run.resume import Resumed, note_given, resumed, take
@@ -58,6 +59,7 @@ def fine_tuning_card(config: Config, examples: Examples, lines: Sequence[Line]) 
             "## Training",
             *table(_settings(config)),
             "",
+            *prompt_section(trained_prompt(config)),
             *LIMITS,
         )
     )
@@ -94,7 +96,6 @@ def _settings(config: Config) -> dict[str, object]:
         "warm-up steps": learner.schedule.warmup_steps,
         "decay": learner.schedule.decay.value,
         "wrong answers for problems with a pass rate below": f"{sft.wrong_below:g}",
-        "prompt": config.generation.environment.prompt_as,
         "seed": config.run.seed,
     }
 
@@ -163,6 +164,8 @@ def fine_tune(
                 note_given(folder, given)
             else:
                 _take(folder, earlier, given, order, say)
+            for line in prompt_lines(config.generation.environment, config.in_run_folder(config.policy.path)):
+                say(line)
         ranks.gather("the run folder is open")
         config = training_config(config, order.num_steps)
         training = _trained(config, examples, order, ranks)

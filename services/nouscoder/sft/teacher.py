@@ -18,6 +18,7 @@ from typing import Any
 from nouscoder.atomic_files import whole_file
 from nouscoder.config import Config
 from nouscoder.data.problem_index import open_index_of
+from nouscoder.domain.prompt import PYTHON
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
@@ -85,9 +86,14 @@ def _examples(request: EvaluationRequest) -> Iterator[dict[str, Any]]:
                 yield {**_prompt(job.problem), "completion": completion, "accepted": accepted}
 
 
-def _prompt(problem: EvaluatedProblem) -> dict[str, str]:
-    template = {"prompt_template": problem.prompt_template} if problem.prompt_template else {}
-    return {"problem_id": problem.problem_id, "prompt": problem.prompt, **template}
+def _prompt(problem: EvaluatedProblem) -> dict[str, Any]:
+    asked = {name: getattr(problem, name) for name in ("prompt_template", "starter_code", "languages")}
+    asked |= {"languages": () if problem.languages == PYTHON else problem.languages}
+    return {
+        "problem_id": problem.problem_id,
+        "prompt": problem.prompt,
+        **{name: value for name, value in asked.items() if value},
+    }
 
 
 def _completion(sample: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import Line, LineFile
 from nouscoder.learner.trainer import Trainer, TrainingInterrupted
 from nouscoder.policy_folder.compose import compose_policy
+from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.sft.reading import batch_of
 
 METRICS_FILE = "metrics.jsonl"
@@ -167,7 +168,7 @@ class SupervisedTraining:
         if self._is_first:
             publisher = PolicyPublisher(self._files.policies, 1, shard_bytes=learner.policy_shard_bytes)
             weights = Path(publisher.write(staged).folder)
-            compose_policy(to, first, weights, card=card, link=True)
+            compose_policy(to, first, weights, prompt=trained_prompt(self._config), card=card, link=True)
 
     @property
     def _is_first(self) -> bool:

@@ -42,7 +42,6 @@ from nouscoder.data.importers.fields import (
     references,
     stdin_tests,
     text,
-    with_starter_code,
 )
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import Reference, ReferencedProblem, fit_in_a_task
@@ -144,7 +143,8 @@ def read_apps(row: Row, number: int) -> ReferencedProblem:
 def _problem(row: Row, source: str, problem_id: str) -> ReferencedProblem:
     problem = Problem(
         problem_id=problem_id,
-        prompt=with_starter_code(text(row, "question"), optional_text(row, "starter_code")),
+        prompt=text(row, "question"),
+        starter_code=optional_text(row, "starter_code"),
         tests=tests_of(decoded(row.get("input_output") or "{}")),
         prelude=Prelude.LCB,
         difficulty=optional_text(row, "difficulty").lower(),
@@ -217,7 +217,8 @@ def read_deepcoder(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row."""
     problem = Problem(
         problem_id=f"deepcoder-{number}",
-        prompt=with_starter_code(text(row, "problem"), optional_text(row, "starter_code")),
+        prompt=text(row, "problem"),
+        starter_code=optional_text(row, "starter_code"),
         tests=_tests(decoded(row.get("tests") or "[]"), decoded(row.get("metadata") or "{}")),
         prelude=Prelude.LCB,
         difficulty=optional_text(row, "difficulty"),

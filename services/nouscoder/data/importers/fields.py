@@ -187,10 +187,3 @@ def unfenced(program: str) -> str:
     if len(lines) >= 2 and lines[0].startswith("```") and lines[-1].startswith("```"):
         return "\n".join(lines[1:-1]) + "\n"
     return program
-
-
-def with_starter_code(question: str, starter_code: str) -> str:
-    """The question, followed by the code to begin with, if there is any."""
-    if not starter_code.strip():
-        return question
-    return f"{question.rstrip()}\n\nBegin with this code:\n```python\n{starter_code.strip()}\n```\n"

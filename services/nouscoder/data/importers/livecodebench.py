@@ -2,7 +2,7 @@
 
 A row has question_title, question_content, platform, question_id, contest_id, contest_date, starter_code, difficulty,
 public_test_cases (JSON), private_test_cases (JSON, or base64 of zlib of a pickle of JSON) and metadata (JSON).
-Source: lcb_runner/benchmarks/code_generation.py; the prompt is that of lcb_runner/prompts/code_generation.py.
+Source: lcb_runner/benchmarks/code_generation.py. LiveCodeBench's prompt is a form (domain/prompt.py).
 
 A pickle of another thing than one text is refused without running anything. It is never loaded. Its operations are
 listed (pickletools.genops), and only those that a pickled text consists of are allowed; operations that import names or
@@ -48,22 +48,14 @@ def text_of_pickle(data: bytes) -> str:
 
 
 MAX_UNPACKED_BYTES = 1024**3  # of one row's private tests
-_WITH_STARTER = (
-    "You will use the following starter code to write the solution to the problem and enclose your code within"
-    " delimiters."
-)
-_WITHOUT_STARTER = (
-    "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the sample"
-    " inputs). Enclose your code within delimiters as follows. Ensure that when the python program runs, it reads the"
-    " inputs, runs the algorithm and writes output to STDOUT."
-)
 
 
 def read(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row. Its id is the question_id, as in LiveCodeBench's sample files."""
     problem = Problem(
         problem_id=text(row, "question_id"),
-        prompt=prompt(text(row, "question_content"), optional_text(row, "starter_code")),
+        prompt=text(row, "question_content"),
+        starter_code=optional_text(row, "starter_code"),
         tests=_tests(row),
         public_tests=_public_tests(row),
         prelude=Prelude.LCB,
@@ -73,15 +65,6 @@ def read(row: Row, number: int) -> ReferencedProblem:
     )
     facts = {name: optional_text(row, name) for name in ("contest_date", "platform", "contest_id", "question_title")}
     return ReferencedProblem(problem, metadata={name: value for name, value in facts.items() if value})
-
-
-def prompt(question: str, starter_code: str) -> str:
-    """LiveCodeBench's prompt for chat models."""
-    how, code = (_WITH_STARTER, starter_code) if starter_code else (_WITHOUT_STARTER, "# YOUR CODE HERE")
-    return (
-        f"### Question:\n{question}\n\n### Format: {how}\n```python\n{code}\n```\n\n"
-        "### Answer: (use the provided format with backticks)\n\n"
-    )
 
 
 def _tests(row: Row) -> StdinTests | CallTests:

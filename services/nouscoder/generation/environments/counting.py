@@ -2,7 +2,7 @@
 
 It loads the tokenizer's library, and keeps it from loading torch, which a tokenizer does not need.
 
-stdin has {"folder", "environment", "texts": [[prompt, template], ...]}, and stdout gets {"counts"} or {"fault"}.
+stdin has {"folder", "environment", "texts": [PromptText, ...]}, and stdout gets {"counts"} or {"fault"}.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.config import EnvironmentSection
-from nouscoder.data.prompt_lengths import PromptText
+from nouscoder.domain.prompt import PromptText
 from nouscoder.generation.environments.base import EnvironmentUnusable
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
@@ -24,9 +24,13 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     settings = EnvironmentSection.model_validate(request["environment"])
     try:
         prompts = Prompts(load_tokenizer(Path(request["folder"])), settings)
-        return {"counts": prompts.count([PromptText(*text) for text in request["texts"]])}
+        return {"counts": prompts.count([_text(*text) for text in request["texts"]])}
     except (TokenizerError, EnvironmentUnusable) as error:
         return {"fault": str(error)}
+
+
+def _text(prompt: str, template: str, starter_code: str, languages: list[str]) -> PromptText:
+    return PromptText(prompt, template, starter_code, tuple(languages))
 
 
 if __name__ == "__main__":

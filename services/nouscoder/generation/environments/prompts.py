@@ -14,8 +14,8 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from nouscoder.config.generation import EnvironmentSection
-from nouscoder.data.prompt_lengths import PromptText
 from nouscoder.domain.conversation import Message, Role
+from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, int32
 from nouscoder.generation.engines.base import PromptTooLong, SampleRequest
@@ -25,7 +25,6 @@ from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 # The rollouts of a group have the same prompt, and their tasks arrive one after another.
 _CACHED_PROMPTS = 256
 _COUNTED_AT_ONCE = 256
-THINKING = {"auto": None, "on": True, "off": False}
 
 
 class Episode:
@@ -129,8 +128,8 @@ class Prompts:
                 raise EnvironmentUnusable(str(error)) from error
         self._tokenizer = tokenizer
         self._stop_ids = tokenizer.stop_ids  # here, because it may wait for the template
-        self._settings = settings
-        self._thinking = THINKING[settings.thinking]
+        self._asking = settings.record(PromptSettings)
+        self._thinking = self._asking.enable_thinking
         self._encoded = lru_cache(maxsize=_CACHED_PROMPTS)(self._encode_prompt)
 
     def begin(self, task: Task, sampler: Sampler) -> Episode:
@@ -142,7 +141,7 @@ class Prompts:
     def prompt_of(self, task: Task) -> list[int]:
         """Token ids [tokens] of the task's prompt. Raises ProblemRefused."""
         try:
-            return self._encoded(task.prompt, task.prompt_template)
+            return self._encoded(PromptText.of(task))
         except TokenizerError as error:
             raise ProblemRefused(f"the prompt cannot be encoded: {error}") from error
 
@@ -150,11 +149,21 @@ class Prompts:
         """How many tokens the prompt of each text has; 0 for one that cannot be encoded. Raises TokenizerError."""
         counts: list[int] = []
         for start in range(0, len(texts), _COUNTED_AT_ONCE):
-            part = [self._text(text.prompt, text.template) for text in texts[start : start + _COUNTED_AT_ONCE]]
+            part = texts[start : start + _COUNTED_AT_ONCE]
             if self.as_messages:
-                counts += self._tokenizer.count_messages([self._messages(text) for text in part], self._thinking)
+                counts += self._count_messages([self._asking.messages(text) for text in part])
             else:
-                counts += self._tokenizer.count(part)
+                counts += self._tokenizer.count([self._asking.text(text) for text in part])
+        return counts
+
+    def _count_messages(self, conversations: Sequence[list[Message]]) -> list[int]:
+        """The tokens of each. Those with a system message and those without are counted apart."""
+        counts = [0] * len(conversations)
+        for size in {len(messages) for messages in conversations}:
+            places = [place for place, messages in enumerate(conversations) if len(messages) == size]
+            found = self._tokenizer.count_messages([conversations[place] for place in places], self._thinking)
+            for place, count in zip(places, found, strict=True):
+                counts[place] = count
         return counts
 
     def reply_to(self, answer: Completion, text: str) -> list[int]:
@@ -180,21 +189,12 @@ class Prompts:
         stopped = answer.finish_reason is FinishReason.STOP and answer.token_ids[-1] in self._stop_ids
         return self._tokenizer.decode(answer.token_ids[:-1] if stopped else answer.token_ids)
 
-    def _encode_prompt(self, prompt: str, template: str) -> list[int]:
-        if not prompt:
+    def _encode_prompt(self, asked: PromptText) -> list[int]:
+        if not asked.prompt:
             raise TokenizerError("the prompt is empty")
-        text = self._text(prompt, template)
         if not self.as_messages:
-            return self._tokenizer.encode(text)
-        return self._tokenizer.encode_messages(self._messages(text), self._thinking)
-
-    def _text(self, prompt: str, template: str) -> str:
-        # Not str.format, because a problem's statement may contain braces.
-        return (template or self._settings.prompt_template).replace("{prompt}", prompt)
-
-    def _messages(self, text: str) -> list[Message]:
-        system = self._settings.system_prompt
-        return [*([Message(Role.SYSTEM, system)] if system else []), Message(Role.USER, text)]
+            return self._tokenizer.encode(self._asking.text(asked))
+        return self._tokenizer.encode_messages(self._asking.messages(asked), self._thinking)
 
 
 class SingleTurn:

@@ -36,6 +36,7 @@ from nouscoder import __version__
 from nouscoder.config import Config
 from nouscoder.config.generation import OpenAISection
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.prompt import AUTO, PromptSettings
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
 from nouscoder.generation.metrics import ApiCounts, ApiMetrics, ApiRoute, GenerationMetrics
@@ -44,7 +45,7 @@ from nouscoder.generation.openai.guests import GuestEngine, open_desk
 from nouscoder.generation.openai.places import Place, PlaceTaken, RequestPlaces
 from nouscoder.generation.openai.process import start_front
 from nouscoder.generation.openai.sampling import ApiSampler
-from nouscoder.generation.openai.schema import ApiFault, ChatRequest, busy, parsed
+from nouscoder.generation.openai.schema import ApiFault, ChatRequest, CompletionRequest, busy, parsed
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.http_server.api_keys import ApiKeys, client_of, foreign_part
 from nouscoder.http_server.body import BodyFault, read_body, while_connected
@@ -262,8 +263,13 @@ async def serve_api(
     counts: ApiCounts,
     listening: socket.socket,
     stack: AsyncExitStack,
+    *,
+    thinking: str = AUTO,
 ) -> None:
-    """Serve on a listening socket until `stack` closes. Raises ApiKeysUnusable, TlsUnusable and EngineUnusable."""
+    """Serve on a listening socket until `stack` closes. `thinking` is for requests that say nothing of it.
+
+    Raises ApiKeysUnusable, TlsUnusable and EngineUnusable.
+    """
     try:
         # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
         encoder, decoder = [await asyncio.to_thread(load_tokenizer, folder) for _ in range(2)]
@@ -274,7 +280,7 @@ async def serve_api(
         name,
         engine,
         ApiSampler(engine, decoder.decode, stop_ids, settings.slots),
-        PromptEncoder(encoder, capacity),
+        PromptEncoder(encoder, capacity, PromptSettings(thinking=thinking).enable_thinking),
         decoder.decode,
         settings.request_limit_s,
         counts,
@@ -318,6 +324,7 @@ async def start_openai(
         "name": settings.model or config.run.name,
         "folder": str(folder),
         "capacity": min(most, context_tokens(folder) or most),
+        "thinking": config.generation.environment.thinking,
     }
     listens = start_front(begin, desk, metrics, listening, stack)
     address = f"{settings.http.rpartition(':')[0]}:{listening.getsockname()[1]}"
@@ -345,12 +352,17 @@ async def serving_folder(config: Config, folder: Path) -> AsyncIterator[str]:
 
 
 async def longest_prompt(folder: Path, requests: Iterable[dict[str, Any]]) -> int:
-    """The most tokens that the prompt of one of these chat requests has. Raises EngineUnusable and ApiFault."""
+    """The most tokens that the prompt of one of these requests has. Raises EngineUnusable and ApiFault."""
     try:
         encoder = PromptEncoder(await asyncio.to_thread(load_tokenizer, folder), sys.maxsize)
     except TokenizerError as error:
         raise EngineUnusable(str(error)) from error
     longest = 0
     for request in requests:
-        longest = max(longest, len(await encoder.of_chat(parsed(ChatRequest, json.dumps(request).encode()), "")))
+        body = json.dumps(request).encode()
+        if "messages" in request:
+            prompts = [await encoder.of_chat(parsed(ChatRequest, body), "")]
+        else:
+            prompts = await encoder.of_completion(parsed(CompletionRequest, body), "")
+        longest = max(longest, *map(len, prompts))
     return longest

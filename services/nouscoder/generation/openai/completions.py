@@ -54,10 +54,12 @@ class PromptEncoder:
     A tokenizer is not safe in two threads, so `tokenizer` must not be used elsewhere. Its chat template is: a slow one
     delays no other request. Prompt and completion together have at most `capacity` tokens. A prompt of more than
     CHARACTERS_OF_TOKEN characters for each is refused before it is encoded. Clients take turns with their prompts.
+    `thinking` is the template's enable_thinking where a request says nothing of it.
     """
 
-    def __init__(self, tokenizer: PolicyTokenizer, capacity: int) -> None:
+    def __init__(self, tokenizer: PolicyTokenizer, capacity: int, thinking: bool | None = None) -> None:
         self._tokenizer = tokenizer
+        self._thinking = thinking
         self.capacity = capacity
         self._turns = FairSlots(1, _MOST_WAITING, lambda waiting, busy: None)
         self._rendering = FairSlots(PROCESSES, _MOST_WAITING, lambda waiting, busy: None)
@@ -70,7 +72,8 @@ class PromptEncoder:
         messages = [message.message() for message in request.messages]
         self._check_length(sum(len(message.content) for message in messages), "messages")
         if self._tokenizer.has_chat_template:
-            thinking = request.chat_template_kwargs.enable_thinking
+            asked = request.chat_template_kwargs.enable_thinking
+            thinking = self._thinking if asked is None else asked
             chat = await self._in_thread(
                 self._rendering, lambda: self._tokenizer.render(messages, thinking), "messages", client
             )

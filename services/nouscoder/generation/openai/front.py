@@ -127,7 +127,8 @@ async def _listen(
     from nouscoder.generation.openai.api import serve_api
 
     settings = OpenAISection.model_validate(begin["settings"])
-    await serve_api(settings, begin["name"], Path(begin["folder"]), begin["capacity"], engine, counts, listening, stack)
+    folder, capacity, thinking = Path(begin["folder"]), begin["capacity"], begin["thinking"]
+    await serve_api(settings, begin["name"], folder, capacity, engine, counts, listening, stack, thinking=thinking)
 
 
 async def _follow(records: AsyncIterator[Record], engine: LinkedEngine) -> None:
