@@ -95,7 +95,8 @@ async def test_answers_in_the_languages_of_a_problem_are_accepted_in_a_run(
         async with local_grader(VerifierSection()) as grader:
             for problem_id, answer in expected:
                 problem = index.problem(problem_id)
-                rollout, _ = await sampled(problem, answer, tokenizer)
+                rollout, prompt = await sampled(problem, answer, tokenizer)
+                assert (TOLD in prompt) == (problem_id == "vcp-cpp")
                 broker = OneProblem(problem, rollout.text, SUM)
                 async with working(broker, grader):
                     await settled(lambda broker=broker: bool(broker.verdicts))  # type: ignore[misc]
