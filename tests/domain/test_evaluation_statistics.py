@@ -106,8 +106,7 @@ def test_results_are_added_up_by_problem_and_group() -> None:
         outcomes("b", "2024-10", [RIGHT] * 4, lcb=[RIGHT] * 4),
         outcomes("c", "2024-10", [WRONG] * 4, lcb=[WRONG] * 4),
     ]
-    both = GradingRules(languages=("cpp", "python"))
-    found[2] = replace(found[2], problem=replace(found[2].problem, rules=both))
+    found[2] = replace(found[2], problem=replace(found[2].problem, languages=("cpp", "python")))
     record = results(found, ["process", "lcb"])
     process = record["profiles"]["process"]
     # a: 1 of 4 right, so pass@2 = 1 - C(3, 2) / C(4, 2) = 1/2.

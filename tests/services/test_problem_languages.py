@@ -22,7 +22,10 @@ from nouscoder.domain.reward import RewardTerms, reward_of
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import Prelude, StdinCase, StdinTests, Tests
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.evaluation import evaluate as evaluating
+from nouscoder.evaluation.samples import SamplingSettings
 from nouscoder.generation.environments.prompts import SingleTurn
+from nouscoder.grade_files.grade_file import Request, grade_file
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.rpc.pairs import RULES
 from nouscoder.rpc.verifier_client import VerifierClient
@@ -30,7 +33,7 @@ from nouscoder.run import languages as run_languages
 from nouscoder.run import preflight
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.verifier.local_grader import local_grader
-from nouscoder.verifier.toolchains.languages import registry
+from nouscoder.verifier.toolchains.languages import installed, registry
 
 # A row of PrimeIntellect/verifiable-coding-problems, shortened.
 CPP_ROW = {
@@ -203,3 +206,47 @@ async def test_a_run_is_refused_whose_verifier_lacks_a_language(
     await run_languages.require_languages(kept)
     await run_languages.require_languages(run_of(tmp_path, held_out, held_out))
     assert len(asked) == 2, "problems in Python need no question"
+
+
+def sample(problem_id: str, **fields: str) -> dict[str, str]:
+    return {"task_id": problem_id, **fields}
+
+
+def test_samples_are_graded_and_evaluated_in_their_languages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`nouscoder grade --problems` and `nouscoder eval --samples`; each was graded as Python."""
+    problems = [Problem("both", "Add.", SUM, languages=("perl", "python")), Problem("python", "Add.", SUM)]
+    problems.append(Problem("nobody", "Add.", SUM, languages=("r", "python")))
+    save_problems(tmp_path / "problems.jsonl", problems)
+    perl = "my ($a, $b) = split ' ', <STDIN>; print $a + $b;"
+    python = "print(sum(map(int, input().split())))"
+    samples = [
+        sample("both", code=perl),
+        sample("both", code=python, language="Python3"),
+        sample("both", completion=f"```py\n{python}\n```"),
+        sample("both", completion=f"```\n{perl}\n```"),
+        sample("both", code=python),
+        sample("both", completion=f"```js\n{python}\n```"),
+        sample("python", code=python),
+    ]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples))
+    config = load_config(None, [])
+    monkeypatch.setattr(
+        evaluating, "installed", lambda: {name: one for name, one in installed().items() if name != "r"}
+    )
+    request = Request(tmp_path / "samples.jsonl", tmp_path / "verdicts.jsonl", problems=tmp_path / "problems.jsonl")
+    grade_file(request, config)
+    verdicts = [json.loads(line)["verdict"] for line in (tmp_path / "verdicts.jsonl").read_text().splitlines()]
+    assert [verdict == "accepted" for verdict in verdicts] == [True, True, True, True, False, False, True], verdicts
+    assert verdicts[5] == "no_code"
+    record = evaluating.evaluate(
+        evaluating.EvaluationRequest(
+            *(tmp_path / "problems.jsonl", tmp_path / "evaluation", SamplingSettings("")),
+            samples=tmp_path / "samples.jsonl",
+        ),
+        config,
+    )
+    by_language = {row["name"]: row["value"] for row in record["profiles"]["process"]["by"]["language"]}
+    assert by_language == {"perl, python": pytest.approx(4 / 6), "python": 1.0}
+    assert "1 of 3 problems are left out: they allow r, which the verifier lacks" in capsys.readouterr().err

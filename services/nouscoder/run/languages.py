@@ -19,9 +19,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.errors import NousCoderError
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.verifier.toolchains.languages import installed
-
-_ON_THIS_MACHINE = ("local", "runsc", "fake")  # backends whose candidates have the languages of this machine
+from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 
 
 class LanguagesMissing(NousCoderError):
@@ -45,7 +43,7 @@ def grades_here(config: Config) -> bool:
     """Whether the run's candidates have the languages of this machine."""
     sandbox = config.verifier.sandbox
     backends = {sandbox.backend, sandbox.spill_over.backend or sandbox.backend}
-    return config.run.services == "local" and backends <= {*_ON_THIS_MACHINE}
+    return config.run.services == "local" and backends <= {*ON_THIS_MACHINE}
 
 
 def with_languages(config: Config) -> Config:
