@@ -100,6 +100,9 @@ def data_inspect(
     file: Annotated[Path, typer.Argument(help="problems: NousCoder's JSONL, LeetCodeDataset or CodeContests (.gz)")],
     flaky: Annotated[bool, typer.Option("--flaky", help="run the reference solutions several times")] = False,
     rounds: Annotated[int, typer.Option(min=2, help="runs of each reference on each test")] = 5,
+    prompt: Annotated[
+        bool, typer.Option("--prompt", help="show how a problem with starter code and one without are asked")
+    ] = False,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
@@ -107,8 +110,12 @@ def data_inspect(
     """Count the problems and tests of a file. With --flaky, find unreliable tests; exit code 1 when there are any."""
     from nouscoder.config import load_config
     from nouscoder.data import inspect
+    from nouscoder.domain.prompt import PromptSettings
 
-    if flaky:
+    if prompt:
+        environment = load_config(config_file, overrides or []).generation.environment
+        text, code = inspect.prompts_of(file, environment.record(PromptSettings)), 0
+    elif flaky:
         section = load_config(config_file, overrides or []).verifier
         text, code = inspect.audit_file(file, section, rounds, as_json=as_json)
     else:

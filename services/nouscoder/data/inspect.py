@@ -1,4 +1,4 @@
-"""`nouscoder data inspect FILE`: counts of a problem file; with --flaky, an audit of its tests.
+"""`nouscoder data inspect FILE`: counts of a problem file; with --prompt, its prompts; with --flaky, its tests' flaws.
 
 The audit runs every reference solution on all tests of its problem in several rounds. It uses the verifier's grader
 with the configured sandbox and without the verdict cache.
@@ -28,6 +28,7 @@ from nouscoder.config import VerifierSection
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.submission import CallTests, Prelude, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.progress_bar import progress_bar
@@ -296,6 +297,21 @@ def inspect_file(path: Path, *, as_json: bool) -> tuple[str, int]:
         f"{path}: {found.num_problems} problems ({types}), {found.num_tests} tests,"
         f" {found.num_with_references} problems with reference solutions"
     ), 0
+
+
+def prompts_of(path: Path, settings: PromptSettings) -> str:
+    """How the first problem with starter code and the first without any are asked. Raises ProblemFileError."""
+    found: dict[bool, Problem] = {}
+    for one in read_referenced(path):
+        found.setdefault(bool(one.problem.starter_code.strip()), one.problem)
+        if len(found) == 2:
+            break
+    parts = []
+    for problem in found.values():
+        messages = settings.messages(PromptText.of(problem))
+        messages = messages[-1:] if settings.prompt_as == "text" else messages
+        parts += [f"--- {problem.problem_id}, {each.role.value}\n{each.content}" for each in messages]
+    return "\n".join(parts)
 
 
 def audit_file(path: Path, section: VerifierSection, num_rounds: int, *, as_json: bool) -> tuple[str, int]:

@@ -46,6 +46,7 @@ def recorded_prompt(folder: Path) -> PromptSettings | None:
         if not isinstance(record, dict) or set(record) != {*_KEYS}:
             raise ValueError(f"it must have the keys {', '.join(_KEYS)} and no others")
         found = EnvironmentSection.model_validate(record)
+        json.dumps(record, ensure_ascii=False).encode()  # half of a surrogate pair is no text
         if found.prompt_template.count(PROMPT) != 1:
             raise ValueError(f"prompt_template must have {PROMPT} once")
     except ValidationError as error:
