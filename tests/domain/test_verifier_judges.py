@@ -34,9 +34,9 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import AssertJudge
-from nouscoder.verifier.judges.comparators import same_text, same_value
+from nouscoder.verifier.judges.comparators import same_as_lcb_prints, same_text, same_value
 from nouscoder.verifier.judges.judge import CLIP_CHARS, failure_of, outcome_of
-from nouscoder.verifier.judges.lcb import LcbJudge, same_as_lcb_prints
+from nouscoder.verifier.judges.lcb import LcbJudge
 from nouscoder.verifier.judges.rulings import (
     Ruling,
     by_testlib,

@@ -133,6 +133,18 @@ def data_import(
     ] = None,
     out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("problems.parquet"),
     tests: Annotated[str, typer.Option(help="folder or URL (s3://...) of the tests; default: OUT.index")] = "",
+    prompt: Annotated[
+        str, typer.Option(metavar="FORM|FILE", help="template: lcb, plain, ..., or a file with {prompt}")
+    ] = "",
+    comparator: Annotated[str | None, typer.Option(help="exact, lines, tokens, lcb, ...: docs/verdicts.md")] = None,
+    float_tolerance: Annotated[float | None, typer.Option(help="allowed difference of numbers; 0: none")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="seconds of each test")] = None,
+    memory_limit: Annotated[str, typer.Option(help="memory of each test, such as 4GiB")] = "",
+    max_tests: Annotated[int | None, typer.Option(help="tests kept of each problem, those with long inputs")] = None,
+    after: Annotated[str, typer.Option(metavar="DAY", help="contests of this day and later")] = "",
+    before: Annotated[str, typer.Option(metavar="DAY", help="contests from before this day")] = "",
+    languages: Annotated[str, typer.Option(help="such as python,cpp: languages of problems that name none")] = "",
+    columns: Annotated[list[str] | None, typer.Option("--column", help="FIELD=COLUMN of the files; repeatable")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import a data set as a problem file. Run again after an interruption, it continues where it stopped."""
@@ -140,12 +152,25 @@ def data_import(
     from dataclasses import asdict
 
     from nouscoder.data.importers.formats import FORMATS
+    from nouscoder.data.importers.options import options_given
     from nouscoder.data.importers.run import import_files, source_named
 
     if name == "list":
         typer.echo("\n".join(f"{known:<16}{form.about}" for known, form in FORMATS.items()))
         return
-    summary = import_files(name, [source_named(file) for file in files or []], out, tests)
+    options = options_given(
+        prompt,
+        memory_limit,
+        columns or [],
+        comparator=comparator,
+        float_tolerance=float_tolerance,
+        time_limit_s=time_limit,
+        max_tests=max_tests,
+        after=after,
+        before=before,
+        languages=[name.strip() for name in languages.split(",") if name.strip()],
+    )
+    summary = import_files(name, [source_named(file) for file in files or []], out, tests, options)
     typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 

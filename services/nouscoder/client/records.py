@@ -35,7 +35,7 @@ class Limits(TypedDict, total=False):
 class Comparator(TypedDict, total=False):
     """How an output is compared (docs/verdicts.md)."""
 
-    type: Literal["tokens", "kattis", "lines", "unordered_lines", "exact"]
+    type: Literal["tokens", "kattis", "lines", "unordered_lines", "exact", "lcb"]
     float_tolerance: float
     absolute_tolerance: float
     relative_tolerance: float

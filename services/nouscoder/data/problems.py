@@ -1,6 +1,7 @@
 """Problem files: JSONL, one problem per line, plain or compressed (.gz, .zst).
 
-Tests have the grading API's JSON form. `nouscoder data schema` prints the format.
+Tests have the grading API's JSON form, or a public form that it takes too, such as {"inputs": [...], "outputs": [...]}.
+`task_id` may stand for `problem_id`. `nouscoder data schema` prints the format.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import to_json
 
 from nouscoder.data.bounded_files import FileRefused, bounded_lines, created, opened
+from nouscoder.data.json_records import bounded_json
 from nouscoder.domain.problem import Problem, language_fault
 from nouscoder.domain.submission import Prelude, Profile, Tests, language_name
 from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, all_faults
+from nouscoder.formats.json_values import TooManyValues, ValueCount
+from nouscoder.formats.public_shapes import NotTests, rewritten
 from nouscoder.formats.tests import TestsBody, canonical_json
 
 # Public tests travel with each task.
@@ -150,11 +155,44 @@ def read_bodies(path: Path) -> Iterator[ProblemBody]:
 
 def _body(line: bytes, place: str) -> ProblemBody:
     try:
-        return ProblemBody.model_validate_json(line)
+        return _validated(line)
     except ValidationError as error:
         faults = [_fault(field, wrong) for field, wrong in all_faults(error)]
         more = f" (and {len(faults) - _MOST_SHOWN} more)" if len(faults) > _MOST_SHOWN else ""
         raise ProblemFileError(f"{place}: {'; '.join(faults[:_MOST_SHOWN])}{more}") from None
+    except NotTests as error:
+        raise ProblemFileError(f"{place}: {error.field}: {error}") from None
+    except TooManyValues as error:
+        raise ProblemFileError(f"{place}: {error}") from None
+
+
+def _validated(line: bytes) -> ProblemBody:
+    """The line, which may be in the public forms that the grading API takes too. Raises as `_body` catches."""
+    try:
+        return ProblemBody.model_validate_json(line)
+    except ValidationError:
+        known = _in_our_form(line)
+        if known is None:
+            raise
+        return ProblemBody.model_validate_json(to_json(known))
+
+
+def _in_our_form(line: bytes) -> dict[str, Any] | None:
+    """The record with `problem_id` for task_id and with our form of tests; None if nothing is to be rewritten."""
+    try:
+        record = bounded_json(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict):
+        return None
+    values, known = ValueCount(), dict(record)
+    for name in ("tests", "public_tests"):
+        shaped = rewritten({"tests": record[name]}, values) if record.get(name) is not None else None
+        known |= {} if shaped is None else {name: shaped["tests"]}
+    task_id = known.pop("task_id", None)
+    if task_id is not None:
+        known.setdefault("problem_id", str(task_id))
+    return None if known == record else known
 
 
 def _fault(field: str, wrong: str) -> str:

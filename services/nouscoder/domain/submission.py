@@ -41,6 +41,7 @@ class ComparatorKind(StrEnum):
     TOKENS = "tokens"
     UNORDERED_LINES = "unordered_lines"
     KATTIS = "kattis"  # tokens, and numbers as Kattis's default validator compares them
+    LCB = "lcb"  # lines, and lines of numbers as LiveCodeBench's grader compares them
 
 
 _MAX_NAME_CHARS = 40
@@ -110,7 +111,7 @@ class Prelude(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Comparator:
-    """Tolerances apply to `tokens`, `kattis` and call results. 0 is off, and the widest one counts.
+    """Tolerances apply to `tokens`, `kattis` and call results, the absolute one to `lcb`. 0 is off; the widest counts.
 
     `float_tolerance` counts as both an absolute and a relative tolerance. `ignore_case` is about ASCII letters of text.
     Raises ValueError for a tolerance below 0.

@@ -95,7 +95,7 @@ class LimitsBody(Body):
 class ComparatorBody(Body):
     """The comparison of outputs. The result of a call is always compared as a value."""
 
-    type: Literal["exact", "lines", "tokens", "unordered_lines", "kattis"] = "tokens"
+    type: Literal["exact", "lines", "tokens", "unordered_lines", "kattis", "lcb"] = "tokens"
     float_tolerance: float = Field(0.0, ge=0, description="absolute or relative, whichever is wider; 0 is off")
     absolute_tolerance: float = Field(0.0, ge=0, description="of numbers; 0 is off")
     relative_tolerance: float = Field(

@@ -89,6 +89,8 @@ class _ComparatorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Compar
     """The same lines in any order; trailing white space is ignored."""
     COMPARATOR_KIND_KATTIS: _ComparatorKind.ValueType  # 5
     """By tokens; with a tolerance, numbers as Kattis's default validator compares them."""
+    COMPARATOR_KIND_LCB: _ComparatorKind.ValueType  # 6
+    """Line by line; lines of numbers as LiveCodeBench's grader compares them."""
 
 class ComparatorKind(_ComparatorKind, metaclass=_ComparatorKindEnumTypeWrapper):
     """How an output is compared with the expected output."""
@@ -105,6 +107,8 @@ COMPARATOR_KIND_UNORDERED_LINES: ComparatorKind.ValueType  # 4
 """The same lines in any order; trailing white space is ignored."""
 COMPARATOR_KIND_KATTIS: ComparatorKind.ValueType  # 5
 """By tokens; with a tolerance, numbers as Kattis's default validator compares them."""
+COMPARATOR_KIND_LCB: ComparatorKind.ValueType  # 6
+"""Line by line; lines of numbers as LiveCodeBench's grader compares them."""
 Global___ComparatorKind: _TypeAlias = ComparatorKind  # noqa: Y015
 
 class _Profile:

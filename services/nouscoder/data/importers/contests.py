@@ -1,4 +1,4 @@
-"""Sets of contest problems: CodeContests, TACO, APPS, SYNTHETIC-1 and DeepCoder.
+"""Sets of contest problems: CodeContests, TACO, APPS and SYNTHETIC-1.
 
 CodeContests is DeepMind's parquet (deepmind/code_contests), or the JSON array of rllm.
 DeepMind's row has name, description, public_tests, private_tests and generated_tests ({input: [...], output: [...]}),
@@ -18,18 +18,12 @@ Three quarters of verifiable-coding-problems ask for C++, Rust or JavaScript. A 
 unless its tests call a function: only Python functions can be called.
 verifiable_math: {"ground_truth"}. Both are a dict, or a string of JSON or of a Python literal. The other task types
 (llm_judgeable_groundtruth_similarity, ...) have nothing that can be run or compared.
-
-DeepCoder-Preview-Dataset (agentica-org), parquet: problem, solutions and tests, whose form depends on the part.
-
-primeintellect: a list of {type, fn_name, input, output}; taco: {inputs, outputs, fn_name}; lcbv5 and codeforces: a list
-of {input, output, testtype, metadata: {func_name}}. `tests` is a string of JSON.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from nouscoder.data.importers import livecodebench
 from nouscoder.data.importers.fields import (
     MAX_REFERENCES,
     Reason,
@@ -144,12 +138,12 @@ def _problem(row: Row, source: str, problem_id: str) -> ReferencedProblem:
     problem = Problem(
         problem_id=problem_id,
         prompt=text(row, "question"),
-        starter_code=optional_text(row, "starter_code"),
         tests=tests_of(decoded(row.get("input_output") or "{}")),
         prelude=Prelude.LCB,
         difficulty=optional_text(row, "difficulty").lower(),
         source=source,
         family=optional_text(row, "source"),
+        starter_code=optional_text(row, "starter_code"),
     )
     facts = {name: optional_text(row, name) for name in _FACTS}
     metadata = {name: value for name, value in facts.items() if value}
@@ -213,35 +207,10 @@ def case_tests(cases: Any) -> StdinTests | CallTests:
     return call_tests(str(name), found)
 
 
-def read_deepcoder(row: Row, number: int) -> ReferencedProblem:
-    """The problem of a row."""
-    problem = Problem(
-        problem_id=f"deepcoder-{number}",
-        prompt=text(row, "problem"),
-        starter_code=optional_text(row, "starter_code"),
-        tests=_tests(decoded(row.get("tests") or "[]"), decoded(row.get("metadata") or "{}")),
-        prelude=Prelude.LCB,
-        difficulty=optional_text(row, "difficulty"),
-        source="deepcoder",
-    )
-    return ReferencedProblem(problem, references(row.get("solutions")))
-
-
-def _tests(value: Any, metadata: Any) -> StdinTests | CallTests:
-    if isinstance(value, dict):
-        return tests_of(value)
-    if not isinstance(value, list) or not value:
-        raise Rejected(Reason.NO_TESTS, "there is no test")
-    if "testtype" not in value[0]:
-        return case_tests(value)
-    return livecodebench.tests_of(value, metadata or value[0].get("metadata") or {})
-
-
 FORMATS = {
     "taco": Format(read_taco, "TACO"),
     "apps": Format(read_apps, "APPS"),
     "synthetic1": Format(read_synthetic1, "PrimeIntellect SYNTHETIC-1, verifiable-coding-problems"),
-    "deepcoder": Format(read_deepcoder, "DeepCoder-Preview-Dataset"),
     "code_contests": Format(read_code_contests, "CodeContests of DeepMind"),
     "rllm_contests": Format(read_rllm, "CodeContests as rllm's JSON array"),
 }

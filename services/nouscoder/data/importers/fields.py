@@ -31,6 +31,8 @@ class Reason(StrEnum):
     UNSUPPORTED = "unsupported"
     OTHER_LANGUAGE = "other_language"
     DUPLICATE_ID = "duplicate_id"
+    NO_DATE = "no_date"
+    OUTSIDE_DATES = "outside_dates"
 
 
 class Rejected(Exception):
@@ -67,6 +69,21 @@ def optional_text(row: Row, *names: str) -> str:
         if isinstance(value, _SCALARS) and not isinstance(value, bool) and str(value).strip():
             return str(value)
     return ""
+
+
+def at_path(row: Row, path: str) -> Any:
+    """The value of a column, or of a field inside one: `reward_model.ground_truth`, `prompt.0.content`; else None."""
+    if path in row:
+        return row[path]
+    value: Any = row
+    for name in path.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        elif isinstance(value, Sequence) and not isinstance(value, str) and name.lstrip("-").isdecimal():
+            value = value[int(name)] if -len(value) <= int(name) < len(value) else None
+        else:
+            return None
+    return value
 
 
 def decoded(value: Any) -> Any:

@@ -19,7 +19,7 @@ from nouscoder.data.problem_parquet import is_parquet, read_parquet
 from nouscoder.data.problems import ProblemFileError, Reference, ReferenceBody, ReferencedProblem, read_bodies
 from nouscoder.errors import Unusable, did_you_mean
 
-_NO_IMPORTERS = ("fields", "formats", "rows", "run")
+_NO_IMPORTERS = ("fields", "formats", "options", "rows", "run")
 
 
 class UnknownFormat(Unusable):

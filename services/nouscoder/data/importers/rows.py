@@ -1,4 +1,4 @@
-"""The rows of a data file, one at a time: parquet, JSON lines or a JSON array, plain or compressed.
+"""The rows of a data file, one at a time: parquet, JSON lines, a JSON array or CSV, plain or compressed.
 
 INVARIANT: at most one batch of rows of a parquet file, or one record of another file, is in memory. Both are bounded.
 
@@ -10,6 +10,7 @@ of the same layout can take the place of the name. No program of a data set runs
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from nouscoder.data.bounded_files import MAX_LINE_BYTES
+from nouscoder.data.bounded_files import MAX_LINE_BYTES, bounded_lines, opened
 from nouscoder.data.importers.fields import Row
 from nouscoder.data.json_records import read_records
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
@@ -39,8 +40,12 @@ class SourceRow:
 
 def file_rows(path: Path, skip: int) -> Iterator[SourceRow]:
     """The rows of a file without the first `skip`. Raises UnreadableFile and ProblemFileError."""
-    rows = _parquet_rows(path, skip) if path.suffix == ".parquet" else _json_rows(path, skip)
-    yield from rows
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path, skip)
+    elif ".csv" in path.suffixes[-2:]:
+        yield from _csv_rows(path, skip)
+    else:
+        yield from _json_rows(path, skip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,19 @@ def _json_rows(path: Path, skip: int) -> Iterator[SourceRow]:
             number += 1
             if number > skip:
                 yield SourceRow(number, value, record.fault)
+
+
+def _csv_rows(path: Path, skip: int) -> Iterator[SourceRow]:
+    """The first line has the names of the columns."""
+    csv.field_size_limit(MAX_LINE_BYTES)
+    try:
+        with opened(path) as file:
+            lines = (line.decode() for line in bounded_lines(file))
+            for number, value in enumerate(csv.DictReader(lines), 1):
+                if number > skip:
+                    yield SourceRow(number, value)
+    except (OSError, ValueError, csv.Error) as error:
+        raise ProblemFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _parquet_rows(path: Path, skip: int) -> Iterator[SourceRow]:

@@ -18,6 +18,7 @@ from typing import Any
 from nouscoder.atomic_files import write_whole
 from nouscoder.data.importers.fields import Reason, Rejected
 from nouscoder.data.importers.formats import format_named
+from nouscoder.data.importers.options import ImportOptions
 from nouscoder.data.importers.rows import PREFIX, Format, HubRows, SourceRow, file_rows, hub_rows, num_rows
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import column, join, row_of, store_beside, write_rows
@@ -75,7 +76,9 @@ class _State:
 Source = Path | HubRows
 
 
-def import_files(name: str, files: Sequence[Source], out: Path, tests: str = "") -> ImportSummary:
+def import_files(
+    name: str, files: Sequence[Source], out: Path, tests: str = "", options: ImportOptions | None = None
+) -> ImportSummary:
     """Import files of the format `name` into the parquet file `out`. An interrupted import goes on where it was.
 
     `tests` is the place of the test store; empty: the folder OUT.index/. Raises Unusable.
@@ -91,7 +94,10 @@ def import_files(name: str, files: Sequence[Source], out: Path, tests: str = "")
     if out.exists():
         raise CannotImport(f"{out} exists already: give another --out, or delete it")
     had_tests = store_beside(out).exists()
-    importing = _Import(known, files, out, tests, {"format": name, "files": [_identity(file) for file in files]})
+    options = options or ImportOptions()
+    chosen = options.model_dump(exclude_defaults=True)
+    request = {"format": name, "files": [_identity(file) for file in files], "tests": tests, "options": chosen}
+    importing = _Import((known, options), files, out, request)
     try:
         importing.run()
         return importing.finish()
@@ -115,14 +121,16 @@ def _identity(file: Source) -> list[Any]:
 
 
 class _Import:
-    def __init__(self, known: Format, files: Sequence[Source], out: Path, tests: str, request: dict[str, Any]) -> None:
-        self._format = known
+    def __init__(
+        self, how: tuple[Format, ImportOptions], files: Sequence[Source], out: Path, request: dict[str, Any]
+    ) -> None:
+        self._format, self._options = how
         self._files = files
         self._out = out
-        self._tests = tests
+        self._tests: str = request["tests"]
         self._folder = out.with_name(f"{out.name}.part")
-        self._store = TestStore(open_blobs(tests or str(store_beside(out)), bulk=True))
-        self._state = self._begun(request | {"tests": tests})
+        self._store = TestStore(open_blobs(self._tests or str(store_beside(out)), bulk=True))
+        self._state = self._begun(request)
         self._rows: list[dict[str, Any]] = []
         self._rejections: list[dict[str, Any]] = []
         self._part_began_s = time.monotonic()
@@ -198,7 +206,8 @@ class _Import:
         if not isinstance(row.value, dict):
             raise Rejected(Reason.MALFORMED, "the row is not a record")
         # Rows without a name are named by their number in all files, because many sets are in several.
-        item = self._format.read(row.value, self._before + row.number)
+        item = self._format.read(self._options.renamed(row.value), self._before + row.number)
+        item = self._options.applied(item)
         item.problem.prompt.encode()  # text that is not Unicode raises ValueError
         _check_languages(item.problem)
         if item.problem.problem_id in self._ids:
@@ -233,7 +242,8 @@ class _Import:
         except ValueError as error:
             raise CannotImport(f"{self._folder / _STATE} is broken: delete {self._folder}") from error
         if record["request"] != request:
-            raise CannotImport(f"{self._folder} holds an import of other files: finish it, or delete the folder")
+            others = "other files or with other options"
+            raise CannotImport(f"{self._folder} holds an import of {others}: finish it, or delete the folder")
         return _State(**record)
 
     def _part(self, number: int) -> Path:

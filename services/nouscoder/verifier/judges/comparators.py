@@ -13,7 +13,11 @@ Text is compared as bytes; white space means ASCII white space:
 - tokens: tokens separated by white space. Two numbers may differ by the absolute or the relative tolerance, whichever
   is wider. Two integers must be equal, so that a tolerance cannot accept a wrong count;
 - kattis: tokens, as Kattis's default validator compares them. With a tolerance, a number must be within the absolute
-  tolerance or within the relative tolerance times the expected number. This holds for integers too.
+  tolerance or within the relative tolerance times the expected number. This holds for integers too;
+- lcb: lines, as LiveCodeBench's grader compares them: white space around a line is ignored (Unicode's too), and so are
+  empty lines around the output. A line that differs must consist of numbers alone, equal or within the absolute
+  tolerance. Source: LiveCodeBench, lcb_runner/evaluation/testing_util.py, whose tolerance is 0; NousCoder-14B's grader
+  (NousResearch/atropos, environments/code_execution_server/lcb_modal_endpoint.py) has 1e-4.
 
 With `ignore_case`, upper and lower case ASCII letters are equal.
 
@@ -36,7 +40,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, DecimalException
 from hashlib import blake2b
 from itertools import zip_longest
 
@@ -54,6 +58,8 @@ _SMALLEST = 1e-300
 SMALL_BYTES = 1 << 15  # of results and outputs; a comparison of larger ones takes milliseconds
 
 _NUMBER = re.compile(rb"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")  # an integer has none of the groups
+_WORD = re.compile(r"\S+")
+_DIFFERENCES = Context(prec=28)  # of those graders: Python's own
 _PIECE_BYTES = 1 << 16  # the interpreter runs nothing else while it splits a piece
 _MANY_LINES = 10_000
 _HASH_BYTES = 16
@@ -78,6 +84,9 @@ def same_text(expected: str, actual: bytes, comparator: Comparator) -> bool:
         wanted, actual = wanted.lower(), actual.lower()
     if comparator.kind is ComparatorKind.EXACT:
         return wanted == actual
+    if comparator.kind is ComparatorKind.LCB:
+        texts = wanted.decode("utf8", "surrogatepass"), actual.decode("utf8", "surrogateescape")
+        return same_as_lcb_prints(*texts, comparator.absolute)
     wanted, actual = wanted.rstrip(), actual.rstrip()
     if wanted == actual:
         return True
@@ -111,6 +120,37 @@ def _multiset_hash(text: bytes) -> int:
     """
     digests = (blake2b(line, digest_size=_HASH_BYTES, key=_HASH_KEY).digest() for line in _lines(text))
     return sum(int.from_bytes(digest, "little") for digest in digests) % (1 << 8 * _HASH_BYTES)
+
+
+def same_as_lcb_prints(expected: str, printed: str, tolerance: float = 0.0) -> bool:
+    """Whether the number of lines is equal and each stripped line is equal, as text or as a list of decimals.
+
+    Two decimals may differ by `tolerance`.
+    """
+    most = Decimal(repr(tolerance))
+    pairs = zip_longest(_stripped_lines(expected.strip()), _stripped_lines(printed.strip()))
+    return all(w == a or (w is not None and a is not None and _same_decimals(w, a, most)) for w, a in pairs)
+
+
+def _stripped_lines(text: str) -> Iterator[str]:
+    begin = 0
+    while (end := text.find("\n", begin)) >= 0:
+        yield text[begin:end].strip()
+        begin = end + 1
+    yield text[begin:].strip()
+
+
+def _same_decimals(wanted: str, actual: str, most: Decimal) -> bool:
+    for w, a in zip_longest(_WORD.finditer(wanted), _WORD.finditer(actual)):
+        if w is None or a is None:
+            return False
+        try:
+            one, other = Decimal(w.group()), Decimal(a.group())
+            if one != other and not (most and _DIFFERENCES.abs(_DIFFERENCES.subtract(one, other)) <= most):
+                return False
+        except (DecimalException, ValueError):
+            return False
+    return True
 
 
 def _same_tokens(wanted: bytes, actual: bytes, comparator: Comparator) -> bool:

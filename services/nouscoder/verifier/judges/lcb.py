@@ -14,12 +14,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
-from collections.abc import Iterator
 from dataclasses import replace
-from decimal import Decimal, DecimalException
 from functools import cache
-from itertools import zip_longest
 from pathlib import Path
 
 from nouscoder.domain.submission import CallCase, CallTests, JsonValue, Limits, StdinCase, StdinTests
@@ -32,6 +28,7 @@ from nouscoder.verifier.judges.comparators import (
     has_more_values,
     parse_result,
     result_bound,
+    same_as_lcb_prints,
 )
 from nouscoder.verifier.judges.judge import beginning, encoded, readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
@@ -48,7 +45,6 @@ PRELUDE = (
 _ENTRY = "lcb_grade"
 _MAX_RUN_S = 600.0
 _LARGE_BYTES = 1_000_000
-_WORD = re.compile(r"\S+")
 _LINE_WEIGHT = 10  # of a line of the driver beside the answer
 
 
@@ -174,28 +170,6 @@ def _values(case: StdinCase | CallCase) -> tuple[JsonValue, JsonValue]:
     if isinstance(case, CallCase):
         return list(case.args), case.expected
     return case.input, case.output
-
-
-def same_as_lcb_prints(expected: str, printed: str) -> bool:
-    """Whether the number of lines is equal and each stripped line is equal, as text or as a list of decimals."""
-    pairs = zip_longest(_lines(expected.strip()), _lines(printed.strip()))
-    return all(w == a or (w is not None and a is not None and _same_decimals(w, a)) for w, a in pairs)
-
-
-def _lines(text: str) -> Iterator[str]:
-    begin = 0
-    while (end := text.find("\n", begin)) >= 0:
-        yield text[begin:end].strip()
-        begin = end + 1
-    yield text[begin:].strip()
-
-
-def _same_decimals(wanted: str, actual: str) -> bool:
-    pairs = zip_longest(_WORD.finditer(wanted), _WORD.finditer(actual))
-    try:
-        return all(w is not None and a is not None and Decimal(w.group()) == Decimal(a.group()) for w, a in pairs)
-    except (DecimalException, ValueError):
-        return False
 
 
 def _split_line(line: bytes) -> tuple[object, JsonValue, str, float] | None:

@@ -1,0 +1,151 @@
+"""The options of an import: each changes every format in the same way, and what it cannot be is one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.test_data_import import CALL_ROWS, SUM_ROWS, jsonl, lcb
+from typer.testing import CliRunner
+
+from nouscoder.cli.app import app
+from nouscoder.data.importers.run import CannotImport, import_files
+from nouscoder.data.problem_parquet import read_parquet
+from nouscoder.data.problems import ReferencedProblem
+from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText, prompt_text
+from nouscoder.domain.submission import CallTests, Comparator, ComparatorKind, Limits, StdinTests
+
+CALLED = {
+    "question": "Call it.",
+    "starter_code": "def f(a, b):",
+    "input_output": json.dumps({"fn_name": "f", "inputs": [[1], [222], [33]], "outputs": [1, 2, 3]}),
+}
+RUN = {
+    "question": "Run it.",
+    "starter_code": "",
+    "input_output": json.dumps({"inputs": ["1\n", "22\n", "4444\n", "333\n"], "outputs": ["a", "b", "d", "c"]}),
+}
+
+
+def imported(folder: Path, name: str, rows: list[Any], *options: str) -> list[ReferencedProblem]:
+    """The problems that the command makes of some rows."""
+    out = folder / f"{len(list(folder.iterdir()))}.parquet"
+    file = jsonl(folder / f"{out.stem}.jsonl", *rows)
+    done = CliRunner().invoke(app, ["data", "import", name, str(file), "--out", str(out), *options])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return list(read_parquet(out))
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("taco", CALLED),
+        ("apps", CALLED),
+        ("deepcoder", {"problem": "Call it.", "starter_code": "def f(a, b):", "tests": CALLED["input_output"]}),
+        ("livecodebench", lcb("functional", CALL_ROWS, "[]", question_content="Call it.", starter_code="def f(a, b):")),
+    ],
+)
+def test_the_question_and_the_starter_code_are_kept_apart(tmp_path: Path, name: str, row: dict[str, Any]) -> None:
+    (item,) = imported(tmp_path, name, [row])
+    assert (item.problem.prompt, item.problem.starter_code) == ("Call it.", "def f(a, b):")
+    assert item.problem.prompt_template == ""
+
+
+def test_lcb_is_the_prompt_in_its_two_wordings(tmp_path: Path) -> None:
+    items = imported(tmp_path, "taco", [CALLED, RUN], "--prompt", "lcb")
+    told = [PromptSettings().text(PromptText.of(one.problem)) for one in items]
+    forms = [("Call it.", "def f(a, b):"), ("Run it.", "")]
+    assert told == [prompt_text(PromptForm.LIVECODEBENCH, question, code) for question, code in forms]
+    assert [text.count("def f(a, b):") for text in told] == [1, 0]
+
+
+def test_plain_is_no_template_and_a_file_is_its_own(tmp_path: Path) -> None:
+    math = {"question": "1 + 1?", "answer": "2"}
+    assert imported(tmp_path, "math", [math])[0].problem.prompt_template
+    assert imported(tmp_path, "math", [math], "--prompt", "plain")[0].problem.prompt_template == ""
+    template = tmp_path / "mine.txt"
+    template.write_text("Solve:\n{prompt}\nBegin with {starter_code}\n")
+    (called,) = imported(tmp_path, "taco", [CALLED], "--prompt", str(template))
+    assert called.problem.starter_code == ""
+    assert called.problem.prompt_template == "Solve:\n{prompt}\nBegin with def f(a, b):\n"
+
+
+def test_limits_and_comparator_are_those_that_were_asked_for(tmp_path: Path) -> None:
+    asked = ("--time-limit", "6", "--memory-limit", "2GiB", "--float-tolerance", "1e-4", "--comparator", "lines")
+    (item,) = imported(tmp_path, "taco", [RUN], *asked)
+    assert item.problem.limits == Limits(wall_time_s=6.0, cpu_time_s=6.0, memory_bytes=2 * 1024**3)
+    assert item.problem.comparator == Comparator(ComparatorKind.LINES, absolute_tolerance=1e-4)
+    (plain,) = imported(tmp_path, "taco", [RUN])
+    assert (plain.problem.limits, plain.problem.comparator) == (Limits(), Comparator())
+
+
+def test_the_tests_with_the_longest_inputs_are_kept(tmp_path: Path) -> None:
+    called, run = imported(tmp_path, "taco", [CALLED, RUN], "--max-tests", "2")
+    assert isinstance(called.problem.tests, CallTests)
+    assert [case.args for case in called.problem.tests.cases] == [(222,), (33,)]
+    assert isinstance(run.problem.tests, StdinTests)
+    assert [case.output for case in run.problem.tests.cases] == ["d", "c"]
+
+
+def test_dates_choose_problems_and_each_other_row_has_its_reason(tmp_path: Path) -> None:
+    days = ("2024-07-31T23:00:00", "2024-08-01T00:00:00", "2025-04-30T12:00:00", "2025-05-01T00:00:00", "")
+    rows = [lcb("stdin", SUM_ROWS, "[]", question_id=f"q{n}", contest_date=day) for n, day in enumerate(days)]
+    kept = imported(tmp_path, "livecodebench", rows, "--after", "2024-08-01", "--before", "2025-05-01")
+    assert [one.problem.problem_id for one in kept] == ["q1", "q2"]
+    rejected = next(tmp_path.glob("*.rejected.jsonl")).read_text().splitlines()
+    reasons = [json.loads(line)["reason"] for line in rejected]
+    assert reasons == ["outside_dates", "outside_dates", "no_date"]
+
+
+def test_languages_are_those_of_problems_that_any_language_can_solve(tmp_path: Path) -> None:
+    called, run = imported(tmp_path, "taco", [CALLED, RUN], "--languages", "python3, c++")
+    assert called.problem.languages == ("python",)
+    assert run.problem.languages == ("python", "cpp")
+
+
+def test_a_column_of_another_name_or_inside_another_is_found(tmp_path: Path) -> None:
+    row = {"ask": "Run it.", "extra": {"tests": [RUN["input_output"]]}}
+    (item,) = imported(tmp_path, "taco", [row], "--column", "question=ask", "--column", "input_output=extra.tests.0")
+    assert (item.problem.prompt, len(item.problem.tests.cases)) == ("Run it.", 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--float-tolerance", "-1"], "--float-tolerance: Input should be greater than or equal to 0"),
+        (["--time-limit", "0"], "--time-limit: "),
+        (["--memory-limit", "4gb"], "--memory-limit '4gb' is no size such as 4GiB"),
+        (["--max-tests", "0"], "--max-tests: "),
+        (["--after", "yesterday"], "--after: 'yesterday' is not a date such as 2024-08-01"),
+        (["--languages", "phyton"], "--languages: 'phyton' is no language here: did you mean python?"),
+        (["--comparator", "fuzzy"], "--comparator: "),
+        (["--prompt", "absent.txt"], "--prompt absent.txt is none of lcb, plain, livecodebench"),
+        (["--column", "question"], "--column must be FIELD=COLUMN"),
+    ],
+)
+def test_a_value_that_an_option_cannot_have_is_one_sentence(tmp_path: Path, options: list[str], told: str) -> None:
+    file = jsonl(tmp_path / "data.jsonl", RUN)
+    arguments = ["data", "import", "taco", str(file), "--out", str(tmp_path / "out.parquet"), *options]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code != 0
+    assert told in str(done.exception) + done.output
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_an_import_with_other_options_does_not_go_on_where_one_was(tmp_path: Path) -> None:
+    from nouscoder.data.importers.options import ImportOptions
+
+    file, out = jsonl(tmp_path / "data.jsonl", RUN), tmp_path / "out.parquet"
+    part = tmp_path / "out.parquet.part"
+    part.mkdir()
+    stat = file.stat()
+    identity = [str(file.resolve()), stat.st_size, stat.st_mtime_ns]
+    request = {"format": "taco", "files": [identity], "tests": "", "options": {"max_tests": 2}}
+    (part / "state.json").write_text(json.dumps({"request": request}))
+    with pytest.raises(CannotImport, match="other files or with other options"):
+        import_files("taco", [file], out)
+    assert import_files("taco", [file], out, options=ImportOptions(max_tests=2)).tests == 2
