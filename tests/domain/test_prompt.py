@@ -6,8 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
-from nouscoder.data.importers.contests import read_deepcoder, read_taco
+from nouscoder.data.importers.contests import read_taco
 from nouscoder.data.importers.livecodebench import read as read_livecodebench
+from nouscoder.data.importers.trainers import read_deepcoder
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText, prompt_text, system_text
