@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nouscoder.config.tree import starter
 from nouscoder.domain.prompt import PromptForm, prompt_text, system_text
 from nouscoder.domain.submission import LANGUAGES
 from nouscoder.verifier.grading.extract import extract_program
@@ -35,6 +36,19 @@ def test_the_bare_statement_names_a_language_that_is_not_python() -> None:
     assert prompt_text(PromptForm.PLAIN, "Add.", "", ("rust", "go", "python")).endswith(
         "Write the program in Rust, Go or Python, in a block that begins with ```rust, ```go or ```python.\n"
     )
+
+
+def test_a_template_may_name_the_language() -> None:
+    """The template of `nouscoder init` asked for Python whatever the problem's language was."""
+    template = starter("model", "problems.jsonl", "run")["generation"]["environment"]["prompt_template"]
+    for languages, wanted in (
+        (("python",), "Write the solution in Python, in one block that begins with ```python."),
+        (("cpp",), "Write the solution in C++, in one block that begins with ```cpp."),
+        (("go", "python"), "Write the solution in Go or Python, in one block that begins with ```go or ```python."),
+    ):
+        assert prompt_text(PromptForm.PLAIN, "Add {language}.", "", languages, template) == (
+            f"Add {{language}}.\n\n{wanted}"
+        )
 
 
 def test_the_words_for_cpp_are_those_of_livecodebench_with_its_name() -> None:

@@ -29,6 +29,7 @@ from nouscoder.domain.conversation import Message, Role
 PYTHON = ("python",)
 PROMPT = "{prompt}"  # in a template, the place of the problem
 AUTO = "auto"
+_LANGUAGE, _BLOCK = "{language}", "{block}"
 
 
 class PromptForm(StrEnum):
@@ -134,12 +135,18 @@ def prompt_text(
 ) -> str:
     """The problem in a form, within `template`, for an answer in one of `languages`.
 
-    A `prompt` that an earlier import has put into a form already is recognised: it is not put into one twice.
+    In the template {language} is the name of the language, and {block} the begin of its block. Where neither is there,
+    the plain form names them, unless the language is Python. A `prompt` that an earlier import has put into a form
+    already is recognised: it is not put into one twice.
     """
     if form is not PromptForm.PLAIN and not starter_code:
         prompt, starter_code = _parted(prompt)
+    text = _FORMS[form](prompt, starter_code, languages)
+    which, block = _choice(map(_name, languages)), _tags(languages)
+    if form is PromptForm.PLAIN and languages != PYTHON and not (_LANGUAGE in template or _BLOCK in template):
+        text = f"{text.rstrip()}\n\nWrite the program in {which}, in a block that begins with {block}.\n"
     # Not str.format, because a problem's statement may contain braces.
-    return template.replace(PROMPT, _FORMS[form](prompt, starter_code, languages))
+    return template.replace(_LANGUAGE, which).replace(_BLOCK, block).replace(PROMPT, text)
 
 
 def system_text(form: PromptForm, languages: tuple[str, ...] = PYTHON) -> str:
@@ -187,14 +194,10 @@ _STARTER_END = "\n```\n"
 
 
 def _with_starter_code(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
-    text = question
-    if starter_code.strip():
-        starter = _STARTER.replace("python", _tag(languages[0]))
-        text = f"{question.rstrip()}{starter}{starter_code.strip()}{_STARTER_END}"
-    if languages == PYTHON:
-        return text
-    which = _choice(map(_name, languages))
-    return f"{text.rstrip()}\n\nWrite the program in {which}, in a block that begins with {_tags(languages)}.\n"
+    if not starter_code.strip():
+        return question
+    starter = _STARTER.replace("python", _tag(languages[0]))
+    return f"{question.rstrip()}{starter}{starter_code.strip()}{_STARTER_END}"
 
 
 def _parted(prompt: str) -> tuple[str, str]:
