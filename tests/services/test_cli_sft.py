@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
+from nouscoder.domain.prompt import PromptSettings
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.policy_folder.inspection import faults_of
+from nouscoder.policy_folder.prompt_file import recorded_prompt
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,8 @@ def test_flags_make_a_policy_folder_with_tokenizer_and_card(place: Path) -> None
     summary = json.loads(answer.stdout.strip().splitlines()[-1])
     made = place / "runs" / "tiny-sft" / "model"
     assert summary["model"] == str(made)
+    assert recorded_prompt(made) == PromptSettings("text")
+    assert "## Prompt\ntext, form plain. `nouscoder_prompt.json`" in (made / "README.md").read_text()
     assert summary["examples"] + summary["validation_examples"] == 24
     assert summary["validation_loss"] < summary["validation_loss_before"]
     assert faults_of(made) == []

@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import LoraSection, load_config
+from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.model.weights import add_adapters
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, recorded_prompt
 from nouscoder.policy_folder.weights_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from nouscoder.run.folder import RunFolder
 
@@ -49,6 +51,8 @@ def test_an_exported_version_loads_with_its_tokenizer_and_card(
     moved = tmp_path / "elsewhere" / "moved"
     shutil.move(run, moved)
     to = tmp_path / "exported"
+    # What the first policy was asked in is not what this run's policy was asked in.
+    (moved / "policy" / PROMPT_FILE).write_text(prompt_json(PromptSettings("text", PromptForm.ACEREASON)))
     answer = CliRunner().invoke(app, ["export", str(moved), "--to", str(to), "--version", chosen])
     assert answer.exit_code == 0, answer.output
     found = AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32).state_dict()
@@ -62,8 +66,11 @@ def test_an_exported_version_loads_with_its_tokenizer_and_card(
         "| 3 | 0.5000 |",
         "| objective | dapo |",
         "temperature 1, top-p 1",
+        "text, form plain. `nouscoder_prompt.json` has the whole description",
+        '| prompt_template | `"{prompt}"` |',
     ):
         assert sentence.replace(f"| {version} |", f"| {version} (this one) |") in card
+    assert recorded_prompt(to) == PromptSettings("text")
     weights = {file.name for file in to.glob("*.safetensors*")}
     assert (len(weights) > 2) == (version != 0)
 
@@ -150,7 +157,7 @@ def test_an_adapter_is_exported_alone(adapter_run: Path, tmp_path: Path) -> None
     to = tmp_path / "exported"
     answer = CliRunner().invoke(app, ["export", str(adapter_run), "--to", str(to), "--adapter"])
     assert answer.exit_code == 0, answer.output
-    assert sorted(file.name for file in to.iterdir()) == ["README.md", ADAPTER_CONFIG_FILE, ADAPTER_FILE]
+    assert sorted(file.name for file in to.iterdir()) == ["README.md", ADAPTER_CONFIG_FILE, ADAPTER_FILE, PROMPT_FILE]
     config = json.loads((to / ADAPTER_CONFIG_FILE).read_text())
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (2, 8.0, ["q_proj", "up_proj"])
     assert config["base_model_name_or_path"] == "policy", "the name of the first policy's folder"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nouscoder.data.problem_index import open_index_of
+from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
-from nouscoder.evaluation.problems import PromptFormat, Window, messages_of, read_evaluated
+from nouscoder.evaluation.problems import Window, read_evaluated
 from nouscoder.evaluation.samples import answer_of, answer_text, verdict_key
 from nouscoder.record_log import RecordLog
 
@@ -32,7 +33,7 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class ScoredProblem:
-    """A problem with its samples in the order of their positions. `prompt` is what the model was asked."""
+    """A problem with its samples in the order of their positions. `prompt` is the problem in the plain form."""
 
     problem_id: str
     prompt: str
@@ -80,7 +81,7 @@ def scored_problems(problems: Path, folder: Path) -> list[ScoredProblem]:
     return [
         ScoredProblem(
             name,
-            messages_of(known[name], PromptFormat.PLAIN)[0]["content"],
+            PromptSettings().text(PromptText.of(known[name])),
             tuple(own[position] for position in sorted(own)),
         )
         for name, own in sorted(found.items())
