@@ -10,7 +10,7 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: check-arm64 demo demo-real test test-heavy test-soak test-real test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
+.PHONY: check-arm64 demo demo-real test test-heavy test-soak test-real test-models test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -44,6 +44,10 @@ test-soak: .venv/dev.ready
 # package index, and prints pass@1, minutes and tokens a second.
 test-real: .venv/dev.ready
 	$(BIN)/pytest -s -m soak tests/e2e/test_demo_real.py
+
+# Every model type of docs/models.md through sft, train and eval, or refused in one sentence: about half an hour.
+test-models: .venv/dev.ready
+	$(BIN)/pytest -s -m soak tests/e2e/test_every_model_type.py
 
 # The whole attack corpus on this host, as a service without root, through gVisor, and on the pods of KUBECONFIG.
 test-corpus: .venv/dev.ready

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
 from nouscoder.policy_folder.finite_values import not_finite_in_file
-from nouscoder.policy_folder.policy_tensors import PolicyTensors, split_experts, tied_names
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, tied_names
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained
 from nouscoder.policy_folder.weights_files import ADAPTER_FILE, FileState, WeightsUnusable
 
@@ -33,7 +34,9 @@ class Architecture:
                 model = build_model(AutoModelForCausalLM, config, attn_implementation="eager")
         except (OSError, ValueError) as error:
             raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
-        parameters = split_experts(dict(model.named_parameters(remove_duplicate=False)))
+        # As transformers writes them: with the buffers that a folder holds, such as the bias of a router, and for some
+        # types by other names, or experts one by one.
+        parameters: dict[str, torch.Tensor] = revert_weight_conversion(model, model.state_dict(keep_vars=True))
         self._shapes: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         self._tensor_of = {name: id(tensor) for name, tensor in parameters.items()}
         self.tied = tied_names(self._tensor_of)
