@@ -178,8 +178,8 @@ def test_a_run_of_which_no_problem_is_left_is_refused(tmp_path: Path) -> None:
     ]
     asked = run_of(tmp_path, TRAIN, in_languages(("python",)), 'problems.languages=["python", "Rust"]')
     assert run_languages.with_languages(asked) is asked, "what a person gives stays"
-    assert list(preflight._problem_faults(asked)) == [
-        "problems.train: problems.languages has rust, which this machine lacks: nouscoder doctor says how to get it"
+    assert list(preflight._language_faults(asked)) == [
+        "problems.languages: rust is not on this machine, and problems need it: nouscoder doctor says how to get it"
     ]
     with pytest.raises(ConfigError, match=r"problems\.languages.*'brainfuck' is none of bash"):
         run_of(tmp_path, TRAIN, [], 'problems.languages=["brainfuck"]')

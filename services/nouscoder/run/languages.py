@@ -106,14 +106,17 @@ async def require_languages(config: Config) -> None:
 
 
 def _asked(config: Config) -> list[_Asked]:
-    """The problems of a run that are not left out because of their languages."""
-    held_out = in_languages(config, all_held_out(config))
-    found = [_Asked("held-out problems", len(held_out), _not_python(held_out))]
-    if config.in_run_folder(config.problems.train).is_file():
+    """The problems of a run that are not left out because of their languages, of the files that this process sees."""
+    train, held_out = (config.in_run_folder(file) for file in (config.problems.train, config.problems.held_out))
+    found = []
+    if train.is_file():
         with closing(open_index(config)) as index:
             names = {*index.problem_ids, *index.left_out}
             languages = {name: own for name, own in index.languages.items() if name in names}
-            found.insert(0, _Asked("training problems", len(names), languages))
+            found.append(_Asked("training problems", len(names), languages))
+    if (train if config.problems.held_out_share else held_out).is_file():
+        measured = in_languages(config, all_held_out(config))
+        found.append(_Asked("held-out problems", len(measured), _not_python(measured)))
     return found
 
 

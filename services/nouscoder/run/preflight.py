@@ -96,7 +96,7 @@ def _checked(config: Config) -> Config:
         faults += check(config)
     if config.run.total_batches and config.step_fault:
         faults.append(config.step_fault)
-    faults = faults or [*_prompt_faults(config)]
+    faults = faults or [*_language_faults(config), *_prompt_faults(config)]
     if faults:
         raise ConfigError("\n".join(faults))
     return config
@@ -163,8 +163,6 @@ def _check_index(config: Config) -> None:
         num_problems = len(index.problem_ids)
     if not num_problems:
         raise ConfigError(f"no problem is left to train on{_because_of_languages(config, 'training')}")
-    if missing := missing_here(config):
-        raise ConfigError(f"problems.languages has {missing}, which this machine lacks: {_GET_LANGUAGES}")
 
 
 def _check_held_out(config: Config) -> None:
@@ -176,8 +174,16 @@ _GET_LANGUAGES = "nouscoder doctor says how to get it"
 
 
 def _because_of_languages(config: Config, which: str) -> str:
-    said = [sentence for sentence in left_out_sentences(config) if which in sentence]
-    return f": {said[0]}; {_GET_LANGUAGES}" if said else ""
+    with suppress(NousCoderError):  # of the other file, which is reported by its own check
+        for sentence in left_out_sentences(config):
+            if which in sentence:
+                return f": {sentence}; {_GET_LANGUAGES}"
+    return ""
+
+
+def _language_faults(config: Config) -> Iterator[str]:
+    if missing := missing_here(config):
+        yield f"problems.languages: {missing} is not on this machine, and problems need it: {_GET_LANGUAGES}"
 
 
 def _prompt_faults(config: Config) -> Iterator[str]:
