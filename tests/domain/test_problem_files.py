@@ -107,12 +107,8 @@ def test_a_request_is_parsed_to_the_submission_that_it_was_made_of(tests: Tests 
     limits = Limits(1.5, 2.5, 1 << 20, 1 << 10, 3)
     rules = {"limits": limits, "comparator": Comparator(ComparatorKind.LINES, 0.1, 0.2, 0.3), "problem_id": "p"}
     others = {"stop_on_first_failure": False, "reveal": False, "profile": Profile.LCB, "prelude": Prelude.LCB}
-    for submission in (
-        Submission(tests, "print(1)"),
-        Submission(
-            tests, completion="```python\nprint(1)\n```", language="cpp", other_languages=("r",), **rules, **others
-        ),  # type: ignore[arg-type]
-    ):
+    answer = Submission(tests, completion="```python\nprint(1)\n```", language="cpp", **rules, **others)  # type: ignore[arg-type]
+    for submission in (Submission(tests, "print(1)"), replace(answer, other_languages=("r",))):
         assert parse_submission(json.dumps(request_of(submission))) == submission
 
 
