@@ -74,6 +74,8 @@ def test_each_estimator_is_its_formula(rewards: list[float]) -> None:
     assert group_advantages(rewards, whole, Estimator.GROUP_MEAN) == pytest.approx(means, abs=1e-12)
     assert group_advantages(rewards, whole, Estimator.LEAVE_ONE_OUT) == pytest.approx(loo, abs=1e-12)
     assert group_advantages(rewards, whole, Estimator.GROUP_MEAN_STD, ddof=1) == pytest.approx(sample, abs=1e-9)
+    verl = [value * (std := statistics.stdev(rewards)) / (std + 1e-2) for value in sample]
+    assert group_advantages(rewards, whole, ddof=1, epsilon=1e-2) == pytest.approx(verl, abs=1e-9)
     assert group_advantages(rewards, [True] * count, Estimator.LEAVE_ONE_OUT) == [0.0] * count
 
 

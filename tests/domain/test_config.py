@@ -15,6 +15,15 @@ from nouscoder.domain.guards import BatchFigures, Thresholds
 from nouscoder.domain.rollout import Sampling
 
 
+def test_the_temperature_goes_linearly_to_its_last_value_and_stays_there() -> None:
+    """AceReason-Nemotron's second code stage: from 0.6 to 1.0."""
+    ramp = ("temperature=0.6", "final_temperature=1.0", "ramp_batches=4")
+    sampling = load_config(None, [f"generation.sampling.{one}" for one in ramp]).generation.sampling
+    assert [sampling.temperature_at(version) for version in (0, 1, 2, 4, 9)] == pytest.approx([0.6, 0.7, 0.8, 1.0, 1.0])
+    plain = load_config(None, ["generation.sampling.temperature=0.6"]).generation.sampling
+    assert [plain.temperature_at(version) for version in (0, 9)] == [0.6, 0.6]
+
+
 def test_defaults_survive_a_round_trip_through_toml(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(dump_config(Config()))
@@ -83,7 +92,7 @@ def test_overrides_are_toml_values_or_bare_strings() -> None:
         ('learner.objective={name = "ppo", proximal = "sampler"}', "set correction.kind to none"),
         ("learner.schedule.decay=cosine", "learner.schedule: .*cosine needs decay_steps"),
         ("learner.schedule.floor=0.1", "learner.schedule: .*for decay cosine"),
-        ('learner.advantage={estimator = "group_mean", ddof = 1}', "ddof has no effect"),
+        ('learner.advantage={estimator = "group_mean", ddof = 1}', "ddof and epsilon have no effect"),
         ("broker.reward.rule=callable", "broker.reward: .*entry_point is for rule callable"),
         ("broker.reward.overlong=soft", "broker.reward: .*buffer_tokens is for overlong soft"),
         ("learner.objective.clip_hihg=0.3", "unknown key learner.objective.clip_hihg"),

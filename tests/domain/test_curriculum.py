@@ -168,6 +168,41 @@ def test_a_retired_problem_is_left_out_for_its_epochs_and_asked_again_after_them
         assert epochs[name] == wanted
 
 
+_POOLS = st.lists(
+    st.builds(Stage, st.sets(st.sampled_from(_IDS), min_size=1).map(lambda ids: tuple(sorted(ids))), st.integers(1, 3)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(stages=_POOLS, seed=st.integers(0, 9), retire_after=st.integers(1, 2), data=st.data())
+def test_a_problem_that_is_retired_for_good_is_never_asked_again_and_the_last_one_ends_the_schedule(
+    stages: list[Stage], seed: int, retire_after: int, data: st.DataObject
+) -> None:
+    """The invariant of who may be asked: never a retired problem; and nothing is left only when all are retired."""
+    schedule = Schedule(stages, seed)
+    curriculum = Curriculum(schedule, (OnlineFilter(schedule, retire_after, 0),))
+    in_row = dict.fromkeys(_IDS, 0)
+    place, last = 0, set(stages[-1].problem_ids)
+    for _ in range(60):
+        records = {name: ProblemStatistics(name, groups=1, solved_in_row=row) for name, row in in_row.items() if row}
+        retired = {name for name, row in in_row.items() if row >= retire_after}
+        left = curriculum.admitted(curriculum.choices_from(place, schedule.end_of_round(place) - place), records)
+        assert not {choice.problem_id for choice in left} & retired
+        assert curriculum.is_exhausted(place, records) is (not left)
+        if not left:
+            assert last <= retired
+            break
+        place, name = left[0].place + 1, left[0].problem_id
+        in_row[name] = in_row[name] + 1 if data.draw(st.booleans()) else 0
+    plain = Curriculum(schedule, (OnlineFilter(schedule, retire_after, 1),))
+    solved = {name: ProblemStatistics(name, groups=9, solved_in_row=9) for name in _IDS}
+    assert not plain.is_exhausted(place, solved), "retired problems return"
+    assert curriculum.is_exhausted(place, solved)
+    assert not Curriculum(schedule).is_exhausted(place, solved)
+
+
 def test_a_problem_that_fails_its_recheck_is_back_in_every_epoch() -> None:
     schedule = Schedule([Stage(tuple(_IDS))], seed=1)
     gate = OnlineFilter(schedule, retire_after=2, recheck_epochs=1)

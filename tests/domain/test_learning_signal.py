@@ -94,3 +94,10 @@ def test_refused_problems_are_named_and_a_run_without_any_left_ends() -> None:
     assert signal.judge(few) is None
     with pytest.raises(NothingToLearn, match="no rollout of any of the 5 problems, such as: a prompt of 900 tokens"):
         signal.judge(replace(few, refused_problems=5))
+
+
+def test_a_run_whose_problems_are_all_retired_for_good_ends_when_nothing_is_in_flight() -> None:
+    signal = LearningSignal(config(), Clock())
+    assert signal.judge(replace(status(0), num_problems=5)) is None
+    with pytest.raises(NothingToLearn, match=r"no problem is left.*retired.*recheck_epochs"):
+        signal.judge(replace(status(0), num_problems=5, all_retired=True))

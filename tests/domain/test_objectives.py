@@ -152,6 +152,8 @@ def gain_of(case: Case, row: Row, index: int, anchor: Row) -> tuple[float, list[
                 gain = limit * math.exp(token.new - fixed.new) * row.advantage
                 slopes[index] = gain
                 return gain, slopes
+        if objective.dual_clip and row.advantage < 0 and held > objective.dual_clip:
+            return objective.dual_clip * row.advantage, slopes
         gain = math.exp(bound(log_ratio)) * row.advantage
         slopes[index] = gain if -20.0 <= log_ratio <= 20.0 else 0.0
         return gain, slopes
@@ -278,6 +280,7 @@ CASES: dict[str, Case] = {
     "gspo+, wide clip": of(GspoSettings(clip_low=0.3, clip_high=0.4, aggregation=Aggregation.TOKEN_MEAN)),
     "gppo, later advice": of(GppoSettings(beta_low=0.25, beta_high=0.5)),
     "gppo, no nll": of(GppoSettings(positive_nll=0.0)),
+    "gppo, dual clip": of(GppoSettings(dual_clip=1.5), correction=NONE),
     "cispo, lower bound": of(CispoSettings(clip_low=0.2)),
     "ppo, decoupled": of(PpoSettings(), correction=corrected(CorrectionKind.TOKEN)),
     "ppo, coupled": of(PpoSettings(proximal=Proximal.SAMPLER), correction=NONE),
@@ -456,6 +459,17 @@ def test_gppo_keeps_a_bounded_gradient_where_ppo_has_none() -> None:
     assert computed(of(DapoSettings(), correction=NONE), rows).by_logprob == [0.0, 0.0]
 
 
+def test_the_dual_clip_of_gppo_ends_the_gradient_of_a_negative_token_far_above_its_old_probability() -> None:
+    """As compute_gppo_loss_general_beta of KlearReasoner's core_algos.py: where A < 0, the loss is min(-c A, -r A)."""
+    negative = [Row((Token(-1.0, -4.0, -4.0, -1.0, 0.0),), -1.0, False)]  # the ratio is exp(3), about 20
+    case = of(GppoSettings(dual_clip=10.0), correction=NONE)
+    assert (computed(case, negative).loss, computed(case, negative).by_logprob) == (10.0, [0.0])
+    free = computed(of(GppoSettings(), correction=NONE), negative)
+    assert (free.loss, free.by_logprob) == (pytest.approx(math.exp(3)), [pytest.approx(math.exp(3))])
+    positive = [replace(negative[0], advantage=1.0)]
+    assert computed(case, positive) == computed(of(GppoSettings(), correction=NONE), positive)
+
+
 @settings(max_examples=40)
 @given(some_rows, st.integers(1, 5))
 def test_gspo_plus_equals_gspo_at_equal_lengths_only(rows: list[Row], size: int) -> None:
@@ -490,6 +504,18 @@ def test_relations_between_objectives(rows: list[Row]) -> None:
     same(decoupled, of(PpoSettings(proximal=Proximal.SAMPLER), correction=NONE), together)
     for kind in CorrectionKind:
         same(of(DapoSettings(), correction=corrected(kind)), of(DapoSettings(), correction=NONE), together)
+
+
+@settings(max_examples=40)
+@given(some_rows)
+def test_the_first_step_of_a_batch_with_token_weights_is_importance_sampling_without_a_clip(rows: list[Row]) -> None:
+    """Tinker's importance_sampling is the sum over tokens of -pi / pi_sampler * A; one step a batch has pi = pi_old."""
+    first = [replace(row, tokens=tuple(replace(t, old=t.new) for t in row.tokens)) for row in rows]
+    whole = DapoSettings(aggregation=Aggregation.FIXED_DIVISOR, divisor_tokens=1)
+    found = computed(of(whole, correction=corrected(CorrectionKind.TOKEN)), first)
+    terms = [-math.exp(bound(t.new - t.sampler)) * row.advantage for row in first for t in row.tokens]
+    assert found.loss * len(first) == pytest.approx(math.fsum(terms), rel=1e-9, abs=1e-9)
+    assert [slope * len(first) for slope in found.by_logprob] == pytest.approx(terms, rel=1e-9, abs=1e-12)
 
 
 def test_a_policy_that_is_its_reference_has_no_kl_and_no_pull_from_k2_and_k3() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.domain.reward import (
+    NoThinkingReward,
     OverlongReward,
     RewardRule,
     RewardTerms,
@@ -73,6 +74,14 @@ def test_the_reward_of_a_rollout_follows_its_verdict_and_a_fault_names_the_rollo
         reward_of(header(), verdict(VerdictKind.INTERNAL_ERROR), RewardTerms(rule))
 
 
+def test_the_format_of_tinkers_code_rl_costs_a_tenth_where_it_is_missing() -> None:
+    """0.1 * (has a code block - 1) + right."""
+    kinds = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.COMPILE_ERROR, VerdictKind.NO_CODE)
+    passed = [10 if kind is VerdictKind.ACCEPTED else 0 for kind in kinds]
+    given = [verdict(kind, passed=count) for kind, count in zip(kinds, passed, strict=True)]
+    assert [reward_of_verdict(one, RewardRule.BINARY_FORMAT) for one in given] == [1.0, 0.0, 0.0, -0.1]
+
+
 @pytest.mark.parametrize(
     ("kind", "num_turns", "expected"),
     [
@@ -134,13 +143,14 @@ def test_a_thinking_part_is_closed_and_not_empty(text: str, expected: bool) -> N
 
 @pytest.mark.parametrize("rule", BY_VERDICT)
 @pytest.mark.parametrize("kind", [VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER])
-def test_the_penalty_is_for_a_missing_thinking_part_only(rule: RewardRule, kind: VerdictKind) -> None:
+def test_the_fixed_reward_is_for_a_missing_thinking_part_only(rule: RewardRule, kind: VerdictKind) -> None:
     given = verdict(kind, passed=10 if kind is VerdictKind.ACCEPTED else 3)
-    terms, plain = RewardTerms(rule, thinking_penalty=0.75), reward_of_verdict(given, rule)
-    assert reward_of(header(), given, terms) == plain - 0.75
+    terms, plain = RewardTerms(rule, no_thinking=NoThinkingReward.PUNISHED), reward_of_verdict(given, rule)
+    assert reward_of(header(), given, terms) == -0.5
+    assert reward_of(header(), given, RewardTerms(rule)) == plain
     assert reward_of(replace(header(), has_thinking=True), given, terms) == plain
 
 
 def test_a_punished_overlong_rollout_has_the_fixed_reward_alone() -> None:
-    terms = RewardTerms(overlong=OverlongReward.PUNISHED, punished_reward=-2.0, thinking_penalty=0.75)
+    terms = RewardTerms(overlong=OverlongReward.PUNISHED, punished_reward=-2.0, no_thinking=NoThinkingReward.PUNISHED)
     assert reward_of(header(finish=FinishReason.LENGTH), verdict(VerdictKind.ACCEPTED, passed=10), terms) == -2.0

@@ -83,6 +83,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     jsonl(folder / "taco.jsonl", *({"question": f"Sum {n}.", "input_output": json.dumps(taco)} for n in range(2)))
     import_files("taco", [folder / "taco.jsonl"], folder / "taco.parquet")
     import_files("livecodebench", [folder / "test6.jsonl"], folder / "livecodebench.parquet")
+    (folder / "rows.csv").write_text('statement,cases\nSum.,"[{""input"": ""1 2"", ""output"": ""3""}]"\n')
     traces = [{"problem_id": f"t{n}", "prompt": f"Print {n}.\n", "completion": f"print({n})"} for n in range(40)]
     jsonl(folder / "traces.jsonl", *traces)
     jsonl(folder / "seeds.jsonl", {"seed_id": "one", "text": "Adding numbers."})

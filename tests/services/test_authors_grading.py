@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
+from tests.services.test_data_import import verdicts
 
+from nouscoder.data.importers.options import ImportOptions
+from nouscoder.data.importers.run import import_files
 from nouscoder.domain.submission import Comparator, ComparatorKind
 from nouscoder.verifier.judges.comparators import same_text
 
+ROWS = Path(__file__).parents[1] / "data" / "layouts" / "nouscoder.jsonl"
 AUTHORS = Comparator(ComparatorKind.LCB, absolute_tolerance=1e-4)
 EXACT = Comparator(ComparatorKind.LCB)
 CASES = [
@@ -109,3 +114,16 @@ def test_without_a_tolerance_the_rule_is_exact_as_livecodebench_s() -> None:
 @pytest.mark.parametrize("printed", [b"\xff\xfe", b"1" * 1_000_000, b"1 " * 1_000_000, b"\n" * 1_000_000 + b"0.5x"])
 def test_hostile_output_is_only_wrong(printed: bytes) -> None:
     assert not same_text("0.5", printed, AUTHORS)
+
+
+def test_a_third_is_right_in_the_authors_set_and_wrong_by_the_exact_rule(tmp_path: Path) -> None:
+    """From their row to the verdict of a real sandbox."""
+    programs = ("print(int(input()) / 3)", "print(0.3)", "print('0.33333')")
+    found = {}
+    for name, options in (("nouscoder", ImportOptions()), ("generic", ImportOptions(float_tolerance=0.0))):
+        folder = tmp_path / name
+        folder.mkdir()
+        import_files(name, [ROWS], folder / "kattis.parquet", options=options)
+        found[name] = verdicts(folder, f"{name}-2", *programs)
+    assert found["nouscoder"] == ["accepted", "wrong_answer", "accepted"]
+    assert found["generic"] == ["wrong_answer", "wrong_answer", "accepted"]

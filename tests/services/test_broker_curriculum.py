@@ -10,7 +10,7 @@ from tests.services.conftest import BrokerRig
 from nouscoder.broker.core import Broker
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState
-from nouscoder.domain.lease import LeasedTask
+from nouscoder.domain.lease import LeasedTask, LeasedTasks
 from nouscoder.domain.verdict import VerdictKind
 
 NewBroker = Callable[..., Broker]
@@ -115,6 +115,42 @@ async def test_a_run_whose_problems_are_all_retired_goes_on_with_the_recheck(
     state = await broker.read_curriculum()
     assert {record.groups for record in state.problems} == {2}
     assert state.cursor == 24, "epochs 1 and 2 left all problems out"
+
+
+FOR_GOOD = ("broker.curriculum.retire_after=1", "broker.curriculum.recheck_epochs=0")
+
+
+async def test_a_problem_retired_for_good_never_returns_and_a_run_without_problems_says_so(
+    new_broker: NewBroker, broker_rig: BrokerRig
+) -> None:
+    broker = await opened(new_broker, broker_rig, *FOR_GOOD)
+    order = [await group(broker, broker_rig) for _ in range(26)]
+    assert {problem: order.count(problem) for problem in SOLVED} == dict.fromkeys(SOLVED, 1)
+    assert not (await broker.status()).all_retired
+    for _ in range(4):
+        await group(broker, broker_rig, lambda _: VerdictKind.ACCEPTED)
+    assert await broker.lease_tasks(GEN, 4, 0.0) == LeasedTasks()
+    assert (await broker.status()).all_retired
+    restarted = new_broker(config=broker._config)
+    assert await restarted.lease_tasks(GEN, 4, 0.0) == LeasedTasks()
+    assert (await restarted.status()).all_retired
+
+
+async def test_a_later_group_of_a_problem_retired_for_good_does_not_bring_it_back(
+    new_broker: NewBroker, broker_rig: BrokerRig
+) -> None:
+    subset = ("broker.curriculum.name=subset", 'broker.curriculum.problem_ids=["p1"]')
+    broker = await opened(new_broker, broker_rig, *FOR_GOOD, *subset, "broker.pipeline_k=20")
+    tasks = await broker_rig.sample(broker, 8)
+    assert problems_of(tasks) == ["p1", "p1"]
+    first = tasks[0].task.group_id
+    await broker_rig.grade(
+        broker, lambda name: VerdictKind.ACCEPTED if name.startswith(first) else VerdictKind.WRONG_ANSWER
+    )
+    (record,) = (await broker.read_curriculum()).problems
+    assert (record.groups, record.solved_in_row) == (2, 1)
+    assert await broker.lease_tasks(GEN, 4, 0.0) == LeasedTasks()
+    assert (await broker.status()).all_retired, "of the six problems only p1 is in the curriculum"
 
 
 async def test_two_brokers_on_one_redis_ask_each_place_once(new_broker: NewBroker, broker_rig: BrokerRig) -> None:

@@ -114,6 +114,21 @@ async def test_a_batch_holds_the_groups_that_completed_first_with_their_verdicts
     assert await broker.heartbeat(LEARNER, [leased.lease.lease_id]) == {}
 
 
+async def test_a_group_is_sampled_at_the_temperature_of_its_batch(new_broker: NewBroker, broker_rig: Any) -> None:
+    """Also when it is leased again after later batches: the members of a group have one temperature."""
+    ramp = ("temperature=0.6", "final_temperature=1.0", "ramp_batches=2")
+    settings = [f"generation.sampling.{one}" for one in ramp]
+    broker = new_broker(*settings, "broker.pipeline_k=8", "broker.stale_policy=drop")
+    await broker.publish_policy(broker_rig.manifest(0))
+    first = await broker.lease_tasks("generation-1", 4, 0.0)
+    assert [item.task.sampling.temperature for item in first.tasks] == [0.6] * 4
+    await broker.publish_policy(broker_rig.manifest(1))
+    await broker.release_leases("generation-1", [item.lease.lease_id for item in first.tasks[:2]])
+    later = await broker.lease_tasks("generation-1", 6, 0.0)
+    by_group = {item.task.group_id: item.task.sampling.temperature for item in later.tasks}
+    assert by_group == {first.tasks[0].task.group_id: 0.6, "g000001": pytest.approx(0.8)}
+
+
 async def test_the_same_batch_comes_again_until_it_is_committed(new_broker: NewBroker, broker_rig: Any) -> None:
     broker = await ready(new_broker, broker_rig)
     first = await broker.lease_batch(LEARNER, 0)

@@ -91,8 +91,8 @@ def test_the_rules_of_the_configuration_reach_the_reward() -> None:
 
 
 def test_a_missing_thinking_part_costs_what_the_configuration_says() -> None:
-    penalised = Rewards(load_config(None, ["broker.reward.thinking_penalty=0.5"]))
-    assert penalised.of(header(), verdict(VerdictKind.ACCEPTED)) == 0.5
+    penalised = Rewards(load_config(None, ["broker.reward.no_thinking=punished"]))
+    assert penalised.of(header(), verdict(VerdictKind.ACCEPTED)) == -0.5
     assert penalised.of(replace(header(), has_thinking=True), verdict(VerdictKind.ACCEPTED)) == 1.0
-    user = rewards("shorter_is_better", "broker.reward.thinking_penalty=0.5")
-    assert user.of(header(), verdict()) == pytest.approx(0.75 - 0.1 - 0.5)
+    user = rewards("shorter_is_better", "broker.reward.no_thinking=punished", "broker.reward.no_thinking_reward=-2")
+    assert user.of(header(), verdict()) == -2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,6 +112,16 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         'filter = "metadata"\nkey = "platform"\nallowed = ["atcoder"]\nunknown = "drop"',
         problem("good", "A", metadata={"platform": "atcoder"}),
         problem("bad", "B", metadata={"platform": "leetcode"}),
+    ),
+    (
+        'filter = "dates"\nsince = "2024-08-01"',
+        problem("good", "A", metadata={"contest_date": "2024-08-01T00:00:00"}),
+        problem("bad", "B", metadata={"contest_date": "2024-07-31 23:59:59"}),
+    ),
+    (
+        'filter = "dates"\nbefore = "2024-08-01"\nkey = "date"\nunknown = "drop"',
+        problem("good", "A", metadata={"date": "2024-07-31"}),
+        problem("bad", "B", metadata={"contest_date": "2024-07-31"}),
     ),
 ]
 
@@ -233,6 +244,15 @@ def test_potential_is_highest_where_half_of_the_rollouts_pass(tmp_path: Path) ->
     assert left == ["p3", "p4", "p5", "q4"]
     items = {item.problem.problem_id: item.metadata for item in read_parquet(tmp_path / "out.parquet")}
     assert items["p4"] == {"potential": "1.0000", "potential_quartile": "1"}
+
+
+def test_the_hardest_share_has_the_lowest_pass_rates(tmp_path: Path) -> None:
+    """AceCoder trains on the hardest 25 % of its problems."""
+    names = [f"p{number}" for number in range(8)]
+    rates(tmp_path, {name: (number, 8) for number, name in enumerate(names)})
+    rows = [problem(name, name) for name in reversed(names)]
+    left, _ = chosen(tmp_path, rows, '[[steps]]\nfilter = "hardest"\nfile = "rates.jsonl"\nshare = 0.25')
+    assert left == ["p1", "p0"]
 
 
 def test_the_smoke_subset_is_64_learnable_problems_of_a_seed(tmp_path: Path) -> None:
@@ -379,11 +399,21 @@ def test_the_document_names_every_filter() -> None:
 
 PUBLISHED = {
     "deepcoder": ["num_tests", "references_pass", "exact_duplicates", "near_duplicates"],
-    "klear-reasoner": ["exact_duplicates", "decontaminate", "num_tests", "pass_rate"],
-    "skywork-or1": ["no_urls", "no_images", "exact_duplicates", "pass_rate", "judge_votes"],
+    "klear-reasoner": ["exact_duplicates", "decontaminate", "num_tests"],
+    "skywork-or1": [
+        *("no_urls", "no_images", "exact_duplicates", "embedding_duplicates"),
+        *("references_pass", "pass_rate", "judge_votes"),
+    ],
+    "acecoder": ["num_tests", "hardest"],
     "acereason": ["decontaminate", "no_images", "tests_type", "pass_rate"],
+    "nouscoder": ["pass_rate"],
     "nouscoder-smoke": ["pass_rate", "pass_rate", "sample"],
 }
+
+
+def unlike_vector(text: str) -> list[float]:
+    source = random.Random(text)
+    return [source.gauss(0, 1) for _ in range(32)]
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs" / "data").glob("*.toml")), ids=lambda file: file.stem)
@@ -392,7 +422,9 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
     tree = tomllib.loads(file.read_text())
     named = [*tree["inputs"], *(name for step in tree["steps"] for name in step.get("against", ()))]
     for at, name in enumerate(dict.fromkeys(named)):
-        rows = [problem(f"{at}-{one}", made_up_text((at, one)), 20, references=["print(input())"]) for one in names]
+        noted = {step["metadata"]: "5/16" for step in tree["steps"] if "metadata" in step}
+        about = {"references": ["print(input())"], "metadata": noted}
+        rows = [problem(f"{at}-{one}", made_up_text((at, one)), 20, **about) for one in names]
         write_lines(tmp_path / "rows.jsonl", rows)
         copy = tmp_path / "copy.toml"
         copy.write_text('name = "x"\ninputs = ["rows.jsonl"]\nsteps = [{filter = "num_tests"}]')
@@ -403,8 +435,9 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
             lines = [{"problem_id": name, "passed": count[0], "sampled": 16} for name, count in counts.items()]
             write_lines(tmp_path / step["file"], lines)
     section = load_config(None, ['verifier.sandbox.backend="fake"']).verifier
-    with serving(MockServer(lambda request: completion("VERDICT: YES"))) as mock:
-        copy.write_text(file.read_text().replace("http://127.0.0.1:8000/v1", mock.url))
+    mock = MockServer(lambda request: completion("VERDICT: YES"), embeds=unlike_vector)
+    with serving(mock):
+        copy.write_text(re.sub(r"http://127.0.0.1:800\d/v1", mock.url, file.read_text()))
         recipe = read_recipe(copy, tmp_path)
         selection = select(recipe, tmp_path / "out.parquet", grading=GradingTarget(section))
     assert [step.filter for step in recipe.steps] == PUBLISHED[file.stem]

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.domain.test_prompt import FUNCTION, QUESTION, STARTER, STDIN, SYSTEM
+from tests.domain.test_prompt import BEGIN, FUNCTION, QUESTION, STARTER, STDIN, SYSTEM
 from tests.services.qwen3_tokenizer import qwen3_folder
 from transformers import AutoTokenizer
 
 from nouscoder.cli.evaluate import _asked
-from nouscoder.config import Config, ConfigError, load_config
+from nouscoder.config import Config, ConfigError, EnvironmentSection, load_config
 from nouscoder.config.tree import write_starter
 from nouscoder.data.problem_index import ProblemIndex, open_index_of
 from nouscoder.data.problem_parquet import load_problems
@@ -30,7 +30,7 @@ from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
 from nouscoder.evaluation.pass_at_1 import evaluation_tasks
-from nouscoder.evaluation.problems import Window, read_evaluated
+from nouscoder.evaluation.problems import NothingToEvaluate, Window, check_prompt, read_evaluated
 from nouscoder.evaluation.samples import SamplingSettings
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.generation.openai.completions import PromptEncoder
@@ -47,7 +47,7 @@ from nouscoder.policy_folder.prompt_file import (
     with_recorded_prompt,
 )
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
-from nouscoder.run.preflight import checked_fine_tuning, with_policy_folder
+from nouscoder.run.preflight import checked_fine_tuning, misled_lines, with_policy_folder
 from nouscoder.sft.examples import example_of
 from nouscoder.sft.reading import Encoder
 
@@ -232,6 +232,21 @@ def test_a_policy_that_was_not_trained_here_is_asked_in_its_chat_template(qwen3:
     assert [*prompt_lines(config.generation.environment, qwen3)] == ["prompts: messages, form plain"]
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert [*prompt_lines(config.generation.environment, tmp_path)] == []
+
+
+def test_a_form_that_asks_a_function_problem_to_read_stdin_is_told(problem_file: Path, index: ProblemIndex) -> None:
+    lcb = EnvironmentSection(prompt_form=PromptForm.LIVECODEBENCH)
+    without = [replace(problem, starter_code="") for problem in PROBLEMS]
+    assert misled_lines(lcb, PROBLEMS) == misled_lines(EnvironmentSection(), without) == []
+    assert misled_lines(lcb, [replace(without[1], prompt=prompt) for prompt in (FUNCTION, BEGIN)]) == []
+    assert misled_lines(lcb, without) == [
+        "1 of 2 held-out problems, such as function, have no starter code and call tests, and the form livecodebench"
+        ' asks them to read stdin: import the set again, or take generation.environment.prompt_form "plain"'
+    ]
+    evaluated = read_evaluated(problem_file, index, Window())
+    check_prompt(evaluated, lcb.record(PromptSettings))
+    with pytest.raises(NothingToEvaluate, match="the form livecodebench needs starter code for function, which has"):
+        check_prompt([replace(one, starter_code="") for one in evaluated], lcb.record(PromptSettings))
 
 
 GOOD = json.loads(prompt_json(PromptSettings("messages")))

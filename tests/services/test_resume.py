@@ -141,7 +141,7 @@ def test_another_objective_in_the_file_comes_with_all_its_keys(home: Home) -> No
         ("policy.path=/elsewhere", "policy.path is '/elsewhere', but"),
         ("policy.path=Org/Model", "policy.path is 'Org/Model', but"),
         ("generation.sampling.max_new_tokens=5", "generation.sampling.max_new_tokens is 5, but"),
-        ("generation.environment.prompt_as=auto", "generation.environment.prompt_as is 'auto', but"),
+        ("generation.environment.prompt_as=text", "generation.environment.prompt_as is 'text', but"),
         ("broker.redis_url=redis://elsewhere:6379/0", "broker.redis_url is 'redis://elsewhere:6379/0', but"),
         ("run.services=external", "run.services is 'external', but"),
     ],

@@ -12,6 +12,8 @@ import pytest
 from tests.services.test_data_import import CALL_ROWS, CALLS, SUM, SUM_ROWS, jsonl, parquet
 from tests.services.test_import_options import imported
 
+from nouscoder.data import bounded_files
+from nouscoder.data.importers import rows
 from nouscoder.data.importers.options import ImportOptions
 from nouscoder.data.importers.run import import_files, rejections_of
 from nouscoder.data.problem_parquet import load_problems, read_parquet
@@ -78,6 +80,7 @@ def test_the_parts_of_deepcoder_have_each_its_form_of_tests(tmp_path: Path) -> N
     ]
     items = imported(tmp_path, "deepcoder", rows)
     assert [one.problem.tests for one in items] == [SUM, CALLS, SUM, CALLS, SUM]
+    assert [one.problem.limits.wall_time_s for one in items] == [12.0, 12.0, 12.0, 6.0, 12.0]
 
 
 CALLED = [([[1, 2], "x"], 3), ([[], "y"], None)]
@@ -241,3 +244,19 @@ def test_what_is_wrong_in_a_line_is_still_named(tmp_path: Path, row: dict[str, A
         load_problems(jsonl(tmp_path / "problems.jsonl", {"prompt": "x"} | row))
     assert told in str(caught.value)
     assert "line 1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"prompt,tests\n\xff,1\n", b'prompt,tests\n"' + b"x" * 2000, b"prompt,tests\nx," + b"y" * 2000 + b"\n"],
+)
+def test_csv_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr(rows, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(bounded_files, "MAX_LINE_BYTES", 1000)
+    file = tmp_path / "rows.csv"
+    file.write_bytes(content)
+    with pytest.raises(ProblemFileError, match=r"rows\.csv cannot be read: "):
+        import_files("generic", [file], tmp_path / "out.parquet")
+    csv.field_size_limit(131072)

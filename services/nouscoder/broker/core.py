@@ -29,7 +29,7 @@ from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.domain.learner_state import Restored, TrainedState
 from nouscoder.domain.lease import LeasedTasks, LeaseLoss, RecordedGradings
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.run_status import Ledger, RunStatus
+from nouscoder.domain.run_status import Ledger, RolloutState, RunStatus
 from nouscoder.domain.stall import Blocker, judge
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.pairs import HEADER, VERDICT
@@ -280,12 +280,24 @@ class Broker:
         """The run at one instant."""
         async with self.store.answers_within(_STATUS_LIMIT_S):
             status = await operations.read_status(self.store, self.rules, self._config.run.name)
+            all_retired = await self._has_retired_all(status)
         return replace(
             status,
+            all_retired=all_retired,
             back_pressure=self.memory.pressure.reason,
             num_problems=len(self._problems.problem_ids),
             left_out_problems=len(self._problems.all_ids) - len(self._problems.problem_ids),
         )
+
+    async def _has_retired_all(self, status: RunStatus) -> bool:
+        """As RunStatus.all_retired. Reads the records of all problems, only when nothing else is in flight."""
+        in_flight = dict(status.ledger.in_flight)
+        ready = in_flight.pop(RolloutState.READY, 0)
+        waits = any(in_flight.values()) or ready >= self._config.broker.batch_size
+        if waits or not status.admission_slots_free or not self.rules.retires_for_good_after:
+            return False
+        state = await self.read_curriculum()
+        return self._curriculum.is_exhausted(state.cursor, {one.problem_id: one for one in state.problems})
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next step."""

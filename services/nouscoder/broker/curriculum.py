@@ -174,18 +174,21 @@ def _weights(file: Path) -> dict[str, float]:
 
 
 async def offer(store: Store, curriculum: Curriculum, cursor: int, count: int) -> list[Choice]:
-    """The next `count` problems that the gates admit, from the place `cursor` on. Raises BrokerUnavailable.
+    """Up to `count` of the next problems that the gates admit, from the place `cursor` on. Raises BrokerUnavailable.
 
-    The search ends, because no gate leaves a problem out for ever: a retired one comes again after
-    broker.curriculum.recheck_epochs, and priorities admit each at a share of at least broker.curriculum.least.
+    None are found only when all problems are retired for good. The search ends: after a round over all problems what
+    was found is enough, a retired problem comes again after broker.curriculum.recheck_epochs unless it is retired for
+    good, and priorities admit each at a share of at least broker.curriculum.least.
     """
     if not curriculum.gates:
         return curriculum.choices_from(cursor, count)
     found: list[Choice] = []
     look = max(_FIRST_LOOK, 2 * count)
-    while len(found) < count:
+    start, end = cursor, curriculum.schedule.end_of_round(cursor)
+    records: dict[str, ProblemStatistics] = {}
+    while len(found) < count and not (cursor >= end and (found or curriculum.is_exhausted(start, records))):
         choices = curriculum.choices_from(cursor, look)
-        records = await read_records(store, [choice.problem_id for choice in choices])
+        records |= await read_records(store, [choice.problem_id for choice in choices])
         found += curriculum.admitted(choices, records)
         cursor, look = cursor + look, min(2 * look, _LONGEST_LOOK)
     return found[:count]

@@ -71,6 +71,7 @@ class RunRules:
     drop_zero_variance: bool
     max_filtered_groups: int
     solved_pass_rate: float
+    retires_for_good_after: int
     over_sampling: float
     lease_ms: int
     batch_lease_ms: int
@@ -95,6 +96,7 @@ class RunRules:
             max_age=bound.max_age,
             waits_for_older=bound.waits_for_older,
             solved_pass_rate=section.curriculum.retire_pass_rate,
+            retires_for_good_after=section.curriculum.retires_for_good_after,
             lease_ms=round(1000 * section.lease_s),
             batch_lease_ms=round(1000 * section.batch_lease_s),
             sampling_progress_ms=round(1000 * section.sampling_progress_s),

@@ -317,13 +317,13 @@ class LeasedWork:
     def _task(self, entry: LeasedEntry) -> LeasedTask:
         problem_id, group_id, min_version = entry.values[0].decode(), entry.values[1].decode(), int(entry.values[2])
         problem = self._problems.problem(problem_id)
-        seed = task_seed(self._config.run.seed, entry.rollout_id)
+        seed, sampling = task_seed(self._config.run.seed, entry.rollout_id), self._config.generation.sampling
         task = Task(
             rollout_id=entry.rollout_id,
             group_id=group_id,
             problem_id=problem_id,
             prompt=problem.prompt,
-            sampling=self._config.generation.sampling.record(Sampling, seed=seed),
+            sampling=sampling.record(Sampling, seed=seed, temperature=sampling.temperature_at(min_version)),
             min_policy_version=min_version,
             prompt_template=problem.prompt_template,
             public_tests=problem.public_tests,

@@ -190,16 +190,22 @@ def data_filter(
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Select problems by the steps of a recipe. Prints the counts of each step and the hash of the output."""
+    """Select problems by the steps of a recipe. Prints the counts of each step and the hash of the output.
+
+    Files that the recipe names and that do not exist are imported first, as it says.
+    """
     import json
     from dataclasses import asdict
 
     from nouscoder.config import load_config
-    from nouscoder.data.filters.run import read_recipe, select
+    from nouscoder.data.filters.run import import_missing, read_recipe, select
     from nouscoder.data.filters.step import GradingTarget
 
     grading = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
-    selection = select(read_recipe(recipe, folder), out, tests, grading)
+    known = read_recipe(recipe, folder)
+    for summary in import_missing(known):
+        typer.echo(summary.text(), err=as_json)
+    selection = select(known, out, tests, grading)
     typer.echo(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from nouscoder.config.base import InputFile, Section, ServiceSection, chosen_by, grpc_address
-from nouscoder.domain.reward import OverlongReward, RewardRule
+from nouscoder.domain.reward import NoThinkingReward, OverlongReward, RewardRule
 from nouscoder.domain.staleness import StalePolicy
 
 _NAMES = "epochs, subset, pass_rates, pools, potential, priorities"
@@ -52,7 +52,14 @@ class _CurriculumSection(Section):
         0, ge=0, description="online filter: solved groups in a row after which a problem is retired; 0: never"
     )
     retire_pass_rate: float = Field(1.0, gt=0, le=1, description="a group counts as solved from this pass rate on")
-    recheck_epochs: int = Field(2, ge=1, description="epochs that leave a retired problem out before it returns")
+    recheck_epochs: int = Field(
+        2, ge=0, description="epochs that leave a retired problem out before it returns; 0: it never returns"
+    )
+
+    @property
+    def retires_for_good_after(self) -> int:
+        """Solved groups in a row after which a problem is never asked again; 0: none is."""
+        return 0 if self.recheck_epochs else self.retire_after
 
 
 class EpochsCurriculum(_CurriculumSection):
@@ -172,8 +179,9 @@ class RewardSection(Section):
 
     rule: RewardRule = Field(
         RewardRule.SIGN,
-        description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed; r1_code_interpreter:"
-        " 1 or 0, +-0.1 for a code block, -0.1 above 6 turns; callable: entry_point",
+        description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed; binary_format:"
+        " 1 or 0, -0.1 without a code block; r1_code_interpreter: 1 or 0, +-0.1 for a code block, -0.1 above 6 turns;"
+        " callable: entry_point",
     )
     entry_point: str = Field(
         "",
@@ -191,8 +199,13 @@ class RewardSection(Section):
     punished_reward: float = Field(
         -1.0, allow_inf_nan=False, description="for punished: the reward of an overlong rollout"
     )
-    thinking_penalty: float = Field(
-        0.0, ge=0, description="subtracted from the reward of a rollout without a thinking part (closed by </think>)"
+    no_thinking: NoThinkingReward = Field(
+        NoThinkingReward.GRADED,
+        description="rollouts without a thinking part (closed by </think>); graded: as any other; punished:"
+        " no_thinking_reward, whatever the verdict",
+    )
+    no_thinking_reward: float = Field(
+        -0.5, allow_inf_nan=False, description="for punished: the reward of a rollout without a thinking part"
     )
     buffer_tokens: int = Field(
         0, ge=0, description="for soft: tokens before max_new_tokens over which the punishment falls from 0 to -1"

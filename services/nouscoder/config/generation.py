@@ -187,6 +187,17 @@ class SamplingSection(Section):
         (), description="tokens that end an answer, besides the policy's end-of-turn tokens"
     )
     max_new_tokens: int = Field(128, ge=1, description="maximum number of tokens in a completion")
+    ramp_batches: int = Field(
+        0, ge=0, description="batches over which the temperature goes linearly to final_temperature; 0: it stays"
+    )
+    final_temperature: float = Field(1.0, gt=0, description="with ramp_batches: the temperature after the ramp")
+
+    def temperature_at(self, version: int) -> float:
+        """That of a group which is admitted under this policy version: there is one version a batch."""
+        if not self.ramp_batches:
+            return self.temperature
+        share = min(1.0, version / self.ramp_batches)
+        return self.temperature + share * (self.final_temperature - self.temperature)
 
     @field_validator("stop", "stop_token_ids")
     @classmethod

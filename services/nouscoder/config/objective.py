@@ -106,11 +106,10 @@ class GspoSettings(_ObjectiveSection):
     aggregation: Aggregation = _aggregation(Aggregation.SEQUENCE_MEAN)
 
 
-class GppoSettings(_ObjectiveSection):
+class GppoSettings(ClippedSettings):
     """GPPO (Klear-Reasoner): clipped tokens keep a bounded gradient; plus the NLL of accepted rollouts."""
 
     name: Literal["gppo"] = _name("gppo")
-    clip_low: float = _clip_low(0.2)
     clip_high: float = _clip_high(0.28)
     beta_low: float = Field(1.0, ge=0, description="b1: factor on tokens below the clip with a negative advantage")
     beta_high: float = Field(1.0, ge=0, description="b2: factor on tokens above the clip with a positive advantage")
@@ -239,14 +238,15 @@ class AdvantageSection(Section):
         description="rollouts cut at max_new_tokens; filtered: advantage 0, counted in the loss's divisor;"
         " masked: left out of the loss and its divisor; kept: as any other",
     )
+    epsilon: float = Field(0.0, ge=0, allow_inf_nan=False, description="added to the std; verl's GRPO has 1e-6")
     length_weight: float = Field(
         0.0, ge=0, description="weight of Kimi k1.5's length reward, added before the estimator; 0: none"
     )
 
     @model_validator(mode="after")
     def _ddof_of_std(self) -> AdvantageSection:
-        if self.ddof and self.estimator in (Estimator.GROUP_MEAN, Estimator.LEAVE_ONE_OUT):
-            raise ValueError(f"ddof has no effect with estimator {self.estimator}: leave it at 0")
+        if (self.ddof or self.epsilon) and self.estimator in (Estimator.GROUP_MEAN, Estimator.LEAVE_ONE_OUT):
+            raise ValueError(f"ddof and epsilon have no effect with estimator {self.estimator}: leave them at 0")
         return self
 
 

@@ -105,7 +105,8 @@ async def _ask_all(questions: Sequence[Question], answers: RecordLog, at_once: i
                 try:
                     answers.add(question.key, await question.ask(servers[question.served.url]))
                 except CompletionFailed as error:
-                    raise NotAnswered(f"{error}; the other answers are kept: start again") from None
+                    kept = "the other answers are kept: start again when the model is served there"
+                    raise NotAnswered(f"{error}; {kept} (such as by `vllm serve`), or give another address") from None
                 advance(1)
 
         async with asyncio.TaskGroup() as group:

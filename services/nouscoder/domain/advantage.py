@@ -25,8 +25,8 @@ class Estimator(StrEnum):
 class Overlong(StrEnum):
     """What happens to overlong rollouts, which always count in the statistics.
 
-    FILTERED: advantage 0, and their tokens count in the loss's divisor (NousCoder-14B). MASKED: they are left out of
-    the loss and its divisor (DeepCoder). KEPT: they are treated as any other.
+    FILTERED: advantage 0, and their tokens count in the loss's divisor (NousCoder-14B, DeepCoder). MASKED: they are
+    left out of the loss and its divisor (AReaL's mask_no_eos). KEPT: they are treated as any other.
     """
 
     FILTERED = "filtered"
@@ -40,11 +40,16 @@ def has_signal(rewards: Sequence[float]) -> bool:
 
 
 def group_advantages(
-    rewards: Sequence[float], zeroed: Sequence[bool], estimator: Estimator = Estimator.GROUP_MEAN_STD, ddof: int = 0
+    rewards: Sequence[float],
+    zeroed: Sequence[bool],
+    estimator: Estimator = Estimator.GROUP_MEAN_STD,
+    ddof: int = 0,
+    epsilon: float = 0.0,
 ) -> list[float]:
     """The advantages [rollouts] of one group of n rollouts.
 
-    GROUP_MEAN_STD: (R_i - mean R) / std R (GRPO, arXiv 2402.03300, section 4.1.2); std divides by n - ddof.
+    GROUP_MEAN_STD: (R_i - mean R) / (std R + epsilon) (GRPO, arXiv 2402.03300, section 4.1.2, without epsilon); std
+    divides by n - ddof. verl has ddof 1 and epsilon 1e-6 (compute_grpo_outcome_advantage in its core_algos.py).
     GROUP_MEAN: R_i - mean R (Dr. GRPO, arXiv 2503.20783, section 3.2).
     LEAVE_ONE_OUT: R_i - mean of the other R (RLOO, arXiv 2402.14740).
 
@@ -60,16 +65,16 @@ def group_advantages(
     mean = sum(rewards) / count
     scale = 1.0
     if estimator is Estimator.GROUP_MEAN_STD:
-        scale = sqrt(sum((reward - mean) ** 2 for reward in rewards) / (count - ddof))
+        scale = sqrt(sum((reward - mean) ** 2 for reward in rewards) / (count - ddof)) + epsilon
     elif estimator is Estimator.LEAVE_ONE_OUT:
         scale = (count - 1) / count  # R_i - (n * mean - R_i) / (n - 1) = (R_i - mean) * n / (n - 1)
     return [0.0 if cut else (reward - mean) / scale for reward, cut in zip(rewards, zeroed, strict=True)]
 
 
 def batch_advantages(
-    rewards: Sequence[float], zeroed: Sequence[bool], weights: Sequence[int], ddof: int = 0
+    rewards: Sequence[float], zeroed: Sequence[bool], weights: Sequence[int], ddof: int = 0, epsilon: float = 0.0
 ) -> list[float]:
-    """(R_i - mean R) / std R over the rollouts of a whole batch, [rollouts] (REINFORCE++, arXiv 2501.03262).
+    """(R_i - mean R) / (std R + epsilon) over the rollouts of a batch, [rollouts] (REINFORCE++, arXiv 2501.03262).
 
     Rollout i counts `weights[i]` times: once, or once a token as OpenRLHF whitens. std divides by the sum of weights
     minus ddof. Otherwise as `group_advantages`.
@@ -82,7 +87,7 @@ def batch_advantages(
     total = sum(weights)
     mean = sum(weight * reward for weight, reward in zip(weights, rewards, strict=True)) / total
     squares = sum(weight * (reward - mean) ** 2 for weight, reward in zip(weights, rewards, strict=True))
-    std = sqrt(squares / (total - ddof))
+    std = sqrt(squares / (total - ddof)) + epsilon
     return [0.0 if cut else (reward - mean) / std for reward, cut in zip(rewards, zeroed, strict=True)]
 
 

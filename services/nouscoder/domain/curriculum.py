@@ -142,6 +142,11 @@ class Schedule:
             self._shuffled = (epoch, order)
         return Choice(place, epoch, self._shuffled[1][offset])
 
+    def end_of_round(self, place: int) -> int:
+        """The place before which each problem comes, of all that come at `place` or later."""
+        first, last = self._first_places[-1], len(self._stages[-1].problem_ids)
+        return first + (max(0, place - first) // last + (2 if place > first else 1)) * last
+
     def epoch_of(self, place: int) -> int:
         """The epoch of a place; 0 for one before the first."""
         return self._find(max(0, place))[1]
@@ -164,7 +169,10 @@ class Gate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OnlineFilter:
-    """Retires a problem after `retire_after` solved groups in a row; uses it again after `recheck_epochs` epochs."""
+    """Retires a problem after `retire_after` solved groups in a row; uses it again after `recheck_epochs` epochs.
+
+    INVARIANT: with `recheck_epochs` 0 a retired problem is never used again.
+    """
 
     schedule: Schedule
     retire_after: int
@@ -172,9 +180,15 @@ class OnlineFilter:
 
     def admits(self, choice: Choice, record: ProblemStatistics | None) -> bool:
         """Whether the problem is not retired."""
-        if record is None or record.solved_in_row < self.retire_after:
+        if not self.is_retired(record):
             return True
+        if record is None or self.recheck_epochs == 0:
+            return False
         return choice.epoch - self.schedule.epoch_of(record.place) > self.recheck_epochs
+
+    def is_retired(self, record: ProblemStatistics | None) -> bool:
+        """Whether the last groups of the problem were solved."""
+        return record is not None and record.solved_in_row >= self.retire_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +228,14 @@ class Curriculum:
         """Those that every gate admits, by the records of their problems."""
         known = records or {}
         return [c for c in choices if all(gate.admits(c, known.get(c.problem_id)) for gate in self.gates)]
+
+    def is_exhausted(self, place: int, records: Mapping[str, ProblemStatistics]) -> bool:
+        """Whether no problem can come at `place` or later, because all that could are retired for good."""
+        for_good = [gate for gate in self.gates if isinstance(gate, OnlineFilter) and gate.recheck_epochs == 0]
+        if not for_good:
+            return False
+        left = {self.schedule.at(number).problem_id for number in range(place, self.schedule.end_of_round(place))}
+        return all(any(gate.is_retired(records.get(name)) for gate in for_good) for name in left)
 
 
 def potential(pass_rate: float) -> float:

@@ -30,6 +30,7 @@ PYTHON = ("python",)
 PROMPT = "{prompt}"  # in a template, the place of the problem
 AUTO = "auto"
 _LANGUAGE, _BLOCK = "{language}", "{block}"
+_READ_STDIN = ("stdin", "checker", "interactive")  # types of tests
 
 
 class PromptForm(StrEnum):
@@ -117,6 +118,12 @@ class PromptSettings:
         if asked.template:
             form, template = PromptForm.PLAIN, asked.template
         return prompt_text(form, asked.prompt, asked.starter_code, asked.languages, template)
+
+    def misleads(self, asked: PromptText, tests_type: str) -> bool:
+        """Whether the form asks for a program that reads stdin, and the tests are others: starter code is missing."""
+        is_plain = self.prompt_form is PromptForm.PLAIN or bool(asked.template)
+        has_code = bool(asked.starter_code) or asked.prompt.startswith(_LCB_QUESTION) or bool(_parted(asked.prompt)[1])
+        return not (is_plain or has_code or tests_type in _READ_STDIN)
 
     def messages(self, asked: PromptText) -> list[Message]:
         """A system message, if there is one, and the user's."""

@@ -51,13 +51,15 @@ class RewardRule(StrEnum):
     """How a verdict becomes a reward.
 
     SIGN: +1 when all tests pass, else -1 (NousCoder-14B). BINARY: 1 or 0 (DeepCoder). SOFT: passed / total
-    (Klear-Reasoner, code). R1_CODE_INTERPRETER: 1 or 0, plus or minus 0.1 for the format of the answer, minus 0.1 above
-    6 turns. CALLABLE: a function of the user, which broker/rewards.py calls.
+    (Klear-Reasoner, code). BINARY_FORMAT: 1 or 0, minus 0.1 without a code block (thinking-machines-lab/
+    tinker-cookbook, recipes/code_rl/deepcoder_tool.py). R1_CODE_INTERPRETER: 1 or 0, plus or minus 0.1 for the format
+    of the answer, minus 0.1 above 6 turns. CALLABLE: a function of the user, which broker/rewards.py calls.
     """
 
     SIGN = "sign"
     BINARY = "binary"
     SOFT = "soft"
+    BINARY_FORMAT = "binary_format"
     R1_CODE_INTERPRETER = "r1_code_interpreter"
     CALLABLE = "callable"
 
@@ -73,12 +75,20 @@ class OverlongReward(StrEnum):
     SOFT = "soft"
 
 
+class NoThinkingReward(StrEnum):
+    """The reward of a rollout without a thinking part. GRADED: as any other. PUNISHED: a fixed reward, as Klear's."""
+
+    GRADED = "graded"
+    PUNISHED = "punished"
+
+
 @dataclass(frozen=True, slots=True)
 class RewardTerms:
     """All that a reward depends on besides rollout and verdict.
 
-    punished_reward is that of PUNISHED. buffer_tokens and max_new_tokens are those of SOFT. thinking_penalty is
-    subtracted where the thinking part is missing (Klear-Reasoner, math; our survey names no value).
+    punished_reward is that of PUNISHED. buffer_tokens and max_new_tokens are those of SOFT. no_thinking_reward
+    is that of a rollout without a thinking part, if no_thinking is PUNISHED: -0.5 in Klear-Reasoner's script
+    (Kwai-Klear/KlearReasoner, verl/utils/reward_score/reward_config.py).
     """
 
     rule: RewardRule = RewardRule.SIGN
@@ -86,7 +96,8 @@ class RewardTerms:
     punished_reward: float = -1.0
     buffer_tokens: int = 0
     max_new_tokens: int = 0
-    thinking_penalty: float = 0.0
+    no_thinking: NoThinkingReward = NoThinkingReward.GRADED
+    no_thinking_reward: float = -0.5
 
 
 def reward_of(rollout: RolloutHeader, verdict: Verdict, terms: RewardTerms) -> float:
@@ -104,8 +115,8 @@ def adjusted(reward: float, rollout: RolloutHeader, terms: RewardTerms) -> float
     """`reward`, changed for a rollout without a thinking part and for one that is overlong."""
     if terms.overlong is OverlongReward.PUNISHED and rollout.finish_reason is FinishReason.LENGTH:
         return terms.punished_reward
-    if not rollout.has_thinking:
-        reward -= terms.thinking_penalty
+    if terms.no_thinking is NoThinkingReward.PUNISHED and not rollout.has_thinking:
+        reward = terms.no_thinking_reward
     if terms.overlong is OverlongReward.SOFT:
         num_tokens = rollout.num_tokens - rollout.num_prompt_tokens
         return reward + soft_overlong_punishment(num_tokens, terms.max_new_tokens, terms.buffer_tokens)
@@ -124,6 +135,8 @@ def reward_of_verdict(verdict: Verdict, rule: RewardRule = RewardRule.SIGN) -> f
         return 1.0 if accepted else -1.0
     if rule is RewardRule.BINARY:
         return 1.0 if accepted else 0.0
+    if rule is RewardRule.BINARY_FORMAT:
+        return (1.0 if accepted else 0.0) - (0.1 if verdict.kind is VerdictKind.NO_CODE else 0.0)
     if rule is RewardRule.R1_CODE_INTERPRETER:
         return (1.0 if accepted else 0.0) + (-0.1 if verdict.kind is VerdictKind.NO_CODE else 0.1)
     if rule is RewardRule.CALLABLE:

@@ -103,7 +103,8 @@ class RunStatus:
 
     Of the run's `num_problems` generation can make no rollout of `refused_problems`, which are not asked again;
     `refused_reason` is that of one of them. `left_out_problems` are not in `num_problems`: their prompts are too
-    long, or they allow a language that the run has not.
+    long, or they allow a language that the run has not. `all_retired` says that the curriculum has retired every
+    problem for good, and nothing is in flight but rollouts that wait for a whole batch.
     """
 
     run: str
@@ -126,6 +127,7 @@ class RunStatus:
     num_problems: int = 0
     left_out_problems: int = 0
     finish_reason: str = ""
+    all_retired: bool = False
 
     @property
     def all_refused(self) -> bool:

@@ -35,6 +35,7 @@ from nouscoder.evaluation.problems import (
     NothingToEvaluate,
     Window,
     check_profile,
+    check_prompt,
     gradable,
     read_evaluated,
 )
@@ -210,6 +211,7 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
             if request.samples is not None:
                 jobs = given_jobs(request.samples, problems, index.problem_ids, samples)
             else:
+                check_prompt(problems, request.sampling.prompt)
                 jobs = server_jobs(problems, request.sampling)
             if request.checkpoint is not None and (asked := _asked(request, jobs, samples)):
                 asyncio.run(request.checkpoint.tokens_needed(asked))

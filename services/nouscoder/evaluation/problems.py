@@ -13,7 +13,7 @@ from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.data.problem_parquet import is_parquet, read_rows
 from nouscoder.data.problems import read_bodies
 from nouscoder.domain.problem import GradingRules
-from nouscoder.domain.prompt import PYTHON
+from nouscoder.domain.prompt import PYTHON, PromptSettings, PromptText
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable
 
@@ -130,6 +130,16 @@ def gradable(problems: list[EvaluatedProblem], languages: Collection[str]) -> tu
     if not left:
         raise NothingToEvaluate(f"no problem is left: {others} allow {', '.join(lacking)}, which the verifier lacks")
     return left, f"{others} are left out: they allow {', '.join(lacking)}, which the verifier lacks"
+
+
+def check_prompt(problems: list[EvaluatedProblem], settings: PromptSettings) -> None:
+    """Raises NothingToEvaluate when the form of the prompt would ask for another program than the tests do."""
+    for problem in problems:
+        if settings.misleads(PromptText.of(problem), problem.tests_type):
+            raise NothingToEvaluate(
+                f"the form {settings.prompt_form} needs starter code for {problem.problem_id}, which has"
+                f" {problem.tests_type} tests: import the set again, or give --prompt plain"
+            )
 
 
 def _all(path: Path, index: ProblemIndex) -> Iterator[EvaluatedProblem]:

@@ -70,6 +70,11 @@ class LearningSignal:
                 f"the run ended: generation can make no rollout of any of the {status.num_problems} problems, such as:"
                 f" {status.refused_reason}"
             )
+        if status.all_retired:
+            raise NothingToLearn(
+                f"the run ended after {status.batches_committed} batches: no problem is left to ask, because all are"
+                " retired (broker.curriculum.retire_after) for good (recheck_epochs = 0)"
+            )
         if status.refused_problems > 2 * self._refused:
             self._refused = status.refused_problems
             return (

@@ -21,7 +21,7 @@ from nouscoder.config.base import Place, keys_of
 from nouscoder.data.problem_index import all_held_out, fitting, in_languages, open_index, prompt_lengths
 from nouscoder.data.prompt_lengths import are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.prompt import PromptText
+from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.errors import NousCoderError, did_you_mean
 from nouscoder.policy_folder.inspection import (
     HubUnavailable,
@@ -244,7 +244,23 @@ def _asked(request: dict[str, Any]) -> dict[str, Any]:
 def notes_of(config: Config) -> list[str]:
     """What is to be said before a run starts: of its prompt, and of problems that are left out as too long."""
     folder = config.in_run_folder(config.policy.path)
-    return [*prompt_lines(config.generation.environment, folder), *left_out_lines(config)]
+    return [
+        *prompt_lines(config.generation.environment, folder),
+        *misled_lines(config.generation.environment, all_held_out(config)),
+        *left_out_lines(config),
+    ]
+
+
+def misled_lines(environment: EnvironmentSection, held_out: Sequence[Problem]) -> list[str]:
+    """What is to be said of held-out problems that the form of the prompt asks wrongly; those of training are alike."""
+    asking = environment.record(PromptSettings)
+    misled = [one for one in held_out if asking.misleads(PromptText.of(one), one.tests.type)]
+    return [
+        f"{len(misled)} of {len(held_out)} held-out problems, such as {one.problem_id}, have no starter code and"
+        f" {one.tests.type} tests, and the form {asking.prompt_form} asks them to read stdin: import the set again, or"
+        ' take generation.environment.prompt_form "plain"'
+        for one in misled[:1]
+    ]
 
 
 def left_out_lines(config: Config) -> list[str]:

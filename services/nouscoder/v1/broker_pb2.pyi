@@ -1991,6 +1991,7 @@ class StatusResponse(_message.Message):
     NUM_PROBLEMS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_PROBLEMS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    ALL_RETIRED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     policy_version: _builtins.int
@@ -2023,6 +2024,8 @@ class StatusResponse(_message.Message):
     """Problems that are left out because their prompts are too long."""
     finish_reason: _builtins.str
     """Why the run is finished; empty while it is not."""
+    all_retired: _builtins.bool
+    """Whether every problem is retired for good, and nothing is in flight but rollouts that wait for a whole batch."""
     @_builtins.property
     def ledger(self) -> Global___Ledger:
         """The ledger."""
@@ -2064,10 +2067,11 @@ class StatusResponse(_message.Message):
         num_problems: _builtins.int = ...,
         left_out_problems: _builtins.int = ...,
         finish_reason: _builtins.str = ...,
+        all_retired: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "ledger", b"ledger", "policy_version", b"policy_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "admission_slots_free", b"admission_slots_free", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "cancelled", b"cancelled", "finish_reason", b"finish_reason", "finished", b"finished", "ledger", b"ledger", "left_out_problems", b"left_out_problems", "missing_problems", b"missing_problems", "mode", b"mode", "num_problems", b"num_problems", "policy_version", b"policy_version", "refused_problems", b"refused_problems", "refused_reason", b"refused_reason", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "admission_slots_free", b"admission_slots_free", "all_retired", b"all_retired", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "cancelled", b"cancelled", "finish_reason", b"finish_reason", "finished", b"finished", "ledger", b"ledger", "left_out_problems", b"left_out_problems", "missing_problems", b"missing_problems", "mode", b"mode", "num_problems", b"num_problems", "policy_version", b"policy_version", "refused_problems", b"refused_problems", "refused_reason", b"refused_reason", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__policy_version: _TypeAlias = _typing.Literal["policy_version"]  # noqa: Y015
     _WhichOneofArgType__policy_version: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version"]  # noqa: Y015

@@ -194,8 +194,11 @@ local function note_problem(problem, place, sampled, accepted, is_filtered)
   for _, pair in ipairs(split(history)) do recent[#recent + 1] = pair end
   recent[#recent + 1] = accepted .. '/' .. sampled
   if #recent > HISTORY then table.remove(recent, 1) end
+  local in_row = accepted / sampled >= R.solved_pass_rate and solved + 1 or 0
+  -- A group that was in flight when its problem was retired for good does not bring the problem back.
+  if R.retires_for_good_after > 0 and tonumber(solved) >= R.retires_for_good_after then in_row = solved end
   redis.call('HSET', key, problem, string.format('%d %d %d %d %d %d %s', groups + 1, filtered + (is_filtered and 1 or 0),
-    all + sampled, right + accepted, accepted / sampled >= R.solved_pass_rate and solved + 1 or 0,
+    all + sampled, right + accepted, in_row,
     math.max(tonumber(last), tonumber(place or -1)), table.concat(recent, ',')))
 end
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,29 +17,48 @@ from nouscoder.domain.curriculum import potential
 from nouscoder.domain.estimates import pass_at_k
 
 _QUARTILES = 4
+_NOTED = re.compile(r"([0-9]+)/([1-9][0-9]*)")
 
 
-class _FromFile(Step):
-    """Base of the filters that read a file of pass rates."""
+class _ByPassRate(Step):
+    """Base of the filters that need pass rates: of a file, or of the problems' metadata."""
 
-    file: str = Field(description="file of pass rates: records with problem_id, passed and sampled")
-    unknown: Literal["keep", "drop"] = Field("drop", description="problems that the file does not have")
+    file: str = Field("", description="file of pass rates: records with problem_id, passed and sampled")
+    metadata: str = Field("", description="in place of a file: the key of the metadata with PASSED/SAMPLED")
+    unknown: Literal["keep", "drop"] = Field("drop", description="problems without a pass rate")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if bool(self.file) is bool(self.metadata):
+            raise ValueError("give either file or metadata")
+        return self
 
     def files(self) -> tuple[str, ...]:
         """See Step."""
-        return (self.file,)
+        return (self.file,) if self.file else ()
+
+    def how_to_get(self, file: Path, problems: Path) -> str:
+        """See Step."""
+        measured = f"`nouscoder eval {problems} --policy MODEL --n 8 --out {file}`"
+        return f": pass rates, which {measured} measures with a GPU; then give this command again"
 
     def counts(self, candidates: Sequence[Candidate], context: Context) -> tuple[dict[str, PassCount], dict[str, str]]:
         """(counts of the known problems, reasons of the unknown ones that are dropped). Raises CannotFilter."""
-        found = read_pass_rates(context.folder / self.file)
+        if self.metadata:
+            noted = ((one.problem_id, _NOTED.fullmatch(one.metadata.get(self.metadata, ""))) for one in candidates)
+            found = {name: PassCount(int(each[1]), int(each[2])) for name, each in noted if each is not None}
+        else:
+            found = read_pass_rates(context.folder / self.file)
         known = {one.problem_id: found[one.problem_id] for one in candidates if one.problem_id in found}
         if candidates and not known:
+            if self.metadata:
+                raise CannotFilter(f"no problem has metadata {self.metadata} with a pass rate such as 3/16")
             raise CannotFilter(f"{self.file} has none of the problems: are its problem ids those of this selection?")
         missing = [one.problem_id for one in candidates if one.problem_id not in known]
         return known, dict.fromkeys(missing, "unknown: no pass rate") if self.unknown == "drop" else {}
 
 
-class PassRate(_FromFile):
+class PassRate(_ByPassRate):
     """Keeps problems whose pass rate, or pass@k, is in these bounds, and prints the table of difficulty."""
 
     filter: Literal["pass_rate"]
@@ -59,7 +80,9 @@ class PassRate(_FromFile):
         values = {}
         for problem_id, count in counts.items():
             if count.sampled < self.k:
-                raise CannotFilter(f"{self.file}: pass@{self.k} of {problem_id} needs {self.k} samples")
+                raise CannotFilter(
+                    f"{self.file or self.metadata}: pass@{self.k} of {problem_id} needs {self.k} samples"
+                )
             values[problem_id] = pass_at_k(count.sampled, count.passed, self.k)
         for problem_id, value in values.items():
             wrong = self._wrong(value)
@@ -80,7 +103,7 @@ class PassRate(_FromFile):
         return f"{name} too low" if too_low else f"{name} too high" if too_high else ""
 
 
-class Potential(_FromFile):
+class Potential(_ByPassRate):
     """Keeps the problems of highest potential 4p(1-p), and notes the quartile of each; 1 is the highest.
 
     R1-Code-Interpreter trains on the first quartile, then on two, three and all: shares 0.25, 0.5, 0.75 and 1.
@@ -103,6 +126,21 @@ class Potential(_FromFile):
         for problem_id in ranked[round(self.share * len(ranked)) :]:
             dropped[problem_id] = f"low potential: {potentials[problem_id]:.4f}"
         return StepOutcome(dropped, dict(notes), dict(sorted(quartiles.items())))
+
+
+class Hardest(_ByPassRate):
+    """Keeps the share of the problems with the lowest pass rates: AceCoder trains on the hardest 25 %."""
+
+    filter: Literal["hardest"]
+    share: float = Field(0.25, gt=0, le=1, description="share of the problems that is kept")
+
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
+        """See Step."""
+        counts, dropped = self.counts(candidates, context)
+        ranked = sorted(counts, key=lambda problem_id: counts[problem_id].rate)  # stable, as that of Potential
+        for problem_id in ranked[round(self.share * len(ranked)) :]:
+            dropped[problem_id] = f"too easy: {counts[problem_id].passed} of {counts[problem_id].sampled} passed"
+        return StepOutcome(dropped, table=difficulty_table(count.rate for count in counts.values()))
 
 
 class Sample(Step):

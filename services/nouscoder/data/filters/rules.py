@@ -19,6 +19,10 @@ _IMAGE = re.compile(
 )
 
 
+_DATE = r"\d{4}-\d\d-\d\d"
+_DATE_OR_NONE = rf"^({_DATE})?$"
+
+
 class NumTests(Rule):
     """Keeps problems with enough tests."""
 
@@ -129,3 +133,20 @@ class Metadata(Rule):
         if found is None:
             return f"no {self.key}: unknown" if self.unknown == "drop" else ""
         return "" if found in self.allowed else f"{self.key}: {found:.40}"
+
+
+class Dates(Rule):
+    """Keeps problems whose date is in these bounds. The first ten characters of the metadata's value are the date."""
+
+    filter: Literal["dates"]
+    key: str = Field("contest_date", min_length=1, description="of the metadata")
+    since: str = Field("", pattern=_DATE_OR_NONE, description="first date that is kept, as 2024-08-01")
+    before: str = Field("", pattern=_DATE_OR_NONE, description="first date that is dropped")
+    unknown: Literal["keep", "drop"] = Field("drop", description="problems without a date")
+
+    def reason(self, candidate: Candidate) -> str:
+        """See Rule."""
+        found = candidate.metadata.get(self.key, "")[:10]
+        if not re.fullmatch(_DATE, found):
+            return f"no date: {found}" if self.unknown == "drop" else ""
+        return "" if self.since <= found and (not self.before or found < self.before) else f"date: {found}"

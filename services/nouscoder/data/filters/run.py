@@ -15,6 +15,10 @@ A recipe is the TOML file that names the inputs and the filters of a whole selec
     [[steps]]
     filter = "num_tests"
     at_least = 5
+
+    [imports."problems.parquet"]   # how a file that the recipe names is made when it does not exist
+    format = "deepcoder"
+    files = ["hub:agentica-org/DeepCoder-Preview-Dataset?subset=taco"]
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import json
 import shutil
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +40,9 @@ from nouscoder.data.filters.decontaminate import Decontaminate, ExactDuplicates
 from nouscoder.data.filters.embedding_duplicates import EmbeddingDuplicates
 from nouscoder.data.filters.judge_votes import JudgeVotes
 from nouscoder.data.filters.near_duplicates import NearDuplicates
-from nouscoder.data.filters.pass_rates import PassRate, Potential, Sample
+from nouscoder.data.filters.pass_rates import Hardest, PassRate, Potential, Sample
 from nouscoder.data.filters.rules import (
+    Dates,
     Metadata,
     NoImages,
     NoUrls,
@@ -49,6 +54,8 @@ from nouscoder.data.filters.rules import (
 )
 from nouscoder.data.filters.step import Candidate, CannotFilter, Context, GradingTarget, Sources, Step, StepOutcome
 from nouscoder.data.filters.verified import ReferencesPass, WrongSolutionsFail
+from nouscoder.data.importers.options import ImportOptions
+from nouscoder.data.importers.run import ImportSummary, import_files, source_named
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import join, store_beside, write_rows
 from nouscoder.errors import did_you_mean
@@ -59,12 +66,19 @@ from nouscoder.store.tests import TestStore
 
 FILTERS: tuple[type[Step], ...] = (
     *(ExactDuplicates, Decontaminate, NearDuplicates),
-    *(NumTests, TestsSize, TestsType, PromptLength, PromptScript, NoUrls, NoImages, Metadata),
-    *(PassRate, Potential, Sample),
+    *(NumTests, TestsSize, TestsType, PromptLength, PromptScript, NoUrls, NoImages, Metadata, Dates),
+    *(PassRate, Potential, Hardest, Sample),
     *(ReferencesPass, WrongSolutionsFail),
     *(JudgeVotes, EmbeddingDuplicates),
 )
 NAMES = {kind.model_fields["filter"].annotation.__args__[0]: kind for kind in FILTERS}  # type: ignore[union-attr]
+
+
+class ImportBody(ImportOptions):
+    """How a file is made when it does not exist: as by `nouscoder data import`, with the same options."""
+
+    format: str = Field(description="the data set's layout")
+    files: list[str] = Field(min_length=1, description="files, or data sets of a hub; see `source_named`")
 
 
 class RecipeBody(Body):
@@ -73,28 +87,36 @@ class RecipeBody(Body):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$", description="of the selection")
     inputs: list[str] = Field(min_length=1, description="problem files, in the order of the output")
     steps: list[dict[str, Any]] = Field(min_length=1, description="the filters")
+    imports: dict[str, dict[str, Any]] = Field({}, description="how files that do not exist are made")
 
 
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """A recipe that was read. `folder` is where its relative paths start."""
 
-    def __init__(self, name: str, inputs: tuple[str, ...], steps: tuple[Step, ...], folder: Path) -> None:
-        self.name = name
-        self.inputs = inputs
-        self.steps = steps
-        self.folder = folder
+    name: str
+    inputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    imports: Mapping[str, ImportBody]
+    folder: Path
 
     @property
     def sha256(self) -> str:
         """The digest of what it says, so comments and the place of the file do not count."""
         said = [self.name, *self.inputs, *(step.model_dump_json() for step in self.steps)]
+        said += [f"{name} {body.model_dump_json(exclude_defaults=True)}" for name, body in self.imports.items()]
         return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+    @property
+    def files(self) -> list[str]:
+        """The files that it names."""
+        return list(dict.fromkeys([*self.inputs, *(name for step in self.steps for name in step.files())]))
 
 
 def read_recipe(path: Path, folder: Path | None = None) -> Recipe:
     """The recipe in a TOML file. Relative paths start at `folder`, by default that of the file.
 
-    Raises CannotFilter with a sentence for each fault, also for files that do not exist.
+    Raises CannotFilter with a sentence for each fault.
     """
     try:
         tree = tomllib.loads(path.read_text(encoding="utf8"))
@@ -103,15 +125,35 @@ def read_recipe(path: Path, folder: Path | None = None) -> Recipe:
     faults: list[str] = []
     body = _validated(RecipeBody, tree, "", faults)
     steps = [_step(number, given, faults) for number, given in enumerate([] if body is None else body.steps, 1)]
+    named = {} if body is None else body.imports
+    imports = {name: _validated(ImportBody, given, f"imports.{name}: ", faults) for name, given in named.items()}
     if body is None or faults:
         raise CannotFilter("\n".join(f"{path}: {fault}" for fault in faults))
     known = tuple(step for step in steps if step is not None)
-    recipe = Recipe(body.name, tuple(body.inputs), known, (folder or path.parent).absolute())
-    named = [*recipe.inputs, *(name for step in known for name in step.files())]
-    missing = [name for name in dict.fromkeys(named) if not (recipe.folder / name).is_file()]
+    return Recipe(body.name, tuple(body.inputs), known, imports, (folder or path.parent).absolute())
+
+
+def import_missing(recipe: Recipe) -> Iterator[ImportSummary]:
+    """Make the files that the recipe names, that do not exist and that it says how to import. Raises Unusable."""
+    for name in recipe.files:
+        body = recipe.imports.get(name)
+        if body is None or (recipe.folder / name).exists():
+            continue
+        options = ImportOptions(**body.model_dump(exclude={"format", "files"}, exclude_defaults=True))
+        sources = [source_named(file, recipe.folder) for file in body.files]
+        recipe.folder.mkdir(parents=True, exist_ok=True)
+        yield import_files(body.format, sources, recipe.folder / name, options=options)
+
+
+def _require_files(recipe: Recipe) -> None:
+    """Raises CannotFilter that says how each missing file is made."""
+    how = dict.fromkeys(recipe.inputs, ": make it with `nouscoder data import`")
+    problems = recipe.folder / recipe.inputs[0]
+    for step in recipe.steps:
+        how |= {name: step.how_to_get(recipe.folder / name, problems) for name in step.files() if name not in how}
+    missing = [name for name in recipe.files if not (recipe.folder / name).is_file()]
     if missing:
-        raise CannotFilter("\n".join(f"{path}: there is no file {recipe.folder / name}" for name in missing))
-    return recipe
+        raise CannotFilter("\n".join(f"there is no file {recipe.folder / name}{how[name]}" for name in missing))
 
 
 def _step(number: int, given: dict[str, Any], faults: list[str]) -> Step | None:
@@ -182,12 +224,13 @@ class Selection:
 def select(recipe: Recipe, out: Path, tests: str = "", grading: GradingTarget | None = None) -> Selection:
     """Apply the steps and write the file `out`. `tests` is the place of its test store; empty: beside it.
 
-    Raises CannotFilter and other Unusable.
+    The files that the recipe names must exist (`import_missing`). Raises CannotFilter and other Unusable.
     """
     if out.suffix != ".parquet":
         raise CannotFilter(f"--out {out} must end in .parquet")
     if out.exists():
         raise CannotFilter(f"{out} exists already: give another --out, or delete it")
+    _require_files(recipe)
     staging = out.with_name(f"{out.name}.part")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -219,11 +262,10 @@ class _Selecting:
         if not kept:
             raise CannotFilter(f"no problem is left: {self._steps_text()}")
         sha256, parts = self._written(kept, staging)
-        named = [*self._recipe.inputs, *(name for step in self._recipe.steps for name in step.files())]
         selection = Selection(
             name=self._recipe.name,
             recipe_sha256=self._recipe.sha256,
-            files={name: sha256_of(self._recipe.folder / name) for name in dict.fromkeys(named)},
+            files={name: sha256_of(self._recipe.folder / name) for name in self._recipe.files},
             steps=self._counts,
             problems=len(kept),
             tests=sum(one.record.stored.num_tests for one in kept),

@@ -103,6 +103,10 @@ class Step(Body):
         """The files that it reads, as the recipe names them."""
         return ()
 
+    def how_to_get(self, file: Path, problems: Path) -> str:
+        """The end of the message that one of these files is missing. `problems` is the first input."""
+        return ": an evaluation set, made with `nouscoder data import`"
+
     @abstractmethod
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """Which of these problems it drops. Raises CannotFilter."""

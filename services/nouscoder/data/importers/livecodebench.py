@@ -55,13 +55,13 @@ def read(row: Row, number: int) -> ReferencedProblem:
     problem = Problem(
         problem_id=text(row, "question_id"),
         prompt=text(row, "question_content"),
+        starter_code=optional_text(row, "starter_code"),
         tests=_tests(row),
         public_tests=_public_tests(row),
         prelude=Prelude.LCB,
         difficulty=optional_text(row, "difficulty"),
         source="livecodebench",
         family=optional_text(row, "platform"),
-        starter_code=optional_text(row, "starter_code"),
     )
     facts = {name: optional_text(row, name) for name in ("contest_date", "platform", "contest_id", "question_title")}
     return ReferencedProblem(problem, metadata={name: value for name, value in facts.items() if value})

@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from nouscoder.store.tests import TestStore
 _PART_PROBLEMS = 2000
 _PART_S = 30.0
 _STATE = "state.json"
+_HERE = Path()
 
 
 class CannotImport(Unusable):
@@ -108,9 +109,18 @@ def import_files(
         raise
 
 
-def source_named(text: str) -> Source:
-    """A file, or a data set of a hub. Raises HubDataUnusable."""
-    return hub_rows(text) if text.startswith(PREFIX) else Path(text)
+def source_named(text: str, folder: Path = _HERE) -> Source:
+    """A file, or a data set of a hub. Relative paths start at `folder`. Raises HubDataUnusable.
+
+    A folder ORGANISATION/NAME there, with the files of that data set, is read in place of the hub.
+    """
+    if not text.startswith(PREFIX):
+        return folder / text
+    rows = hub_rows(text)
+    place = folder / rows.name
+    if rows.file and (place / rows.file).is_file():
+        return place / rows.file
+    return replace(rows, name=str(place)) if place.is_dir() else rows
 
 
 def _identity(file: Source) -> list[Any]:

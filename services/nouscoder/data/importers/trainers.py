@@ -58,6 +58,7 @@ from nouscoder.domain.submission import (
     CallTests,
     Comparator,
     ComparatorKind,
+    Limits,
     MathCase,
     MathTests,
     Prelude,
@@ -240,14 +241,21 @@ def _authors_calls(tests: Any, function: str) -> CallTests:
     return call_tests(function, calls)
 
 
+_DEEPCODER_S, _LIVECODEBENCH_S = 12.0, 6.0  # rllm, rllm/rewards/code_reward.py
+
+
 def read_deepcoder(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row of a part, named by its place."""
     about = decoded(row.get("metadata") or "{}")
+    listed = decoded(row.get("tests") or [])
+    is_lcb = isinstance(listed, list) and bool(listed) and "testtype" in listed[0]
+    limit_s = _LIVECODEBENCH_S if is_lcb else _DEEPCODER_S
     function = optional_text(about, "func_name") if isinstance(about, dict) else ""
     problem = Problem(
         problem_id=f"deepcoder-{number}",
         prompt=text(row, "problem"),
-        tests=found_tests(row.get("tests") or [], function),
+        tests=found_tests(listed, function),
+        limits=Limits(wall_time_s=limit_s, cpu_time_s=limit_s),
         prelude=Prelude.LCB,
         difficulty=optional_text(row, "difficulty"),
         source="deepcoder",

@@ -241,12 +241,12 @@ def _advantages(
     ]
     if not settings.estimator.is_of_batch:
         return [
-            group_advantages(of_group, cut, settings.estimator, settings.ddof)
+            group_advantages(of_group, cut, settings.estimator, settings.ddof, settings.epsilon)
             for of_group, cut in zip(rewards, zeroed, strict=True)
         ]
     by_tokens = settings.estimator is Estimator.BATCH_TOKEN_WHITENED
     weights = [graded.rollout.num_sampled_tokens if by_tokens else 1 for group in groups for graded in group]
-    of_batch = iter(batch_advantages([*chain(*rewards)], [*chain(*zeroed)], weights, settings.ddof))
+    of_batch = iter(batch_advantages([*chain(*rewards)], [*chain(*zeroed)], weights, settings.ddof, settings.epsilon))
     return [[*islice(of_batch, len(group))] for group in groups]
 
 

@@ -55,10 +55,17 @@ def clipped(
     gains = torch.minimum(ratios * advantages, ratios.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
     diagnostics = {"clip_fraction_low": Diagnostic(outside.low), "clip_fraction_high": Diagnostic(outside.high)}
     if dual_clip:
-        too_low = (advantages < 0) & (ratios.detach() > dual_clip)
-        gains = torch.where(too_low, dual_clip * advantages, gains)
-        diagnostics["clip_fraction_dual"] = Diagnostic(too_low)
+        gains = dual_clipped(gains, ratios, advantages, dual_clip, diagnostics)
     return Surrogate(gains, diagnostics)
+
+
+def dual_clipped(
+    gains: Tensor, ratios: Tensor, advantages: Tensor, limit: float, diagnostics: dict[str, Diagnostic]
+) -> Tensor:
+    """`gains` [tokens] with the dual clip; it notes its share of the tokens in `diagnostics`."""
+    too_low = (advantages < 0) & (ratios.detach() > limit)
+    diagnostics["clip_fraction_dual"] = Diagnostic(too_low)
+    return torch.where(too_low, limit * advantages, gains)
 
 
 def clipped_token_ratios(inputs: LossInputs, denominators: Tensor, settings: ClippedSettings) -> Surrogate:

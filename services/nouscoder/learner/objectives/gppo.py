@@ -6,8 +6,12 @@ Su et al., "Klear-Reasoner", arXiv 2508.07629. With d = pi_theta / pi_old and sg
     b2 * (1 + clip_high) / sg(d) * d * A     where A > 0 and d > 1 + clip_high
     d * A                                    elsewhere
 
-and its mean over the tokens of the minibatch is maximised. The loss also has alpha times the NLL of the rollouts whose
-tests all pass: -1/N+ * sum over their tokens of log pi_theta, with N+ their loss tokens in the minibatch (0 if none).
+and its mean over the tokens of the minibatch is maximised. With dual_clip = c > 1 the gain is c * A, without gradient,
+where A < 0 and d > c. The paper has no dual clip; the authors' scripts have c = 10 (Kwai-Klear/KlearReasoner,
+compute_gppo_loss_general_beta in verl/trainer/ppo/core_algos.py and recipe/dapo/perf_run_dapo_ours_code.sh).
+
+The loss also has alpha times the NLL of the rollouts whose tests all pass: -1/N+ * sum over their tokens of log
+pi_theta, with N+ their loss tokens in the minibatch (0 if none).
 """
 
 from __future__ import annotations
@@ -18,13 +22,16 @@ import torch
 
 from nouscoder.config import GppoSettings
 from nouscoder.learner.objectives.base import Diagnostic, LossInputs, MinibatchCounts, ObjectiveTerms, bounded_ratio
-from nouscoder.learner.objectives.clip import Outside, Surrogate
+from nouscoder.learner.objectives.clip import Outside, Surrogate, dual_clipped
 from nouscoder.learner.objectives.composition import SurrogateObjective
 
 
 @dataclass(frozen=True, slots=True)
 class Gppo(SurrogateObjective[GppoSettings]):
-    """The GPPO objective. bounded_fraction_low, bounded_fraction_high: share of tokens with a bounded gradient."""
+    """The GPPO objective. bounded_fraction_low, bounded_fraction_high: share of tokens with a bounded gradient.
+
+    clip_fraction_dual: share of tokens whose gradient the dual clip removed, when it is on.
+    """
 
     def surrogate(self, inputs: LossInputs) -> Surrogate:
         """The gain of each token, [tokens]."""
@@ -34,10 +41,14 @@ class Gppo(SurrogateObjective[GppoSettings]):
         unit = torch.exp(inputs.logprobs - inputs.logprobs.detach())  # d / sg(d): 1, with the gradient of log pi_theta
         low, high = settings.beta_low * (1.0 - settings.clip_low), settings.beta_high * (1.0 + settings.clip_high)
         factors = torch.where(outside.low, low * unit, torch.where(outside.high, high * unit, ratios))
-        return Surrogate(
-            factors * advantages,
-            {"bounded_fraction_low": Diagnostic(outside.low), "bounded_fraction_high": Diagnostic(outside.high)},
-        )
+        gains = factors * advantages
+        diagnostics = {
+            "bounded_fraction_low": Diagnostic(outside.low),
+            "bounded_fraction_high": Diagnostic(outside.high),
+        }
+        if settings.dual_clip:
+            gains = dual_clipped(gains, ratios, advantages, settings.dual_clip, diagnostics)
+        return Surrogate(gains, diagnostics)
 
     def __call__(self, inputs: LossInputs, counts: MinibatchCounts) -> ObjectiveTerms:
         """The terms of one micro-batch, with the NLL of accepted rollouts."""
