@@ -86,6 +86,8 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     (folder / "rows.csv").write_text('statement,cases\nSum.,"[{""input"": ""1 2"", ""output"": ""3""}]"\n')
     traces = [{"problem_id": f"t{n}", "prompt": f"Print {n}.\n", "completion": f"print({n})"} for n in range(40)]
     jsonl(folder / "traces.jsonl", *traces)
+    elsewhere = {"question": "-", "dataset": "taco", "split": "train", "index": "1", "r1_generation": SOLUTION}
+    jsonl(folder / "reasoning.jsonl", elsewhere)
     jsonl(folder / "seeds.jsonl", {"seed_id": "one", "text": "Adding numbers."})
     return request.param, folder
 

@@ -477,7 +477,10 @@ def test_the_kind_of_a_generated_task_is_its_family(tmp_path: Path) -> None:
 
 def test_every_format_is_tested_here() -> None:
     of_trainers = {"generic", "nouscoder", "klear", "skywork"}  # test_trainers_sets.py
-    assert {case[0] for case in ROWS} | {"kattis", "bigcodebench"} | of_trainers == set(FORMATS)
+    of_named_sets = {"nemotron", "rstar_coder", "synthetic2", "kodcode", "codeforces", "code_contests_plus"}
+    of_named_sets |= {"code_contests_o", "hardtests", "livecodebench_pro"}  # test_named_sets.py
+    others = {"kattis", "bigcodebench"} | of_trainers | of_named_sets
+    assert {case[0] for case in ROWS} | others == set(FORMATS)
 
 
 def test_what_is_imported_is_what_a_run_trains_on_and_what_grade_reads(tmp_path: Path) -> None:

@@ -115,6 +115,26 @@ def sft_sample(
     typer.echo(json.dumps({**asdict(found), "file": str(found.file)}) if as_json else found.text())
 
 
+@sft_app.command("import")
+def sft_import(
+    files: Annotated[
+        list[str], typer.Argument(help="OpenCodeReasoning: parquet, JSON lines, or hub:ORGANISATION/NAME")
+    ],
+    out: Annotated[Path, typer.Option(help="file of examples: .jsonl, .jsonl.gz or .jsonl.zst")],
+    questions: Annotated[
+        list[str] | None, typer.Option(help="DATASET/SPLIT=FILE: where questions stand that the rows do not hold")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make examples of the rows of OpenCodeReasoning, with their pass rates as verdicts."""
+    from dataclasses import asdict
+
+    from nouscoder.sft.open_code_reasoning import import_examples
+
+    found = import_examples(files, out, questions or [])
+    typer.echo(json.dumps(asdict(found)) if as_json else found.text())
+
+
 def _text(summary: dict[str, Any]) -> str:
     dropped = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in summary["dropped"].items())
     lines = [

@@ -68,12 +68,12 @@ def read(row: Row, number: int) -> ReferencedProblem:
 
 
 def _tests(row: Row) -> StdinTests | CallTests:
-    cases = [*_cases(row.get("public_test_cases")), *_cases(row.get("private_test_cases"))]
+    cases = [*packed_cases(row.get("public_test_cases")), *packed_cases(row.get("private_test_cases"))]
     return tests_of(cases, decoded(row.get("metadata") or "{}"))
 
 
 def _public_tests(row: Row) -> StdinTests | CallTests | None:
-    cases = _cases(row.get("public_test_cases"))
+    cases = packed_cases(row.get("public_test_cases"))
     if not cases:
         return None
     found = tests_of(cases, decoded(row.get("metadata") or "{}"))
@@ -98,7 +98,8 @@ def tests_of(cases: list[Any], metadata: Any) -> StdinTests | CallTests:
     return call_tests(entry_point, calls)
 
 
-def _cases(value: Any) -> list[Any]:
+def packed_cases(value: Any) -> list[Any]:
+    """The list of tests that a field holds: as it is, as JSON, or as base64 of zlib of a pickle of JSON."""
     if isinstance(value, str) and not value.lstrip().startswith("["):
         value = _unpacked(value) if value.strip() else "[]"
     cases = decoded(value if value is not None else [])

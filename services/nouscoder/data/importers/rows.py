@@ -68,6 +68,15 @@ def num_rows(path: Path) -> int | None:
         return int(file.metadata.num_rows)
 
 
+def column_names(path: Path) -> set[str]:
+    """The columns of a parquet file, or the fields of another file's first record. Raises what `file_rows` raises."""
+    if path.suffix == ".parquet":
+        with _parquet_file(path) as file:
+            return set(file.schema_arrow.names)
+    first = next(_json_rows(path, 0), None)
+    return set(first.value) if first is not None and isinstance(first.value, dict) else set()
+
+
 def _json_rows(path: Path, skip: int) -> Iterator[SourceRow]:
     number = 0
     for record in read_records(path):

@@ -1,0 +1,190 @@
+"""Sets made for training: Nemotron's competitive coding, rStar-Coder, SYNTHETIC-2 and KodCode.
+
+Nemotron (nvidia/Nemotron-RL-coding-competitive_coding, and Cascade's data of this layout), JSON lines of NeMo Gym:
+responses_create_params {input: [{role, content}]}, verifier_metadata {problem_id, unit_tests {inputs, outputs,
+fn_name}}, hash_id, dataset, source. Source: NVIDIA-NeMo/Gym, resources_servers/comp_coding.
+
+rStar-Coder (microsoft/rStar-Coder, the parts seed_testcase and synthetic_rl_testcase): question_id, question, inputs,
+outputs; seed_testcase also has starter_code, func_name and class_name. Inputs and outputs are lists, or their JSON.
+
+SYNTHETIC-2 and SYNTHETIC-2-RL (PrimeIntellect): problem_id, prompt, verification_info (JSON) and, for each model,
+MODEL_avg_reward. The problem_id begins with the type of the task: prime_rl_code has test_cases {inputs, outputs,
+fn_name}, verifiable_math has a ground_truth. Source: genesys of PrimeIntellect-ai/prime-rl.
+
+KodCode (KodCode/KodCode-V1 and its SFT parts): question, solution, test, a file of tests for pytest that imports the
+module `solution`, and test_info, a list of {function_declaration, ...}. Source: KodCode-AI/kodcode.
+
+For a function, an input is the list of its arguments, or a text with one argument in JSON a line, as in LiveCodeBench.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from nouscoder.data.importers import contests, livecodebench
+from nouscoder.data.importers.fields import (
+    Reason,
+    Rejected,
+    Row,
+    decoded,
+    optional_text,
+    pairs,
+    parsed_python,
+    references,
+    stdin_tests,
+    text,
+)
+from nouscoder.data.importers.rows import Format
+from nouscoder.data.problems import ReferencedProblem
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import AssertTests, CallTests, MathCase, MathTests, Prelude, StdinTests
+
+
+def read_nemotron(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row. The prompt is the last message of the user, as published, with its instructions."""
+    about = row.get("verifier_metadata") or {}
+    tests = decoded(about.get("unit_tests") or row.get("unit_tests") or {})
+    problem = Problem(
+        problem_id=optional_text(row, "hash_id") or optional_text(about, "problem_id") or f"nemotron-{number}",
+        prompt=_question((row.get("responses_create_params") or {}).get("input")),
+        tests=_tests(tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")),
+        prelude=Prelude.LCB,
+        source="nemotron",
+        family=optional_text(row, "source", "dataset"),
+    )
+    return ReferencedProblem(problem)
+
+
+def _question(messages: Any) -> str:
+    """The user's last message: text, or parts of text."""
+    if isinstance(messages, str):
+        return text({"input": messages}, "input")
+    asked = [one for one in messages or () if isinstance(one, dict) and one.get("role") == "user"]
+    content = asked[-1].get("content") if asked else None
+    if isinstance(content, list):
+        content = "\n".join(optional_text(part, "text") for part in content)
+    return text({"the user's last message": content}, "the user's last message")
+
+
+def _tests(inputs: Any, outputs: Any, function: Any) -> StdinTests | CallTests:
+    found = pairs(decoded(inputs), decoded(outputs))
+    if not function:
+        return stdin_tests(found)
+    if all(isinstance(value, str) for pair in found for value in pair):
+        cases = [{"input": given, "output": wanted, "testtype": "functional"} for given, wanted in found]
+        return livecodebench.tests_of(cases, {"func_name": str(function)})
+    given, wanted = zip(*found, strict=True)
+    return contests.tests_of({"inputs": list(given), "outputs": list(wanted), "fn_name": function})
+
+
+def read_rstar_coder(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row. Only methods of `class Solution` can be called."""
+    if (owner := optional_text(row, "class_name")) not in ("", "Solution"):
+        raise Rejected(Reason.UNSUPPORTED, f"the tests call methods of class {owner:.60}")
+    problem = Problem(
+        problem_id=optional_text(row, "question_id") or f"rstar-{number}",
+        prompt=text(row, "question"),
+        tests=_tests(row.get("inputs"), row.get("outputs"), optional_text(row, "func_name")),
+        prelude=Prelude.LCB,
+        starter_code=optional_text(row, "starter_code"),
+        source="rstar_coder",
+        family=optional_text(row, "test_case_type"),
+    )
+    return ReferencedProblem(problem)
+
+
+_TASK = re.compile(r"(?P<type>.+)_\d+")
+_REWARD = "_avg_reward"
+
+
+def read_synthetic2(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row. The models' mean rewards go to the metadata."""
+    problem_id = optional_text(row, "problem_id") or f"synthetic2-{number}"
+    named = _TASK.fullmatch(problem_id)
+    kind = optional_text(row, "task_type") or (named["type"] if named else "")
+    info = decoded(row.get("verification_info") or "{}")
+    if not isinstance(info, dict):
+        raise Rejected(Reason.UNREADABLE_TESTS, "verification_info is not a record")
+    problem = Problem(
+        problem_id=problem_id,
+        prompt=text(row, "prompt"),
+        tests=_verified_by(info, kind),
+        prelude=Prelude.LCB if "test_cases" in info else Prelude.NONE,
+        source="synthetic2",
+        family=kind,
+    )
+    rewards = {name: optional_text(row, name) for name in row if name.endswith(_REWARD)}
+    return ReferencedProblem(problem, metadata={name: reward for name, reward in rewards.items() if reward})
+
+
+def _verified_by(info: dict[str, Any], kind: str) -> StdinTests | CallTests | MathTests:
+    if "test_cases" in info:
+        cases = decoded(info["test_cases"])
+        if isinstance(cases, dict):
+            return _tests(cases.get("inputs"), cases.get("outputs"), cases.get("fn_name"))
+        return contests.case_tests(cases)
+    if kind != "verifiable_math":
+        raise Rejected(Reason.NOT_VERIFIABLE, f"a task of the type {kind or 'unknown':.60}")
+    answer = optional_text(info, "ground_truth")
+    if not answer:
+        raise Rejected(Reason.NO_ANSWER, "verification_info has no ground_truth")
+    return MathTests((MathCase(answer),))
+
+
+_MODULE = "solution"
+_FACTS = ("subset", "style", "gpt_pass_percentage", "r1_pass_percentage", "r1_correctness")
+
+
+def read_kodcode(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row. Each test function is a case, which pytest runs."""
+    code = text(row, "test", "test_code")
+    module = parsed_python(code)
+    if not _imports(module, _MODULE):
+        raise Rejected(Reason.UNREADABLE_TESTS, f"the tests do not import the module {_MODULE}")
+    cases = tuple(dict.fromkeys(_test_functions(module.body)))
+    if not cases:
+        raise Rejected(Reason.NO_TESTS, "there is no test function")
+    about = decoded(row.get("test_info") or [])
+    heads = [optional_text(one, "function_declaration") for one in about if isinstance(one, dict)]
+    problem = Problem(
+        problem_id=optional_text(row, "question_id") or f"kodcode-{number}",
+        prompt=text(row, "question"),
+        tests=AssertTests(cases, code, _MODULE),
+        difficulty=optional_text(row, "gpt_difficulty"),
+        starter_code="\n\n".join(filter(None, heads)),
+        source="kodcode",
+        family=optional_text(row, "subset"),
+    )
+    facts = {name: optional_text(row, name) for name in _FACTS}
+    known = {name: value for name, value in facts.items() if value}
+    return ReferencedProblem(problem, references(row.get("solution")), known)
+
+
+def _imports(module: ast.Module, name: str) -> bool:
+    """Whether a file imports this module, at any place."""
+    found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
+    return name in found | {node.module for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
+
+
+def _test_functions(body: list[ast.stmt], owner: str = "") -> Iterator[str]:
+    """The names of the tests that pytest finds in a file: test functions, and those of test classes."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            yield owner + node.name
+        elif isinstance(node, ast.ClassDef) and not owner and (node.name.startswith("Test") or _is_unittest(node)):
+            yield from _test_functions(node.body, f"{node.name}::")
+
+
+def _is_unittest(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).rpartition(".")[2] == "TestCase" for base in node.bases)
+
+
+FORMATS = {
+    "nemotron": Format(read_nemotron, "Nemotron-RL competitive coding, data of NeMo Gym"),
+    "rstar_coder": Format(read_rstar_coder, "rStar-Coder, seed_testcase and synthetic_rl_testcase"),
+    "synthetic2": Format(read_synthetic2, "PrimeIntellect SYNTHETIC-2 and SYNTHETIC-2-RL"),
+    "kodcode": Format(read_kodcode, "KodCode-V1, tests for pytest"),
+}
