@@ -196,8 +196,12 @@ async def test_a_run_is_refused_whose_verifier_lacks_a_language(
 
     monkeypatch.setattr(VerifierClient, "languages", languages)
     held_out = in_languages(("python",))
+    external = run_of(tmp_path, TRAIN, held_out, "run.services=external")
+    await run_languages.require_languages(external)
+    assert not (tmp_path / "train.jsonl.index").exists(), "building the index is the broker's work"
+    open_index(external).close()
     with pytest.raises(run_languages.LanguagesMissing) as refused:
-        await run_languages.require_languages(run_of(tmp_path, TRAIN, held_out, "run.services=external"))
+        await run_languages.require_languages(external)
     assert str(refused.value) == (
         "the verifier lacks go, rust, in which 3 of 6 training problems may be answered: install it where candidates"
         ' run, or leave them out with problems.languages = ["cpp", "python"]'

@@ -171,6 +171,13 @@ def open_index(config: Config) -> ProblemIndex:
     return index
 
 
+def has_index(config: Config) -> bool:
+    """Whether the index of the run's training problems is there and can be opened without building it."""
+    source, problems = config.in_run_folder(config.problems.train), config.problems
+    folder = _folder_of(source, problems.index)
+    return os.access(folder, os.W_OK) and _key_of(folder / _INDEX) == index_key(source, problems.tests or str(folder))
+
+
 def prompt_lengths(config: Config) -> PromptLengths:
     """What is known of the prompts' lengths."""
     return PromptLengths.of(config, _folder_of(config.in_run_folder(config.problems.train), config.problems.index))

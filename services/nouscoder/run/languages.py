@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from nouscoder.config import Config
-from nouscoder.data.problem_index import all_held_out, in_languages, open_index
+from nouscoder.data.problem_index import all_held_out, has_index, in_languages, open_index
 from nouscoder.domain.problem import Problem
 from nouscoder.errors import NousCoderError
 from nouscoder.rpc.tls import channel_credentials
@@ -106,10 +106,13 @@ async def require_languages(config: Config) -> None:
 
 
 def _asked(config: Config) -> list[_Asked]:
-    """The problems of a run that are not left out because of their languages, of the files that this process sees."""
+    """The problems of a run that are not left out because of their languages, of the files that this process sees.
+
+    The broker of external services builds the index of the training problems, perhaps where only it sees it.
+    """
     train, held_out = (config.in_run_folder(file) for file in (config.problems.train, config.problems.held_out))
     found = []
-    if train.is_file():
+    if train.is_file() and (config.run.services == "local" or has_index(config)):
         with closing(open_index(config)) as index:
             names = {*index.problem_ids, *index.left_out}
             languages = {name: own for name, own in index.languages.items() if name in names}
