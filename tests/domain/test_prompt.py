@@ -6,9 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nouscoder.data.importers.contests import read_taco
-from nouscoder.data.importers.livecodebench import read as read_livecodebench
-from nouscoder.data.importers.trainers import read_deepcoder
+from nouscoder.data.importers.formats import format_named
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText, prompt_text, system_text
@@ -65,6 +63,8 @@ def test_deepcoder_says_it_in_one_message_and_acereason_in_words_of_its_own() ->
 def test_a_prompt_that_an_earlier_import_has_put_into_the_form_is_not_put_into_it_twice(earlier: str) -> None:
     assert prompt_text(LCB, earlier) == earlier
     assert prompt_text(PromptForm.PLAIN, earlier) == earlier
+    whole = prompt_text(PromptForm.DEEPCODER, QUESTION)  # as Klear-Reasoner's data are
+    assert prompt_text(PromptForm.DEEPCODER, whole) == whole
 
 
 def test_the_starter_code_that_an_earlier_import_has_written_into_the_prompt_is_found() -> None:
@@ -104,10 +104,10 @@ def test_prompt_as_auto_depends_on_the_policy_and_words_describe_all() -> None:
 def test_importers_keep_the_bare_question_and_its_starter_code_apart() -> None:
     tests = '[{"input": "1", "output": "1", "testtype": "stdin"}]'
     rows = [
-        (read_livecodebench, {"question_id": "p", "question_content": QUESTION, "public_test_cases": tests}),
-        (read_taco, {"question": QUESTION, "input_output": '{"inputs": ["1"], "outputs": ["1"]}'}),
-        (read_deepcoder, {"problem": QUESTION, "tests": tests}),
+        ("livecodebench", {"question_id": "p", "question_content": QUESTION, "public_test_cases": tests}),
+        ("taco", {"question": QUESTION, "input_output": '{"inputs": ["1"], "outputs": ["1"]}'}),
+        ("deepcoder", {"problem": QUESTION, "tests": tests}),
     ]
-    for read, row in rows:
-        problem = read({**row, "starter_code": STARTER}, 1).problem
+    for name, row in rows:
+        problem = format_named(name).read({**row, "starter_code": STARTER}, 1).problem
         assert (problem.prompt, problem.starter_code) == (QUESTION, STARTER)

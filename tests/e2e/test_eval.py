@@ -223,7 +223,7 @@ def test_a_window_evaluates_only_its_problems(whole: Path, problems: Path, confi
     [
         ("P", "give one of --url (with --model), --policy and --samples"),
         ("P --url http://x", "--url needs --model"),
-        ("P --url http://x --model m --prompt chat", "--prompt 'chat' is none of plain, lcb"),
+        ("P --url http://x --model m --prompt chat", "--prompt 'chat' is none of plain, livecodebench"),
         ("P --url http://x --model m --extra 3", "--extra '3' is not a JSON object"),
         ("P --url http://x --model m --window lcb-v6 --since 2024-01-01", "give either --window"),
         ("absent.jsonl --url http://x --model m", "absent.jsonl cannot be read"),

@@ -245,6 +245,8 @@ def _livecodebench(question: str, starter_code: str, languages: tuple[str, ...])
 
 
 def _deepcoder(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
+    if question.startswith(_lcb_system(PYTHON)):
+        return question
     return f"{_lcb_system(languages)}\n\n{question}{_format_and_answer(starter_code, languages)}"
 
 
