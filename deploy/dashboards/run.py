@@ -85,11 +85,13 @@ _GLANCE = (
 _LEARNING = (
     Panel(
         "Pass rate",
-        "Trained: share of accepted rollouts in the last batch, after groups with equal rewards were filtered."
-        " Graded: share of accepted rollouts among all that got a verdict in the window.",
+        "Trained: share of accepted rollouts in the last batch, after groups with equal rewards were filtered. All"
+        " groups: of those that became complete while this batch gathered, also the filtered ones. Graded: share of"
+        " accepted rollouts among all that got a verdict in the window.",
         "percentunit",
         (
             Query(f"max({metric('learner_pass_rate')})", "trained"),
+            Query(f"max({metric('learner_all_groups_pass_rate')})", "all groups"),
             Query(
                 share(
                     f"sum(rate({metric('broker_rollouts_accepted_total')}[{WINDOW}]))",
@@ -102,10 +104,41 @@ _LEARNING = (
     ),
     Panel(
         "Reward",
-        "Mean reward of the last batch.",
+        "Mean reward of the last batch, and of all groups that became complete while it gathered.",
         "none",
-        (Query(f"max({metric('learner_reward_mean')})", "mean"),),
+        (
+            Query(f"max({metric('learner_reward_mean')})", "trained"),
+            Query(f"max({metric('learner_all_groups_reward_mean')})", "all groups"),
+        ),
         low=None,
+    ),
+    Panel(
+        "Evaluation",
+        "pass@k of the newest evaluated policy on held-out problems, and the standard error of its pass@1. 0 before the"
+        " first evaluation.",
+        "percentunit",
+        (
+            Query(f"max by (k) ({metric('learner_evaluation_pass_at_k')})", "pass@{{k}}"),
+            Query(f"max({metric('learner_evaluation_standard_error')})", "standard error"),
+        ),
+        high=1,
+    ),
+    Panel(
+        "Evaluated version",
+        "The newest policy version that was evaluated, -1 before the first, and the newest that is published.",
+        "none",
+        (
+            Query(f"max({metric('learner_evaluation_policy_version')})", "evaluated"),
+            Query(f"max({metric('learner_policy_version')})", "published"),
+        ),
+        low=None,
+    ),
+    Panel(
+        "Solved groups",
+        "pass@G: share of groups with an accepted rollout, of the last batch and of all groups meanwhile.",
+        "percentunit",
+        (Query(f"max by (groups) ({metric('learner_pass_at_g')})", "{{groups}}"),),
+        high=1,
     ),
     Panel(
         "Entropy",

@@ -35,7 +35,7 @@ SMALL = f"""
 image: {{tag: "{TAG}"}}
 config:
   run: {{total_batches: 200}}
-  problems: {{held_out_samples: 1}}
+  evaluation: {{samples: 1}}
   broker: {{drop_zero_variance: false}}
   demo: {{train_problems: 300, held_out_problems: 20, warm_start_share: 0.1}}
 """

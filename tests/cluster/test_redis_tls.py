@@ -20,7 +20,7 @@ redis: {tls: {enabled: true}}
 tls: {existingSecrets: {redis: redis-certificate}}
 config:
   run: {total_batches: 500}
-  problems: {held_out_samples: 1}
+  evaluation: {samples: 1}
   broker: {drop_zero_variance: false}
   demo: {train_problems: 100, held_out_problems: 4, warm_start_share: 0.1}
 """

@@ -254,6 +254,7 @@ def test_each_policy_of_the_configuration_asks_its_problems(tmp_path: Path) -> N
     assert pool("name=pass_rates", rated) == {"p0", "p1", "p2", "p3", "p4"}
     assert pool("name=pass_rates", rated, "drop_unsolved=true", "max_pass_rate=0.4") == {"p1", "p2"}
     assert pool("name=pass_rates", rated, "drop_solved=false", "min_pass_rate=0.9") == {"p4", "p5"}
+    assert pool("name=pass_rates", rated, "min_pass_rate=0.5", "keep_unknown=true") == {"p3", "p4", "p6"}
     assert pool("name=potential", rated) == set(rates)
     assert pool("name=priorities") == set(_IDS)
 

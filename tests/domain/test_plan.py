@@ -76,7 +76,9 @@ PLAN = """
 [run]
 name = "mine"
 root = "runs"
-evaluate_every_batches = 2
+
+[evaluation]
+every_batches = 2
 
 [learner.objective]
 name = "gspo"
@@ -89,7 +91,7 @@ set.run.total_batches = 5
 [[plan.stages]]
 name = "long"
 from = "best"
-set.run.end_after_no_gain = 3
+set.evaluation.end_after_no_gain = 3
 set.problems.train = "hard.jsonl"
 set.generation.sampling.temperature = 0.5
 set.learner.objective.name = "dapo"
@@ -137,7 +139,11 @@ def test_plan_show_prints_what_each_stage_changes(tmp_path: Path) -> None:
         ('from = "best"', "the first stage begins with policy.path"),
         ('set.run.name = "x"', "a stage cannot set run.name"),
         ('set.policy.path = "x"', "a stage cannot set policy.path"),
-        ("set.run.end_at_pass_at_1 = 0.5", "need evaluate_every_batches"),
+        ("set.evaluation.end_at_pass_at_1 = 0.5", "need every_batches"),
+        (
+            'set.broker.curriculum = {name = "pass_rates", pass_rates = "stage://a"}',
+            "in plan.stages, a: broker.curriculum.pass_rates stage://a: no stage before it has that name",
+        ),
         ("yarn.factor = 2.0", "yarn needs a factor above 1 and original_tokens"),
         ('from = "first"', "Input should be 'last' or 'best'"),
         ('[[plan.stages]]\nname = "a"', "two stages have one name"),

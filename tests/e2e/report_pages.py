@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nouscoder.domain.problem import GradingRules
+from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import EvaluatedProblem
+from nouscoder.report import write_comparison
 from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
 from nouscoder.report.objectives_page import write_objectives_page
 from nouscoder.report.samples import write_rollouts_page
@@ -43,6 +46,8 @@ def metrics_line(step: int, draw: random.Random) -> dict[str, Any]:
         "repetition_share": 0.0,
         "hard_coding_share": 0.0,
         "same_programs": 0.2,
+        "pass_at_g": 1.0,
+        "all_groups": {"groups": 20, "reward_mean": 2 * rate - 1.2, "pass_rate": rate - 0.1, "pass_at_g": 0.9},
         "model_reward_correlation": None,
         "entropy": 0.6 - 0.01 * batch,
         "clip_fraction_low": 0.004 * index,
@@ -149,6 +154,21 @@ def write_run(folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf8")
 
 
+def write_compared_runs(page: Path) -> Path:
+    """Two runs with evaluations of 16 samples a problem, one of them with a long name."""
+    runs = [page.parent / "one", page.parent / f"{'long_name_' * 9}<b>"]
+    for offset, run in enumerate(runs):
+        write_run(run)
+        (run / "evaluations").mkdir()
+        for version in (0, 10, 20, 30):
+            rate = 0.3 + 0.01 * version + 0.05 * offset
+            record: dict[str, Any] = {"policy_version": version, "pass_at_1": rate, "standard_error": 0.02}
+            record["pass_at_k"] = {"1": rate, "8": rate + 0.2}
+            names = {0: "evaluation_before.json", 30: "evaluation_after.json"}
+            (run / names.get(version, f"evaluations/{version:08d}.json")).write_text(json.dumps(record))
+    return write_comparison(page, runs)
+
+
 def write_evaluation(page: Path) -> Path:
     """The report of an evaluation of 60 problems with hostile texts and long names."""
     draw = random.Random(0)
@@ -171,7 +191,8 @@ def write_evaluation(page: Path) -> Path:
             ShownSample(name, at, HOSTILE, HOSTILE, f"{HOSTILE}\n{'x' * 900}", one.verdicts["lcb"], "passed", at == 3)
             for at, one in enumerate(samples)
         ]
-    sampling = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 32768, "seed": 0, "prompt": "lcb"}
+    sampling: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 32768, "seed": 0}
+    sampling["prompt"] = asdict(PromptSettings(prompt_form=PromptForm.LIVECODEBENCH))
     about = {
         "model": HOSTILE,
         "problem_file": "f",

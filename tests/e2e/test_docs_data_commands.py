@@ -21,6 +21,7 @@ from tests.services.test_data_import import SUM_ROWS, jsonl, lcb, packed
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
+from nouscoder.data.filters.run import read_recipe, select
 from nouscoder.data.importers.run import import_files
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 
@@ -83,6 +84,9 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     jsonl(folder / "taco.jsonl", *({"question": f"Sum {n}.", "input_output": json.dumps(taco)} for n in range(2)))
     import_files("taco", [folder / "taco.jsonl"], folder / "taco.parquet")
     import_files("livecodebench", [folder / "test6.jsonl"], folder / "livecodebench.parquet")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "all.toml").write_text('name = "all"\ninputs = ["problems.jsonl"]\nsteps = [{filter = "num_tests"}]')
+    select(read_recipe(folder / "all.toml"), folder / "problems.parquet")
     (folder / "rows.csv").write_text('statement,cases\nSum.,"[{""input"": ""1 2"", ""output"": ""3""}]"\n')
     traces = [{"problem_id": f"t{n}", "prompt": f"Print {n}.\n", "completion": f"print({n})"} for n in range(40)]
     jsonl(folder / "traces.jsonl", *traces)

@@ -13,8 +13,8 @@ import pytest
 @pytest.mark.timeout(1200)
 def test_training_goes_on_while_a_version_is_measured(loop_run: Callable[..., Any]) -> None:
     run = loop_run(
-        *("run.total_batches=12", "run.evaluate_every_batches=3"),
-        *("demo.held_out_problems=40", "problems.held_out_samples=2"),
+        *("run.total_batches=12", "evaluation.every_batches=3"),
+        *("demo.held_out_problems=40", "evaluation.samples=2"),
     )
     run.start()
     assert run.wait(1000) == 0, run.text()[-3000:]

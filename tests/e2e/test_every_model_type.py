@@ -34,7 +34,8 @@ path = "{policy}"
 [problems]
 train = "{problems}"
 held_out = "{problems}"
-held_out_samples = 1
+[evaluation]
+samples = 1
 [broker]
 group_size = 4
 batch_size = 8

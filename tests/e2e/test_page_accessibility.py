@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 from tests.e2e.axe import axe_script, violations_on
 from tests.e2e.chromium import Chromium, asked, chromium_program, troubles
-from tests.e2e.report_pages import write_evaluation, write_objectives, write_rollouts, write_run
+from tests.e2e.report_pages import (
+    write_compared_runs,
+    write_evaluation,
+    write_objectives,
+    write_rollouts,
+    write_run,
+)
 
 from nouscoder.report import write_report
 
-PAGES = ("run", "evaluation", "rollouts", "objectives")
+PAGES = ("run", "evaluation", "rollouts", "objectives", "comparison")
 OPENED = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
 # With a rollout on the screen, where the page shows one at a time.
 CHOSEN = "document.querySelector('table.rollouts tbody tr')?.click()"
@@ -29,6 +35,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "evaluation": write_evaluation(folder / "evaluation.html"),
         "rollouts": write_rollouts(folder / "run"),
         "objectives": write_objectives(folder / "objectives.html"),
+        "comparison": write_compared_runs(folder / "comparison.html"),
     }
 
 

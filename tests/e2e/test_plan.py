@@ -17,7 +17,13 @@ from nouscoder.demo.prepare import prepare
 STAGES = """
 [run]
 name = "mine"
-evaluate_every_batches = 1
+[evaluation]
+every_batches = 1
+samples = 16
+temperature = 0.6
+top_p = 0.95
+max_tokens_total = 190
+max_new_tokens = 60
 [generation]
 max_tokens_total = 160
 [[plan.stages]]
@@ -27,7 +33,7 @@ set.run.total_batches = 4
 name = "long"
 from = "best"
 set.run.total_batches = 200
-set.run.end_after_no_gain = 2
+set.evaluation.end_after_no_gain = 2
 set.generation.sampling.max_new_tokens = 32
 [[plan.stages]]
 name = "evaluate"
@@ -35,8 +41,9 @@ from = "best"
 yarn.factor = 2.0
 yarn.original_tokens = 192
 set.run.total_batches = 0
-set.generation.max_tokens_total = 384
+set.evaluation.max_tokens_total = 384
 """
+NUM_PROBLEMS = 6  # held out
 
 
 def start(run: Any, file: Path, *, resume: bool = False) -> None:
@@ -49,8 +56,8 @@ def start(run: Any, file: Path, *, resume: bool = False) -> None:
 
 
 def settings(run: Any) -> list[str]:
-    """Those of a tiny loop; the stages say how many batches they have."""
-    return [value for value in run._overrides if not value.startswith("run.total_batches")]
+    """Those of a tiny loop; the stages say how many batches they have, and how they are evaluated."""
+    return [value for value in run._overrides if not value.startswith(("run.total_batches", "evaluation.samples"))]
 
 
 def lines(run: Any, stage: str) -> list[dict[str, Any]]:
@@ -106,7 +113,33 @@ def assert_end(run: Any) -> None:
     # An untrained policy does not gain, so the stage ended before its 200 batches.
     assert "the run ends early: 2 evaluations were not above pass@1" in run.text()
     assert len([*(run.folder / "02-long/evaluations").glob("*.json")]) >= 2
+    assert_evaluations(run, stages)
     print(json.dumps(stages))
+
+
+def assert_evaluations(run: Any, stages: list[dict[str, Any]]) -> None:
+    """Each evaluation has 16 samples at its own temperature and context, and chose the best checkpoint.
+
+    The best policy of a stage gives the same samples as the first of the next: they depend on policy and seed alone.
+    """
+    evaluations = {}
+    for stage, context in (("01-short", 190), ("02-long", 190), ("03-evaluate", 384)):
+        files = [*(run.folder / stage).glob("evaluation_*.json"), *(run.folder / stage / "evaluations").glob("*.json")]
+        found = {one["policy_version"]: one for one in (json.loads(file.read_text()) for file in files)}
+        for one in found.values():
+            sampling = one["sampling"]
+            assert (one["num_problems"], one["num_rollouts"]) == (NUM_PROBLEMS, 16 * NUM_PROBLEMS)
+            assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens_total"]) == (0.6, 0.95, context)
+            assert one["pass_at_1"] == sum(each["passed"] for each in one["problems"]) / (16 * NUM_PROBLEMS)
+            assert one["mean_tokens"] > 24, "an untrained policy seldom ends before the limit"
+        evaluations[stage] = found
+    assert all(line["response_length"] <= 24 for line in lines(run, "01-short")), "training has its own limit"
+    for before, after in (("01-short", "02-long"), ("02-long", "03-evaluate")):
+        found = evaluations[before]
+        best = min(found, key=lambda version: (-found[version]["pass_at_1"], version))
+        assert stages[int(before[1]) - 1]["best_version"] == best
+        if after == "02-long":  # the last stage has another rope scaling
+            assert evaluations[after][0]["problems"] == found[best]["problems"]
 
 
 SHARED = """

@@ -21,6 +21,7 @@ from tests.e2e.report_pages import (
     NUM_BATCHES,
     metrics_line,
     sample_line,
+    write_compared_runs,
     write_evaluation,
     write_objectives,
     write_rollouts,
@@ -92,7 +93,7 @@ def test_the_page_shows_its_curves_and_neither_uses_the_network_nor_runs_a_progr
     dom = seen.dom
     assert seen.asked == ()
     elements = Elements(dom)
-    assert elements.count("svg", "chart") == 15
+    assert elements.count("svg", "chart") == 17
     assert elements.count("polyline") >= 14
     assert elements.count("rect", "fill-") >= 4 * NUM_BATCHES
     assert elements.count("article", "pair") == 14
@@ -188,6 +189,7 @@ def test_every_page_fits_in_narrow_and_wide_windows(report: Path, tmp_path: Path
         "evaluation": write_evaluation(tmp_path / "evaluation.html"),
         "rollouts": write_rollouts(tmp_path / "run"),
         "objectives": write_objectives(tmp_path / "objectives.html"),
+        "comparison": write_compared_runs(tmp_path / "comparison.html"),
     }
     frames = [
         # The page's policy is left out: a frame would pass it on to the driver's script.
@@ -254,10 +256,64 @@ def test_the_report_of_an_evaluation_is_one_file_that_runs_no_sample(tmp_path: P
     assert "240 of 240 shown" in seen.dom  # the script ran
 
 
+def test_two_runs_are_overlaid_in_pictures_with_the_names_of_the_figures(tmp_path: Path) -> None:
+    """Figures 4 to 8 in a browser: each chart has a line for each run, and the arrow keys read the values of both."""
+    page = write_compared_runs(tmp_path / "comparison.html")
+    driver = """<script>
+const lines = [];
+for (const figure of [4, 5, 6, 7, 8]) {
+  const section = document.getElementById("figure-" + figure);
+  for (const chart of section.querySelectorAll("svg.chart")) {
+    const curves = chart.querySelectorAll("polyline").length;
+    lines.push(section.querySelector("h2").textContent + ": " + chart.closest("figure").querySelector("h3").textContent
+      + ": " + curves + " curves");
+  }
+}
+const svg = document.querySelector("#figure-5 svg.chart");
+svg.dispatchEvent(new KeyboardEvent("keydown", {key: "End"}));
+lines.push(svg.closest("figure").querySelector(".readout").innerText, svg.querySelectorAll(".whisker").length);
+document.body.replaceChildren(Object.assign(document.createElement("pre"), {textContent: lines.join("|")}));
+</script>"""
+    seen = browse(page, tmp_path)
+    assert seen.asked == ()
+    assert "<title>alive" not in seen.dom
+    driven = tmp_path / "driven.html"
+    text = page.read_text(encoding="utf8").replace('http-equiv="Content-Security-Policy"', "")
+    driven.write_text(text.replace("</body>", f"{driver}</body>"), encoding="utf8")
+    *told, readout, whiskers = browse(driven, tmp_path).dom.split("<pre>")[1].split("</pre>")[0].split("|")
+    assert told == [
+        *("Figure 4: training reward: reward of trained groups: 2 curves",),
+        *("Figure 4: training reward: reward of all groups: 2 curves",),
+        *("Figure 5: evaluation: evaluation pass@1: 2 curves",),
+        *("Figure 6: response length: response length: 2 curves",),
+        *("Figure 6: response length: truncated share: 2 curves",),
+        *("Figure 7: pass@G and pass@k: training pass@G, trained groups: 2 curves",),
+        *("Figure 7: pass@G and pass@k: training pass@G, all groups: 2 curves",),
+        *("Figure 7: pass@G and pass@k: evaluation pass@8: 2 curves",),
+        *("Figure 8: entropy, clipping and mismatch: entropy: 2 curves",),
+        *("Figure 8: entropy, clipping and mismatch: clip share, low side: 2 curves",),
+        *("Figure 8: entropy, clipping and mismatch: clip share, high side: 2 curves",),
+        *("Figure 8: entropy, clipping and mismatch: learner to sampler divergence: 2 curves",),
+    ]
+    assert readout.split("\n")[0] == "step 120"
+    assert readout.count("±") == 2, readout
+    assert int(whiskers) == 8
+
+
 def test_every_chart_has_values_and_samples_have_their_origin(report: Path) -> None:
     page = report.read_text(encoding="utf8")
     for title in (
-        *("Pass rate", "Reward", "Staleness", "Response length", "Overlong rollouts", "Entropy", "Importance ratio"),
+        *(
+            "Evaluations",
+            "Solved at least once",
+            "Pass rate",
+            "Reward",
+            "Staleness",
+            "Response length",
+            "Overlong rollouts",
+            "Entropy",
+            "Importance ratio",
+        ),
         *("Clip fraction", "Learner to sampler ratio", "Learner to sampler divergence", "Effective sample size"),
         *("Gradient norm", "Loss", "Learner throughput", "Where the learner&#x27;s time went"),
     ):

@@ -33,7 +33,7 @@ def test_injected_reference_solutions_are_accepted_on_every_problem(tmp_path: Pa
     values = [
         *(f'run.root="{tmp_path}"', f"run.total_batches={NUM_BATCHES}", f'policy.path="{tmp_path}/policy"'),
         *(f'problems.train="{tmp_path}/leetcode.jsonl"', f'problems.held_out="{tmp_path}/held_out.jsonl"'),
-        *("problems.held_out_share=0", "problems.held_out_samples=1"),
+        *("problems.held_out_share=0", "evaluation.samples=1"),
         # Every rollout gets the same reward, so groups of equal rewards are kept.
         *(f"broker.group_size={GROUP_SIZE}", f"broker.batch_size={batch_size}", "broker.drop_zero_variance=false"),
         *("generation.device=cpu", "learner.device=cpu", "generation.max_running=8"),

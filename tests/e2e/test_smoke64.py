@@ -19,7 +19,7 @@ DEMO = Path(__file__).parents[2] / "configs" / "demo.toml"
 
 def command(root: Path, *more: str) -> list[str]:
     """The demo's configuration, with few held-out problems."""
-    values = [f'run.root="{root}"', "run.name=mine", "demo.held_out_problems=8", "problems.held_out_samples=1"]
+    values = [f'run.root="{root}"', "run.name=mine", "demo.held_out_problems=8", "evaluation.samples=1"]
     options = [part for value in values for part in ("--set", value)]
     return [sys.executable, "-m", "nouscoder", "train", str(DEMO), "--smoke64", "--json", *options, *more]
 

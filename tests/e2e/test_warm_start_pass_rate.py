@@ -22,7 +22,7 @@ def test_the_mean_pass_at_1_of_three_seeds_is_that_of_the_earlier_warm_start(tmp
     for seed in SEEDS:
         changes = (f'run.root="{tmp_path}"', "run.total_batches=0", "demo.held_out_problems=400")
         command = [sys.executable, "-m", "nouscoder", "demo", "--seed", str(seed), "--name", str(seed)]
-        for change in (*changes, "problems.held_out_samples=2"):
+        for change in (*changes, "evaluation.samples=2"):
             command += ["--set", change]
         subprocess.run(command, check=True, timeout=2400)
         record = json.loads((tmp_path / str(seed) / "evaluation_before.json").read_text())

@@ -17,7 +17,7 @@ from learner_process import FileBroker, patch, serve  # type: ignore[import-not-
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from nouscoder.config import Config, LearnerSection, RunSection
+from nouscoder.config import Config, EvaluationSection, LearnerSection, RunSection
 from nouscoder.domain.lease import LeasedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.run_status import RunStatus
@@ -49,8 +49,8 @@ def config_of(root: Path) -> Config:
     learner = LearnerSection(
         steps_per_batch=2, learning_rate=1e-2, peak_flops=1e9, checkpoint_every_batches=100, keep_checkpoints=1
     )
-    run = RunSection(root=root, seed=5, total_batches=NUM_BATCHES, evaluate_every_batches=1)
-    return Config(run=run, learner=learner)
+    run = RunSection(root=root, seed=5, total_batches=NUM_BATCHES)
+    return Config(run=run, learner=learner, evaluation=EvaluationSection(every_batches=1))
 
 
 class Scored:

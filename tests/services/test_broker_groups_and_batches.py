@@ -11,8 +11,9 @@ from nouscoder.broker import batches
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, InvariantBroken, Refused
 from nouscoder.config import RewardSection
+from nouscoder.domain.batch import CompletedGroups
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.pairs import PASSED_BATCH
+from nouscoder.rpc.pairs import BATCH, PASSED_BATCH
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_rollout
 
@@ -127,6 +128,34 @@ async def test_a_group_is_sampled_at_the_temperature_of_its_batch(new_broker: Ne
     later = await broker.lease_tasks("generation-1", 6, 0.0)
     by_group = {item.task.group_id: item.task.sampling.temperature for item in later.tasks}
     assert by_group == {first.tasks[0].task.group_id: 0.6, "g000001": pytest.approx(0.8)}
+
+
+async def test_a_batch_says_how_all_groups_ended_that_completed_while_it_gathered(
+    new_broker: NewBroker, broker_rig: Any
+) -> None:
+    """Of 4 groups the first is always right and the second always wrong: both are filtered, and both count."""
+    broker = new_broker()
+    await broker.publish_policy(broker_rig.manifest(0))
+    ends = {"g000000": VerdictKind.ACCEPTED, "g000001": VerdictKind.WRONG_ANSWER}
+    await broker_rig.sample(broker)
+    await broker_rig.grade(broker, lambda i: ends.get(i[:7]) or broker_rig.mixed(i))
+    leased = await broker.lease_batch(LEARNER, 0)
+    assert leased.batch is not None
+    assert [*broker_rig.groups(leased.batch)] == ["g000002", "g000003"]
+    assert leased.batch.completed == CompletedGroups(groups=4, solved=3, rollouts=16, accepted=8, reward_sum=0.0)
+    assert (await broker.lease_batch(LEARNER, 0)).batch == leased.batch, "also when it is leased again"
+    assert PASSED_BATCH.decode(PASSED_BATCH.encode(leased.batch)) == leased.batch
+    assert BATCH.decode(PASSED_BATCH.encode(leased.batch)).completed == leased.batch.completed
+    # The next batch has only those that completed since.
+    await broker.commit_batch(0, 1)
+    await broker.publish_policy(broker_rig.manifest(1))
+    await broker_rig.sample(broker)
+    await broker_rig.grade(broker, broker_rig.mixed)
+    later = (await broker.lease_batch(LEARNER, 0)).batch
+    assert later is not None
+    assert later.completed is not None
+    assert later.completed.accepted == later.completed.rollouts // 2 == 2 * later.completed.groups > 0
+    assert later.completed.reward_sum == 0.0
 
 
 async def test_the_same_batch_comes_again_until_it_is_committed(new_broker: NewBroker, broker_rig: Any) -> None:

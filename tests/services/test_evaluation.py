@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ import grpc
 import pytest
 
 from nouscoder.demo.policy import CharTokenizer
+from nouscoder.domain.estimates import USUAL_K
 from nouscoder.domain.policy import PolicyManifest, Shard
-from nouscoder.domain.problem import Problem
+from nouscoder.domain.problem import GradingRules, Problem, PublicTests
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.evaluation import pass_at_1
-from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate, evaluation_tasks
+from nouscoder.evaluation.pass_at_1 import (
+    Evaluation,
+    EvaluationError,
+    ProblemResult,
+    evaluate,
+    evaluation_tasks,
+)
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
@@ -33,8 +41,9 @@ from nouscoder.generation.weights.policies import Policies
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
 from nouscoder.rpc.pairs import SUBMISSION, VERDICT
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.server import MAX_MESSAGE_BYTES, StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
+from nouscoder.run.evaluation import evaluation_record, recorded_evaluations
 from nouscoder.v1 import generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
 
@@ -166,6 +175,62 @@ async def test_pass_at_1_is_the_mean_over_problems_of_the_accepted_share(service
     assert evaluation.samples[0].verdict == "accepted"
     assert evaluation.samples[3].verdict == "wrong_answer"
     assert services.scripted == [(done, 8) for done in range(1, 9)]
+    tokens = [result.num_tokens for result in evaluation.problems]
+    assert evaluation.mean_tokens == sum(tokens) / 8
+    assert min(tokens) > 0
+    assert evaluation.truncated_share == 0
+
+
+def measured(samples: int, *accepted: int) -> Evaluation:
+    """An evaluation with so many accepted of the samples of each problem."""
+    results = (ProblemResult(f"p{at}", "sums", passed, samples, 2, 100) for at, passed in enumerate(accepted))
+    return Evaluation(3, tuple(results), ())
+
+
+def test_more_samples_tell_how_exact_pass_at_1_is_and_pass_at_k() -> None:
+    one, many = measured(1, 1, 0, 1, 0), measured(16, 8, 8, 16, 0)
+    assert (one.pass_at_1, many.pass_at_1) == (0.5, 0.5)
+    # Both errors over problems are large: other problems have other pass rates.
+    assert one.standard_error == pytest.approx((1 / 3) ** 0.5 / 2)
+    assert many.standard_error == pytest.approx((1 / 6) ** 0.5 / 2)
+    # On the same problems only the samples differ: 2 of the 4 problems are uncertain, each by 0.25 / 15.
+    assert one.sampling_error is None
+    assert many.sampling_error == pytest.approx((2 * 0.25 / 15) ** 0.5 / 4)
+    assert one.pass_at_k == {1: 0.5}
+    assert [*many.pass_at_k] == [1, *(k for k in USUAL_K if 1 < k < 16), 16]
+    assert many.pass_at_k[16] == 0.75, "three of four problems are solved at least once"
+    assert many.truncated_share == 8 / 64
+    assert many.mean_tokens == 400 / 64
+
+
+def test_a_recorded_evaluation_has_each_problem_and_is_a_file_of_pass_rates(tmp_path: Path) -> None:
+    sampling = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=40, seed=5)
+    record = evaluation_record(measured(16, 8, 16), sampling, 64)
+    assert record["problems"][0] == {"problem_id": "p0", "passed": 8, "sampled": 16, "truncated": 2, "tokens": 100}
+    assert record["sampling"] == {**asdict(sampling), "max_tokens_total": 64}
+    assert (record["pass_at_1"], record["pass_at_k"]["16"], record["policy_version"]) == (0.75, 1.0, 3)
+    # What an earlier release wrote stays readable.
+    old = {"pass_at_1": 0.5, "standard_error": None, "policy_version": 0, "num_problems": 1, "num_rollouts": 2}
+    (tmp_path / "evaluation_before.json").write_text(json.dumps(old))
+    (tmp_path / "evaluation_after.json").write_text(json.dumps(record))
+    assert [(each.policy_version, each.pass_at_1) for each in recorded_evaluations(tmp_path)] == [(0, 0.5), (3, 0.75)]
+
+
+async def test_an_evaluation_that_is_larger_than_a_message_is_asked_for_in_parts(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """454 problems with 16 samples each and 10 KiB of public tests are 73 MiB, and a message has 64 MiB at most."""
+    shown = PublicTests(StdinTests((StdinCase("1" * 10_240, "1\n"),)), GradingRules())
+    task = evaluation_tasks([problem(0)], 1, Sampling())[0]
+    every = [replace(task, public_tests=shown)] * (454 * 16)
+    parts = pass_at_1._parts(every)
+    sizes = [sum(len(one.prompt) + 10_240 for one in part) for part in parts]
+    assert sum(sizes) > MAX_MESSAGE_BYTES > 2 * max(sizes) - 1
+    assert sum(map(len, parts)) == len(every)
+    await services.publish(0)
+    monkeypatch.setattr(pass_at_1, "_MOST_REQUEST_BYTES", 100)
+    evaluation = await services.measure([problem(number) for number in range(4)], manifest=services.manifest(0))
+    assert [result.num_accepted for result in evaluation.problems] == [2, 1, 2, 0], "as in one call"
 
 
 async def test_an_internal_error_is_graded_again(services: Services) -> None:

@@ -42,6 +42,7 @@ def config_of(folder: Path, *values: str) -> Config:
 
 REASONS = {
     "generation.max_tokens_total=91": "generation.max_tokens_total 91 is more than the 90 tokens",
+    "evaluation.max_tokens_total=91": "evaluation.max_tokens_total 91 is more than the 90 tokens",
     "generation.max_running=3": "generation.max_running is not what the engine was started with",
     "generation.openai.http=127.0.0.1:0": "the engine was started with 0 places for generation.openai, not 8",
     "generation.engine=torch": "generation.engine is not",
@@ -118,11 +119,11 @@ def manifest(folder: Path) -> PolicyManifest:
     return PolicyManifest(0, 0, str(folder), (shard,))
 
 
-async def sampled(client: GenerationClient, folder: Path) -> Rollout:
+async def sampled(client: GenerationClient, folder: Path, *, evaluation: bool = False) -> Rollout:
     """A rollout that only the context ends."""
     await client.use_policy(manifest(folder))
     task = Task("r0", "g", "p", "prompt", Sampling(max_new_tokens=500, seed=1))
-    (rollout,) = [rollout async for rollout in client.generate([task], LIMIT_S)]
+    (rollout,) = [rollout async for rollout in client.generate([task], LIMIT_S, evaluation=evaluation)]
     return rollout
 
 
@@ -131,21 +132,22 @@ async def test_the_process_of_a_plan_serves_the_next_stage_with_other_limits_or_
 ) -> None:
     address, metrics, broker, *others = free_addresses(5)
 
-    def stage(name: str, max_tokens_total: int, grpc: str, metrics: str) -> Config:
+    def stage(name: str, max_tokens_total: int, grpc: str, metrics: str, *values: str) -> Config:
         """The broker is never there: only Generate is used."""
         addresses = (f"generation.grpc={grpc}", f"generation.metrics={metrics}", f"broker.grpc={broker}")
         limits = (f"generation.max_tokens_total={max_tokens_total}", "generation.fake.median_tokens=300")
-        return config_of(folder, f"run.name={name}", *addresses, *limits)
+        return config_of(folder, f"run.name={name}", *addresses, *limits, *values)
 
     said: list[str] = []
     (tmp_path / "logs").mkdir()
     kept = KeptGeneration(tmp_path, said.append)
     try:
-        first = stage("first", 40, address, metrics)
+        first = stage("first", 40, address, metrics, "evaluation.max_tokens_total=70")
         await kept.prepare(first)
         process = kept.start(first)
         async with GenerationClient(address, patience_s=LIMIT_S) as client, asyncio.timeout(LIMIT_S):
             assert len((await sampled(client, folder)).token_ids) == 40
+            assert len((await sampled(client, folder, evaluation=True)).token_ids) == 70, "a context of its own"
             pid = process.pid
             second = kept.with_address(stage("second", 90, *others))
             await kept.prepare(second)

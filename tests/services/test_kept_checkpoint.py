@@ -16,7 +16,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from nouscoder.atomic_files import StorageError, numbered
-from nouscoder.config import Config, LearnerSection, RunSection
+from nouscoder.config import Config, EvaluationSection, LearnerSection, RunSection
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
@@ -63,7 +63,8 @@ class Learner:
 async def learner(tmp_path: Path) -> AsyncIterator[Learner]:
     section: dict[str, Any] = {"steps_per_batch": 2, "peak_flops": 1e9, "keep_checkpoints": 1}
     config = Config(
-        run=RunSection(root=tmp_path, total_batches=4, evaluation_limit_s=LIMIT_S),
+        run=RunSection(root=tmp_path, total_batches=4),
+        evaluation=EvaluationSection(limit_s=LIMIT_S),
         learner=LearnerSection.model_validate({**section, "checkpoint_every_batches": 1}),
     )
     write_policy_folder(config.run.folder / "policy", random_policy(0))

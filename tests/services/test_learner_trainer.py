@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from nouscoder.config import AdvantageSection, Config, LearnerSection, RunSection, ScheduleSection
 from nouscoder.domain.advantage import group_advantages
-from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.batch import Batch, CompletedGroups, GradedRollout
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.tokens import FinishReason, Segment, float32, int32, spans_of
-from nouscoder.domain.verdict import VerdictKind
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.metrics.step import minibatches, score, statistics_of
+from nouscoder.learner.metrics.step import AllGroups, minibatches, score, statistics_of
 from nouscoder.learner.model.logprobs import score_tokens
 from nouscoder.learner.model.packing import pack, plan
 from nouscoder.learner.model.synthetic import random_batch, random_policy
+from nouscoder.learner.state.run_log import BatchSeconds, metrics_lines
 from nouscoder.learner.trainer import Trainer, TrainingError, TrainingInterrupted
 
 CPU = torch.device("cpu")
@@ -148,6 +149,24 @@ def test_statistics_of_a_batch_by_hand() -> None:
     assert figures.same_programs == 0.0, "random programs differ"
     assert statistics_of(scored[:1]).same_programs is None
     assert statistics_of([scored[0]] * 3).same_programs == 1.0
+
+
+def test_pass_at_g_counts_groups_and_the_figures_of_all_groups_come_from_the_broker() -> None:
+    """Two trained groups, one of which has an accepted rollout; a third group was filtered."""
+    batch = random_batch(0, seed=5, num_groups=2, group_size=4)
+    wrong = Verdict(VerdictKind.WRONG_ANSWER, 0, 1, 1, 0.1, "test")
+    right = Verdict(VerdictKind.ACCEPTED, 1, 1, 1, 0.1, "test")
+    verdicts = [right, *[wrong] * 7]
+    rollouts = tuple(replace(item, verdict=one) for item, one in zip(batch.rollouts, verdicts, strict=True))
+    completed = CompletedGroups(groups=3, solved=2, rollouts=12, accepted=5, reward_sum=-2.0)
+    scored = [item for group in score(replace(batch, rollouts=rollouts), AdvantageSection()) for item in group]
+    assert statistics_of(scored).pass_at_g == 0.5
+    assert statistics_of(scored).all_groups is None, "unknown"
+    assert statistics_of(scored, completed).all_groups == AllGroups(3, -2 / 12, 5 / 12, 2 / 3)
+    assert statistics_of(scored, replace(completed, groups=0, rollouts=0)).all_groups is None
+    trained = Trainer(random_policy(0), config()).train_batch(replace(random_batch(0, seed=1), completed=completed))
+    (first, *_) = metrics_lines(trained, 1, BatchSeconds())
+    assert first["all_groups"] == {"groups": 3, "reward_mean": -2 / 12, "pass_rate": 5 / 12, "pass_at_g": 2 / 3}
 
 
 def test_the_first_step_of_a_batch_is_on_policy_and_later_ones_are_not() -> None:

@@ -28,6 +28,7 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
 from nouscoder.http_server.bounded_threads import MOST_OPEN
 from nouscoder.learner.metrics.prometheus import LearnerMetrics, WaitReason
+from nouscoder.recorded_evaluations import RecordedEvaluations
 from nouscoder.rpc.metrics_page import read_metrics, start_metrics
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
@@ -77,7 +78,7 @@ def fresh_registries() -> list[CollectorRegistry]:
     """The registries of the four services after their start. The broker's run is empty."""
     verifier, learner, broker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     VerifierMetrics(verifier).watch_backends(lambda: {"modal": BackendUse(0, 0, 0, "")})
-    LearnerMetrics(learner)
+    LearnerMetrics(learner).watch_evaluations(RecordedEvaluations(Path("/no/run")))
     collector = BrokerCollector()
     empty = Ledger(0, 0, 0, 0, 0, {state.value: 0 for state in IN_FLIGHT})
     streams = tuple(StreamStatus(stream, 0, 0, 0, 0) for stream in STREAMS)
@@ -127,6 +128,8 @@ def test_a_documented_metric_is_exported_from_the_start(promised: str) -> None:
         ("generation_idle_seconds_total", "reason", {reason.value for reason in IdleReason}),
         ("learner_wait_seconds_total", "for", {reason.value for reason in WaitReason}),
         ("learner_clip_fraction", "side", {"low", "high"}),
+        ("learner_pass_at_g", "groups", {"trained", "all"}),
+        ("learner_evaluation_pass_at_k", "k", {"1"}),
         ("learner_response_length_tokens", "correct", {"true", "false"}),
         ("learner_importance_ratio", "stat", {"mean", "min", "max", "mismatch_mean", "mismatch_max"}),
     ],

@@ -105,7 +105,7 @@ async def until(condition: Any) -> None:
 
 @pytest.fixture
 async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
-    settings = ["run.evaluate_every_batches=2", "run.end_after_no_gain=2", "run.total_batches=100"]
+    settings = ["evaluation.every_batches=2", "evaluation.end_after_no_gain=2", "run.total_batches=100"]
     config = load_config(None, [f'run.root="{tmp_path}"', *settings])
     folder = RunFolder.create(config)
     folder.write_json("evaluation_before.json", {"policy_version": 0, "pass_at_1": 0.1})

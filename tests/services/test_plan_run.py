@@ -12,6 +12,9 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from nouscoder.config import Config, load_config
+from nouscoder.config.broker import PassRatesCurriculum
+from nouscoder.data.pass_rates import PassCount, read_pass_rates
+from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
@@ -153,6 +156,34 @@ async def test_a_plan_that_is_killed_in_a_stage_has_the_same_end(
     await go(config)
     assert_end(config)
     assert ran == ["mine/01-a", "mine/02-b", "mine/03-c"]
+
+
+async def test_a_stage_takes_the_pass_rates_of_the_one_before(
+    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken: list[dict[str, PassCount]] = []
+
+    async def run(
+        folder: RunFolder, config: Config, view: View, started_s: float, generation: KeptGeneration | None = None
+    ) -> None:
+        curriculum = config.broker.curriculum
+        if isinstance(curriculum, PassRatesCurriculum):
+            taken.append(read_pass_rates(Path(curriculum.pass_rates)))
+        if len(taken) == 1 and folder.path.name == "02-b":
+            raise Stopped
+        state = CurriculumState(3, (ProblemStatistics("p", groups=1, sampled=8, accepted=5),))
+        folder.write_json("curriculum.json", state.to_json())
+        await imitated_run(folder, config, view, started_s)
+
+    monkeypatch.setattr(plan, "run_loop", run)
+    rated = 'from = "best"\nset.broker.curriculum = {name = "pass_rates", pass_rates = "stage://a"}'
+    (tmp_path / "mine.toml").write_text(PLAN.replace('from = "best"', rated))
+    config = load_config(tmp_path / "mine.toml", [f'run.root="{tmp_path / "runs"}"'])
+    with pytest.raises(Stopped):
+        await go(config)
+    await go(config)
+    assert_end(config)
+    assert taken == [{"p": PassCount(5, 8)}] * 2, "before and after the kill"
 
 
 async def test_a_kill_while_the_policy_of_a_stage_is_made_leaves_nothing_that_is_used(

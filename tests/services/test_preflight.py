@@ -160,6 +160,10 @@ WRONG: list[tuple[Callable[[Home], object], str]] = [
     (key("generation.sampling.top_p", "1.5"), r"generation.sampling.top_p: .*less than or equal to 1"),
     (key("generation.sampling.max_new_tokens", "512"), r"^generation.sampling.max_new_tokens 512 must be less than"),
     (key("generation.max_tokens_total", "8192"), r"^generation.max_tokens_total 8192 is more than the 4096 positions"),
+    (key("evaluation.max_new_tokens", "512"), r"^evaluation.max_new_tokens 512 must be less than generation.max_tok"),
+    (key("evaluation.max_tokens_total", "8192"), r"^evaluation.max_tokens_total 8192 is more than the 4096 positions"),
+    (key("evaluation.problems", '"hard.jsonl"'), r"^evaluation.problems: .*home/hard.jsonl does not exist"),
+    (key("evaluation.problems", '"model/config.json"'), r"^evaluation.problems: .*model/config.json, "),
     (key("generation.environment.prompt_as", '"messages"'), r"prompt_as is \"messages\", but .* has no chat template"),
     (key("generation.environment.prompt_as", '"chat"'), r"prompt_as: Input should be 'auto', 'text' or 'messages'"),
     (
@@ -333,6 +337,19 @@ def test_a_share_of_the_training_file_is_held_out_of_training(home: Home) -> Non
     assert held_out == {name for name in names if is_held_out(name, 0.25)}
     assert set(open_index(config).problem_ids) == names - held_out
     assert 0 < len(held_out) < 20
+
+
+def test_evaluations_have_problems_of_their_own(home: Home) -> None:
+    from nouscoder.config import load_config
+    from nouscoder.data.problem_index import held_out_problems
+
+    del home.keys["problems.held_out"]
+    home.keys["evaluation.problems"] = '"own.jsonl"'
+    lines = (home.root / "train.jsonl").read_text().splitlines()
+    home.write("own.jsonl", "\n".join(lines[:3]) + "\n")
+    answer = CliRunner().invoke(app, ["train", str(home.toml())])
+    assert isinstance(answer.exception, Started), "problems.held_out is not needed"
+    assert [one.problem_id for one in held_out_problems(load_config(home.toml()))] == ["train-0", "train-1", "train-2"]
 
 
 @pytest.mark.vllm

@@ -132,6 +132,26 @@ def test_few_long_prompts_are_left_out_with_their_number_and_counted_once(folder
         assert not index.left_out
 
 
+def test_an_evaluation_keeps_the_problems_that_only_its_own_context_holds(folder: Path, counting: Counting) -> None:
+    save_problems(folder.parent / "train.jsonl", problems("t", [20] * 18 + [250]))
+    save_problems(folder.parent / "held_out.jsonl", problems("h", [20] * 18 + [250, 300]))
+    longer, shorter = (
+        config(folder, "evaluation.max_tokens_total=270"),
+        config(folder, "evaluation.max_tokens_total=90"),
+    )
+    assert faults(longer) == []
+    assert [one.problem_id for one in held_out_problems(longer)] == [f"h{n}" for n in range(19)]
+    assert preflight.left_out_lines(longer) == [
+        "1 of 19 training problems are left out as too long: their prompts have 251 tokens, and"
+        " generation.max_tokens_total is 200",
+        "1 of 20 held-out problems are left out as too long: their prompts have 301 tokens, and"
+        " evaluation.max_tokens_total is 270",
+    ]
+    save_problems(folder.parent / "held_out.jsonl", problems("h", [20] * 18 + [95]))
+    assert faults(shorter) == [], "it is counted, though it fits in the context of the training"
+    assert [one.problem_id for one in held_out_problems(shorter)] == [f"h{n}" for n in range(18)]
+
+
 def test_a_prompt_is_too_long_from_the_limit_on(folder: Path, counting: Counting) -> None:
     save_problems(folder.parent / "train.jsonl", problems("t", [198, 199]))
     save_problems(folder.parent / "held_out.jsonl", problems("h", [20]))

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from tests.openai_mock import MockServer, completion, serving
 from tests.services.test_data_filter import unlike_vector
 from tests.services.test_data_import import jsonl, parquet
 from tests.services.test_hub_rows import _offline  # noqa: F401  (nothing leaves this machine)
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from nouscoder import openai_server
 from nouscoder.cli.app import app

@@ -208,11 +208,11 @@ def test_a_finished_run_stays_finished_and_says_so(home: Home) -> None:
 
 
 def test_a_run_that_ended_early_goes_on_without_its_bound(home: Home) -> None:
-    home.begin("run.evaluate_every_batches=5", "run.end_at_pass_at_1=0.2")
+    home.begin("evaluation.every_batches=5", "evaluation.end_at_pass_at_1=0.2")
     home.finish(steps=40)
     assert home.resume().changes == {}
     assert (home.run / "summary.json").exists()
-    home.resume("run.end_at_pass_at_1=0")
+    home.resume("evaluation.end_at_pass_at_1=0")
     assert not (home.run / "summary.json").exists()
 
 

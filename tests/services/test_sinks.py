@@ -63,6 +63,8 @@ class MemorySink:
         self.steps.append(step)
         self.scalars = scalars
 
+    def amend(self, step: int, time_s: float, scalars: Mapping[str, float]) -> None: ...
+
     def flush(self) -> None: ...
 
     def close(self) -> None: ...
@@ -289,6 +291,11 @@ for file in sorted(pathlib.Path(sys.argv[1]).rglob("*.wandb")):
             step = int(row.get("_step", record.history.step.num))
             for name, value in row.items():
                 found.setdefault(name, []).append([step, value, row["time"]])
+        if record.WhichOneof("record_type") == "summary":
+            for item in record.summary.update:
+                name = "/".join(item.nested_key) or item.key
+                if name.startswith("evaluation/"):
+                    found[name] = [[None, json.loads(item.value_json)]]
 print(json.dumps(found))
 """
 READERS = {"tensorboard": READ_TENSORBOARD, "mlflow": READ_MLFLOW, "wandb": READ_WANDB}
@@ -310,7 +317,13 @@ def test_the_real_package_has_each_step_once_after_a_kill_and_a_restart(
     first.kill()
     first.wait(60)
     write_lines(run, 5, 6)
-    end(start_follower(name, run, packages, **offline), run)
+    second = start_follower(name, run, packages, **offline)
+    wait_for_step(run, name, 6)
+    # The evaluation of the last policy comes into the last line, which the sink has.
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[-1] = json.dumps({**json.loads(lines[-1]), "evaluation": {"policy_version": 3, "pass_at_1": 0.75}}) + "\n"
+    (run / "metrics.jsonl").write_text("".join(lines))
+    end(second, run)
     found = asked(packages, READERS[name], str(run / "sinks" / name))
     steps = list(range(1, 7))
     assert [step for step, *_ in found["loss"]] == steps
@@ -318,3 +331,6 @@ def test_the_real_package_has_each_step_once_after_a_kill_and_a_restart(
     assert [value for _, value, _ in found["seconds/train"]] == [0.5 * step for step in steps]
     assert [time_s for *_, time_s in found["loss"]] == [1_700_000_000.25 + step for step in steps]
     assert "response_length_correct" not in found
+    assert [value for _, value, *_ in found["evaluation/pass_at_1"]] == [0.75]
+    if name != "wandb":  # which has it in its summary
+        assert [step for step, *_ in found["evaluation/pass_at_1"]] == [6]

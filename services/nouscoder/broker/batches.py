@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from nouscoder.broker.errors import Behind, InvariantBroken, Refused
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import LeaseRef, Stream
-from nouscoder.domain.batch import EncodedBatch, EncodedRollout
+from nouscoder.domain.batch import CompletedGroups, EncodedBatch, EncodedRollout
 from nouscoder.domain.lease import Lease, worker_name
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.rpc.pairs import MANIFEST
@@ -64,7 +64,16 @@ async def lease_batch(store: Store, worker_id: str, lease_s: float, run_id: str 
         # The batch was committed, the run was finished, or Redis lost writes.
         raise Behind(f"batch {number} ended while it was read: ask again")
     ref = LeaseRef.of(Stream.BATCHES, str(number), rest[2])
-    return BatchLease(EncodedBatch(number, tuple(rollouts), version), Lease(str(ref), lease_s, ref.delivery))
+    batch = EncodedBatch(number, tuple(rollouts), version, _completed(rest[4].decode()))
+    return BatchLease(batch, Lease(str(ref), lease_s, ref.delivery))
+
+
+def _completed(text: str) -> CompletedGroups | None:
+    """None for a batch that a broker of an earlier release made."""
+    if not text:
+        return None
+    groups, solved, rollouts, accepted, reward_sum = text.split()
+    return CompletedGroups(int(groups), int(solved), int(rollouts), int(accepted), float(reward_sum))
 
 
 async def commit_batch(store: Store, batch_id: int, step: int, groups: Sequence[int] = ()) -> bool:

@@ -10,7 +10,7 @@ one record, of a bounded size. A record from the learner's disk replaces one in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -116,10 +116,11 @@ def _stages(config: Config, problem_ids: Sequence[str]) -> list[Stage]:
             return [Stage(_subset(section, problem_ids, config.run.seed))]
         case PassRatesCurriculum():
             rates = _known_rates(section.pass_rates, problem_ids)
-            return [Stage(_kept(rates, section.keeps))]
+            return [Stage(tuple(name for name in problem_ids if section.keeps(rates.get(name))))]
         case PoolsCurriculum():
             rates = _known_rates(section.pass_rates, problem_ids)
-            return [Stage(_kept(rates, pool.keeps), pool.epochs) for pool in section.stages]
+            pools = [tuple(name for name in problem_ids if pool.keeps(rates.get(name))) for pool in section.stages]
+            return [Stage(names, pool.epochs) for names, pool in zip(pools, section.stages, strict=True)]
         case PotentialCurriculum():
             return potential_stages(_known_rates(section.pass_rates, problem_ids), section.parts, section.epochs)
 
@@ -128,7 +129,8 @@ def _subset(section: SubsetCurriculum, problem_ids: Sequence[str], seed: int) ->
     if section.size:
         pool: Sequence[str] = problem_ids
         if section.pass_rates:
-            pool = _kept(_known_rates(section.pass_rates, problem_ids), lambda rate: 0 < rate < 1)
+            rates = _known_rates(section.pass_rates, problem_ids)
+            pool = [name for name, rate in rates.items() if 0 < rate < 1]
         if len(pool) < section.size:
             raise Unusable(f"broker.curriculum.size is {section.size}, and there are only {len(pool)} problems for it")
         return fixed_subset(pool, section.size, seed)
@@ -149,12 +151,8 @@ def _known_rates(file: str, problem_ids: Sequence[str]) -> dict[str, float]:
     found = {problem_id: counts[problem_id].rate for problem_id in problem_ids if problem_id in counts}
     if len(found) < len(problem_ids):
         missing = len(problem_ids) - len(found)
-        log.warning("problems without a base pass rate are left out", extra={"file": file, "problems": missing})
+        log.warning("problems have no base pass rate", extra={"file": file, "problems": missing})
     return found
-
-
-def _kept(rates: dict[str, float], keeps: Callable[[float], bool]) -> tuple[str, ...]:
-    return tuple(problem_id for problem_id, rate in rates.items() if keeps(rate))
 
 
 class PriorityBody(Body):

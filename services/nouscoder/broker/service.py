@@ -117,6 +117,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         if leased.batch is not None and leased.lease is not None:
             answer.lease.CopyFrom(pairs.LEASE.to(leased.lease))
             answer.batch.batch_id, answer.batch.policy_version = leased.batch.batch_id, leased.batch.policy_version
+            if leased.batch.completed is not None:
+                answer.batch.completed.CopyFrom(pairs.COMPLETED.to(leased.batch.completed))
             for place, recorded in enumerate(leased.batch.rollouts, 1):
                 answer.batch.rollouts.append(pairs.PASSED_ROLLOUT.to(recorded))
                 if place % _YIELD_EVERY == 0:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from nouscoder import __version__
-from nouscoder.cli import evaluate, grade, model, objectives, operate, plan, run, runs, serve, sft, status
+from nouscoder.cli import evaluate, grade, model, objectives, operate, plan, report, run, runs, serve, sft, status
 from nouscoder.errors import NousCoderError, without_secrets
 from nouscoder.private_folder import NoFolder, writable_cache
 
@@ -61,6 +61,7 @@ app.add_typer(operate.batch_app, name="batch")
 app.add_typer(evaluate.eval_app, name="eval")
 app.add_typer(sft.sft_app, name="sft")
 app.add_typer(runs.runs_app, name="runs")
+app.add_typer(report.report_app, name="report")
 app.add_typer(objectives.objectives_app, name="objectives")
 app.add_typer(plan.plan_app, name="plan")
 app.add_typer(model.model_app, name="model")

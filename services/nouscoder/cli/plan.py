@@ -64,10 +64,10 @@ def _end(config: Config) -> str:
     if not run.total_batches:
         return "its evaluation: it trains nothing"
     ends = [f"{run.total_batches} batches"]
-    if run.end_at_pass_at_1:
-        ends.append(f"an evaluation with pass@1 {run.end_at_pass_at_1:g}")
-    if run.end_after_no_gain:
-        ends.append(f"{run.end_after_no_gain} evaluations without a gain")
+    if config.evaluation.end_at_pass_at_1:
+        ends.append(f"an evaluation with pass@1 {config.evaluation.end_at_pass_at_1:g}")
+    if config.evaluation.end_after_no_gain:
+        ends.append(f"{config.evaluation.end_after_no_gain} evaluations without a gain")
     return ", or ".join(ends)
 
 

@@ -82,7 +82,7 @@ def train(
     the first policy solves sometimes, and says whether the reward rises.
     """
     from nouscoder.config import load_config
-    from nouscoder.config.tree import read_given
+    from nouscoder.config.tree import moved_keys, read_given
     from nouscoder.logs import configure_logs
     from nouscoder.run.loop import train as run_training
     from nouscoder.run.plan import train_plan
@@ -90,6 +90,8 @@ def train(
 
     with unusable_is_78():
         config, given = load_config(config_file, overrides or []), read_given(config_file, overrides or [])
+        for line in moved_keys(given):
+            typer.echo(line, err=True)
         if deployment(config).json_logs:
             configure_logs("train")
         if smoke64:

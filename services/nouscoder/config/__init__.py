@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nouscoder.config.base import ConfigError, Section
 from nouscoder.config.broker import BrokerSection, RecordBackend, RewardSection
+from nouscoder.config.evaluation import EvaluationSection
 from nouscoder.config.generation import (
     EntryPointSection,
     EnvironmentSection,
@@ -87,6 +88,7 @@ __all__ = [
     "EntropySection",
     "EntryPointSection",
     "EnvironmentSection",
+    "EvaluationSection",
     "FeedbackSection",
     "GenerationSection",
     "GppoSettings",

@@ -25,9 +25,12 @@ def _name(name: str) -> Any:
 def _pass_rates() -> Any:
     return Field(
         "",
-        description="file of base pass rates: records with problem_id, passed and sampled; problems that it lacks are"
-        " left out",
+        description="base pass rates: a file of them, the folder of an evaluation or of a run (docs/recipes.md), or"
+        " stage://NAME for an earlier stage of the plan; problems that it lacks are left out",
     )
+
+
+OF_A_STAGE = "stage://"  # before the name of the stage whose pass rates are meant
 
 
 class PassRateBounds(Section):
@@ -37,9 +40,12 @@ class PassRateBounds(Section):
     max_pass_rate: float = Field(1.0, ge=0, le=1, description="problems above this base pass rate are left out")
     drop_solved: bool = Field(True, description="problems of base pass rate 1 are left out")
     drop_unsolved: bool = Field(False, description="problems of base pass rate 0 are left out")
+    keep_unknown: bool = Field(False, description="problems without a base pass rate are kept")
 
-    def keeps(self, pass_rate: float) -> bool:
-        """Whether a problem of this base pass rate is kept."""
+    def keeps(self, pass_rate: float | None) -> bool:
+        """Whether a problem of this base pass rate is kept; None: it is not known."""
+        if pass_rate is None:
+            return self.keep_unknown
         if (self.drop_solved and pass_rate == 1) or (self.drop_unsolved and pass_rate == 0):
             return False
         return self.min_pass_rate <= pass_rate <= self.max_pass_rate

@@ -213,7 +213,7 @@ class LearnerSection(ServiceSection):
     keep_checkpoints: int = Field(
         2,
         ge=1,
-        description="newest checkpoints kept; with run.evaluate_every_batches that of the best evaluated policy is"
+        description="newest checkpoints kept; with evaluation.every_batches that of the best evaluated policy is"
         " kept as well",
     )
     keep_policies: int = Field(4, ge=2, description="newest published policies kept; generation may be reading one")

@@ -75,24 +75,6 @@ class RunSection(Section):
         ge=0,
         description="batches to train; the run has total_batches * learner.steps_per_batch steps; 0: only evaluate",
     )
-    evaluate_every_batches: int = Field(
-        0, ge=0, description="pass@1 is measured after this many batches too, while training goes on; 0: it is not"
-    )
-    evaluation_limit_s: float = Field(
-        3600.0,
-        gt=0,
-        le=86_400,
-        description="seconds for which generation keeps the policy that is measured at most; an evaluation that is"
-        " sampled longer fails",
-    )
-    end_at_pass_at_1: float = Field(
-        0.0, ge=0, le=1, description="the run ends early when an evaluation reaches this pass@1; 0: never"
-    )
-    end_after_no_gain: int = Field(
-        0,
-        ge=0,
-        description="the run ends early when this many evaluations bring no gain over the best before; 0: never",
-    )
     services: Literal["local", "external"] = Field(
         "local",
         description="local: train starts the four services as processes; external: train connects to running services",
@@ -127,12 +109,6 @@ class RunSection(Section):
             raise ValueError("sinks names one of them twice")
         return self
 
-    @model_validator(mode="after")
-    def _early_end_needs_evaluations(self) -> RunSection:
-        if (self.end_at_pass_at_1 or self.end_after_no_gain) and not self.evaluate_every_batches:
-            raise ValueError("end_at_pass_at_1 and end_after_no_gain need evaluate_every_batches")
-        return self
-
     @property
     def folder(self) -> Path:
         """The run folder, absolute."""
@@ -153,7 +129,6 @@ class ProblemsSection(Section):
     tests: OutputFile = Field(
         "", description="folder or URL (s3://...) of the tests, for broker and verifiers; empty: the broker sends them"
     )
-    held_out_samples: int = Field(1, ge=1, description="rollouts for each held-out problem")
     too_long_share: float = Field(
         0.1,
         ge=0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
 from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, place_paths
-from nouscoder.config.broker import BrokerSection
+from nouscoder.config.broker import OF_A_STAGE, BrokerSection
+from nouscoder.config.evaluation import EvaluationSection
 from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
 from nouscoder.config.learner import LearnerSection, SftSection
 from nouscoder.config.run import (
@@ -36,6 +37,16 @@ from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.staleness import StalePolicy
 from nouscoder.errors import did_you_mean
 
+# Keys that had another name before: old name -> name. The old ones are still read, so that the folders of earlier runs
+# and the files of users go on.
+MOVED = {
+    "run.evaluate_every_batches": "evaluation.every_batches",
+    "run.evaluation_limit_s": "evaluation.limit_s",
+    "run.end_at_pass_at_1": "evaluation.end_at_pass_at_1",
+    "run.end_after_no_gain": "evaluation.end_after_no_gain",
+    "problems.held_out_samples": "evaluation.samples",
+}
+
 
 class Config(Section):
     """A whole run, as `nouscoder train` reads it and runs/NAME/config.toml records it."""
@@ -47,11 +58,24 @@ class Config(Section):
     generation: GenerationSection = GenerationSection()
     verifier: VerifierSection = VerifierSection()
     learner: LearnerSection = LearnerSection()
+    evaluation: EvaluationSection = EvaluationSection()
     tls: MutualTlsSection = MutualTlsSection()
     demo: DemoSection = DemoSection()
     sft: SftSection = SftSection()
     self_play: SelfPlaySection = SelfPlaySection()
     plan: PlanSection = PlanSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_new_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not _moved_in(given):
+            return given
+        tree = {name: dict(section) if isinstance(section, dict) else section for name, section in given.items()}
+        for old in _moved_in(tree):
+            section, name = old.split(".")
+            new_section, new_name = MOVED[old].split(".")
+            tree.setdefault(new_section, {})[new_name] = tree[section].pop(name)
+        return tree
 
     @model_validator(mode="after")
     def _encrypted_everywhere(self) -> Config:
@@ -105,7 +129,10 @@ class Config(Section):
         sampling = self.generation.sampling
         for key, wanted in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
             if trains and self.generation.engine == "vllm" and getattr(sampling, key) != wanted:
-                raise ValueError(f"generation.sampling.{key} must be {wanted} for training with the vllm engine")
+                raise ValueError(
+                    f"generation.sampling.{key} must be {wanted} for training with the vllm engine: it reports the"
+                    f" probabilities after this cut; evaluations may have another evaluation.{key}"
+                )
         if self.generation.engine == "vllm" and sampling.stop:
             raise ValueError(
                 "generation.sampling.stop needs generation.engine torch, because vLLM runs without a tokenizer here:"
@@ -175,15 +202,28 @@ class Config(Section):
     def _stages_are_runs(self) -> Config:
         if self.plan.stages and self.run.services == "external":
             raise ValueError('a plan starts the services of each stage: set run.services to "local"')
+        if self.pass_rates_of_stage is not None and not self.plan.stages and "/" not in self.run.name:
+            raise ValueError("broker.curriculum.pass_rates names a stage, and there is no plan")
         if self.plan.stages and "/" in self.run.name:
             raise ValueError("run.name of a plan is without a slash")
         for index, stage in enumerate(self.plan.stages):
             try:
-                self.of_stage(index)
+                named = self.of_stage(index).pass_rates_of_stage
+                if named is not None and named not in [before.name for before in self.plan.stages[:index]]:
+                    raise ValueError(
+                        f"in plan.stages, {stage.name}: broker.curriculum.pass_rates {OF_A_STAGE}{named}: no stage"
+                        " before it has that name"
+                    )
             except ValidationError as error:
                 faults = "; ".join(sentences(error, Config))
                 raise ValueError(f"in plan.stages, {stage.name}: {faults}") from error
         return self
+
+    @property
+    def pass_rates_of_stage(self) -> str | None:
+        """The stage whose pass rates the curriculum takes; None when it names none."""
+        named: str = getattr(self.broker.curriculum, "pass_rates", "")
+        return named.removeprefix(OF_A_STAGE) if named.startswith(OF_A_STAGE) else None
 
     def of_stage(self, index: int) -> Config:
         """The configuration of the run that is this stage of the plan; `index` counts from 0.
@@ -196,6 +236,21 @@ class Config(Section):
         return Config.model_validate(tree)
 
     @property
+    def evaluating(self) -> Config:
+        """The configuration as it is for evaluations: with their context and sampling in `generation`."""
+        return self.model_copy(update={"generation": self.evaluation.of(self.generation)})
+
+    @property
+    def evaluation_seed(self) -> int:
+        """The seed of the samples of evaluations."""
+        return self.run.seed if self.evaluation.seed < 0 else self.evaluation.seed
+
+    @property
+    def engine_tokens(self) -> int:
+        """The tokens of prompt and completion that the engine is started for: those of training and of evaluations."""
+        return max(self.generation.engine_tokens, self.evaluating.generation.max_tokens_total)
+
+    @property
     def total_steps(self) -> int:
         """Optimizer steps in the whole run."""
         return self.run.total_batches * self.learner.steps_per_batch
@@ -203,6 +258,19 @@ class Config(Section):
     def in_run_folder(self, path: Path) -> Path:
         """`path` itself when absolute, else inside the run folder."""
         return path if path.is_absolute() else self.run.folder / path
+
+
+def _moved_in(tree: Mapping[str, Any]) -> list[str]:
+    """The old names in a tree of sections."""
+    sections = {old: tree.get(old.split(".")[0]) for old in MOVED}
+    return [old for old, section in sections.items() if isinstance(section, dict) and old.split(".")[1] in section]
+
+
+def moved_keys(given: Given) -> list[str]:
+    """A sentence for each key that was given by its old name."""
+    places = [(given.file, ""), (given.sets, ""), *((stage, " in a stage") for stage in _changes_of_stages(given.file))]
+    found = [(old, where) for tree, where in places for old in _moved_in(tree)]
+    return [f"{old}{where} is {MOVED[old]} now: the old name is still read" for old, where in dict.fromkeys(found)]
 
 
 def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
@@ -365,7 +433,8 @@ def starter(
     return {
         "run": {"name": name, "root": "runs", "seed": 0, "total_batches": 30},
         "policy": {"path": model},
-        "problems": {"train": problems, "held_out_share": 0.1, "held_out_samples": 1},
+        "problems": {"train": problems, "held_out_share": 0.1},
+        "evaluation": {"samples": 1},
         "generation": {
             "engine": engine,
             "device": "cuda" if engine == "vllm" else "cpu",

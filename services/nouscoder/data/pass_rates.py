@@ -1,19 +1,33 @@
-"""Files of pass rates: one {"problem_id", "passed", "sampled"} for each problem, as JSON lines or as one array.
+"""Pass rates: for each problem, how many of its samples passed. They come from an evaluation or from a run.
 
-The counts come from any evaluation: that of the base policy (NousCoder's and Skywork-OR1's offline filters), of a
-strong model (Klear-Reasoner), or of a run (`nouscoder data stats RUN --json`). Several records of one problem are added
-up. Other fields are ignored.
+    FILE.jsonl, FILE.json      one {"problem_id", "passed", "sampled"} for each problem, as JSON lines or as one array
+    EVALUATION                 the folder of `nouscoder eval`, its report.json or its verdicts.jsonl; of several
+                               profiles the first counts
+    runs/NAME                  the folder of a run: what it has trained on; without that, its last evaluation
+    evaluations/00000010.json  the record of an evaluation during a run
+
+The policy is any: the base policy (NousCoder's and Skywork-OR1's offline filters), a strong model (Klear-Reasoner), or
+that of a run (`nouscoder data stats RUN --json` prints such a file). Several records of one problem are added up. Other
+fields are ignored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from nouscoder.data.json_records import checked_records
-from nouscoder.formats.body import Body
+from nouscoder.data.bounded_files import FileRefused
+from nouscoder.data.json_records import BadRecord, UnreadableFile, bounded_json, checked_records
+from nouscoder.domain.curriculum import CurriculumState
+from nouscoder.formats.body import Body, first_fault
+
+_REPORT = "report.json"
+_VERDICTS = "verdicts.jsonl"  # beside report.json; equal answers share a line, so it does not have the counts
+_OF_A_RUN = ("curriculum.json", "evaluation_after.json", "evaluation_before.json")
 
 
 class PassRateBody(Body):
@@ -48,7 +62,76 @@ class PassCount:
 def read_pass_rates(path: Path) -> dict[str, PassCount]:
     """The counts of each problem. Raises BadRecord and UnreadableFile."""
     found: dict[str, PassCount] = {}
-    for body in checked_records(path, PassRateBody):
+    for body in _records(path):
         earlier = found.get(body.problem_id, PassCount(0, 0))
         found[body.problem_id] = PassCount(earlier.passed + body.passed, earlier.sampled + body.sampled)
     return found
+
+
+def pass_rates_file(path: Path) -> Path:
+    """The file that holds the pass rates of `path`, which may be a folder or verdicts.jsonl. Raises UnreadableFile."""
+    folder = path.parent if path.name == _VERDICTS else path
+    if path.name != _VERDICTS and not path.is_dir():
+        return path
+    if (folder / _REPORT).is_file():
+        return folder / _REPORT
+    if not (folder / "config.toml").is_file():
+        raise UnreadableFile(
+            f"{folder} has no {_REPORT}: give a finished evaluation; end the evaluation with the same nouscoder eval"
+            " command"
+        )
+    for name in _OF_A_RUN:
+        if (folder / name).is_file() and any(True for _ in _counts(_object(folder / name))):
+            return folder / name
+    raise UnreadableFile(
+        f"{folder} is the folder of a run without pass rates: it has trained on no problem, and has no evaluation that"
+        " names each problem"
+    )
+
+
+def _records(path: Path) -> Iterator[PassRateBody]:
+    file = pass_rates_file(path)
+    record = _object(file) if file.suffix == ".json" else {}
+    if "problems" not in record:
+        if "pass_at_1" in record:
+            raise BadRecord(f"{file}, problems: are missing, because an earlier release wrote it")
+        yield from checked_records(file, PassRateBody)
+        return
+    for number, counts in enumerate(_counts(record), 1):
+        try:
+            yield PassRateBody.model_validate(counts)
+        except ValidationError as error:
+            field, fault = first_fault(error)
+            what = fault if field == "body" else f"{field}: {fault}"
+            raise BadRecord(f"{file}, problems, record {number}: {what}") from None
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} for a file with something else, such as an array or JSON lines."""
+    try:
+        value = bounded_json(file.read_bytes())
+    except (OSError, FileRefused) as error:
+        raise UnreadableFile(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _counts(record: dict[str, Any]) -> Iterable[Any]:
+    """The unchecked counts of each problem in curriculum.json, in the report or in the record of an evaluation."""
+    problems = record.get("problems")
+    if isinstance(problems, dict):
+        state = CurriculumState.of_records(0, problems.items())
+        return [
+            {"problem_id": one.problem_id, "passed": one.accepted, "sampled": one.sampled}
+            for one in state.problems
+            if one.sampled
+        ]
+    return [_of_report(one) for one in problems] if isinstance(problems, list) else []
+
+
+def _of_report(one: Any) -> Any:
+    """Counts in the form of PassRateBody. A problem of report.json has the accepted samples by profile."""
+    if not isinstance(one, dict) or not isinstance(one.get("accepted"), dict):
+        return one
+    return {"passed": next(iter(one["accepted"].values()), None), "sampled": one.get("num_samples"), **one}

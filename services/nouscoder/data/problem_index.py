@@ -177,14 +177,19 @@ def held_out_problems(config: Config) -> list[Problem]:
 
 
 def fitting(config: Config, problems: Sequence[Problem]) -> tuple[list[Problem], dict[str, int]]:
-    """The problems that are not too long; and the others by name, with their tokens."""
+    """The problems that are not too long for an evaluation; and the others by name, with their tokens."""
     texts = {one.problem_id: PromptText.of(one) for one in problems}
-    too_long = prompt_lengths(config).too_long(texts, config.generation.max_tokens_total)
+    too_long = prompt_lengths(config).too_long(texts, config.evaluating.generation.max_tokens_total)
     return [one for one in problems if one.problem_id not in too_long], too_long
 
 
 def all_held_out(config: Config) -> list[Problem]:
-    """A share of the training file, or a file of their own. Raises ProblemFileError."""
+    """Those of evaluation.problems, else a share of the training file, else problems.held_out.
+
+    Raises ProblemFileError.
+    """
+    if config.evaluation.problems:
+        return load_problems(Path(config.evaluation.problems))
     share = config.problems.held_out_share
     if not share:
         return load_problems(config.in_run_folder(config.problems.held_out))

@@ -4,7 +4,8 @@ Prompts are counted before a run starts (run/preflight.py), as generation will w
 chat template. The counts are kept beside the index of the problems, in prompts-KEY.json. KEY is a digest of the
 tokenizer's files and of the settings that a prompt depends on.
 
-A prompt is too long when it leaves no room for one token of an answer in generation.max_tokens_total.
+A prompt is too long when it leaves no room for one token of an answer in generation.max_tokens_total; for evaluations,
+in evaluation.max_tokens_total where that is given.
 
 A text that is so short that it fits with any tokenizer is not counted.
 
@@ -81,7 +82,7 @@ def may_be_long(config: Config, texts: Iterable[PromptText]) -> list[PromptText]
     asking, around = environment.record(PromptSettings), 16
     if environment.prompt_as != "text":
         around += 2 * len(chat_template_text(folder).encode())
-    room = config.generation.max_tokens_total - around
+    room = min(each.generation.max_tokens_total for each in (config, config.evaluating)) - around
     return [text for text in texts if 2 * sum(len(each.content.encode()) for each in asking.messages(text)) >= room]
 
 
@@ -90,14 +91,11 @@ def are_counted(environment: EnvironmentSection) -> bool:
     return not isinstance(environment, EntryPointSection)
 
 
-def left_out_sentence(what: str, left_out: Mapping[str, int], num_problems: int, max_tokens_total: int) -> str:
-    """How many of `num_problems` are too long, and how long they are."""
+def left_out_sentence(what: str, left_out: Mapping[str, int], num_problems: int, limit: str) -> str:
+    """How many of `num_problems` are too long, and how long they are. `limit` is the key of the limit and its value."""
     least, most = min(left_out.values()), max(left_out.values())
     tokens = f"{most} tokens" if least == most else f"{least} to {most} tokens"
-    return (
-        f"{len(left_out)} of {num_problems} {what} are too long: their prompts have {tokens}, and"
-        f" generation.max_tokens_total is {max_tokens_total}"
-    )
+    return f"{len(left_out)} of {num_problems} {what} are too long: their prompts have {tokens}, and {limit}"
 
 
 def _key(config: Config) -> str:

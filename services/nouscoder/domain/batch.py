@@ -19,6 +19,21 @@ class GradedRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class CompletedGroups:
+    """All groups that became complete while a batch gathered, also those that were filtered.
+
+    `solved` of the `groups` have an accepted rollout. `accepted` of their `rollouts` are accepted; `reward_sum` is the
+    sum of their rewards.
+    """
+
+    groups: int
+    solved: int
+    rollouts: int
+    accepted: int
+    reward_sum: float
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedRollout:
     """A graded rollout as the broker passes it on: header and verdict are the bytes that it got."""
 
@@ -35,6 +50,7 @@ class EncodedBatch:
     batch_id: int
     rollouts: tuple[EncodedRollout, ...]
     policy_version: int
+    completed: CompletedGroups | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +73,7 @@ class RecordedBatch:
     batch_id: int
     rollouts: tuple[RecordedRollout, ...]
     policy_version: int
+    completed: CompletedGroups | None = None
     index: bytes = field(default=b"", repr=False, compare=False)
 
     @property
@@ -72,11 +89,15 @@ class RecordedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B graded rollouts in group order, to train the weights of `policy_version`."""
+    """B graded rollouts in group order, to train the weights of `policy_version`.
+
+    `completed` is None where no broker counted: made batches, and files of an earlier release.
+    """
 
     batch_id: int
     rollouts: tuple[GradedRollout, ...]
     policy_version: int
+    completed: CompletedGroups | None = None
 
     def groups(self) -> dict[str, list[GradedRollout]]:
         """The rollouts by group, in order."""

@@ -10,27 +10,33 @@ are from one policy version. If that is not possible, it fails with the reason.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import sqrt
 from statistics import stdev
 
+from nouscoder.domain.estimates import USUAL_K, pass_at_k
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import Submission
+from nouscoder.domain.tokens import FinishReason
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError, first_error
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, Pin
+from nouscoder.rpc.pairs import TASK
+from nouscoder.rpc.server import MAX_MESSAGE_BYTES
 from nouscoder.rpc.verifier_client import VerifierClient
 
 Progress = Callable[[int, int], None]
 
 _MAX_AT_ONCE = 32
+# Without a policy to keep. With one it is the limit of the pin: long rollouts end late, and may wait for a place.
 _STALL_LIMIT_S = 300.0
+_MOST_REQUEST_BYTES = MAX_MESSAGE_BYTES // 2
 _WHILE_AWAY = Retry("sampling for the evaluation", (PeerUnreachable,), for_s=60.0, wait_s=0.5)
 
 
@@ -50,12 +56,16 @@ _AFTER_INTERNAL_ERRORS = Retry("grading for the evaluation", (_InternalError,), 
 
 @dataclass(frozen=True, slots=True)
 class ProblemResult:
-    """`num_accepted` of the problem's `num_rollouts` rollouts were accepted."""
+    """`num_accepted` of the problem's `num_rollouts` rollouts were accepted, `num_truncated` were cut at their limit,
+    and they have `num_tokens` sampled tokens together.
+    """
 
     problem_id: str
     family: str
     num_accepted: int
     num_rollouts: int
+    num_truncated: int = 0
+    num_tokens: int = 0
 
     @property
     def pass_at_1(self) -> float:
@@ -94,6 +104,36 @@ class Evaluation:
         return stdev(values) / sqrt(len(values)) if len(values) > 1 else None
 
     @property
+    def sampling_error(self) -> float | None:
+        """Of pass@1 on just these problems: how much other samples of the same policy would change it.
+
+        That is the root of the sum of p (1 - p) / (n - 1) over the problems, divided by their number, where p = c / n.
+        Two policies that are measured on the same problems are compared with it, because the choice of the problems is
+        in `standard_error` only. None for one sample a problem, which does not tell p.
+        """
+        if any(problem.num_rollouts < 2 for problem in self.problems):
+            return None
+        variances = (one.pass_at_1 * (1 - one.pass_at_1) / (one.num_rollouts - 1) for one in self.problems)
+        return sqrt(sum(variances)) / len(self.problems)
+
+    @property
+    def pass_at_k(self) -> dict[int, float]:
+        """The unbiased estimate for the usual k up to the samples of a problem, and for their number."""
+        fewest = min(problem.num_rollouts for problem in self.problems)
+        ks = sorted({*(k for k in USUAL_K if k <= fewest), fewest})
+        return {k: _mean([pass_at_k(one.num_rollouts, one.num_accepted, k) for one in self.problems]) for k in ks}
+
+    @property
+    def truncated_share(self) -> float:
+        """The share of the rollouts that were cut at their limit of tokens."""
+        return sum(problem.num_truncated for problem in self.problems) / self.num_rollouts
+
+    @property
+    def mean_tokens(self) -> float:
+        """The mean number of sampled tokens of a rollout."""
+        return sum(problem.num_tokens for problem in self.problems) / self.num_rollouts
+
+    @property
     def by_family(self) -> dict[str, float]:
         """pass@1 over the problems of each family."""
         families: dict[str, list[float]] = {}
@@ -122,13 +162,15 @@ async def evaluate(
     manifest: PolicyManifest | None = None,
     pin_limit_s: float = 3600.0,
     progress: Progress = lambda done, total: None,
+    evaluation: bool = True,
 ) -> Evaluation:
     """Sample `samples` rollouts of every problem and grade each when it is ready.
 
     `progress` is called with the number of verdicts and the total. With a manifest, `source` must first use that
     policy, and keeps it until all is sampled, for `pin_limit_s` seconds at most; both are asked for again after each
-    interruption. `sampling.seed` seeds the whole evaluation, and the seed of each rollout derives from it. Raises
-    EvaluationError, PeerError or PeerUnreachable, and PolicyReplaced when a newer policy is in use.
+    interruption. `sampling.seed` seeds the whole evaluation, and the seed of each rollout derives from it.
+    `evaluation`: with the context of evaluations, which is that of the training otherwise. Raises EvaluationError,
+    PeerError or PeerUnreachable, and PolicyReplaced when a newer policy is in use.
     """
     tasks = evaluation_tasks(problems, samples, sampling)
     if not tasks:
@@ -147,7 +189,11 @@ async def evaluate(
         try:
             async with asyncio.TaskGroup() as gradings:
                 pinning = None if manifest is None else Pinning(manifest, pin_limit_s)
-                await sample_tasks(source, pinning, tasks, lambda rollout: gradings.create_task(grade(rollout)))
+
+                def took(rollout: Rollout) -> None:
+                    gradings.create_task(grade(rollout))
+
+                await sample_tasks(source, pinning, tasks, took, evaluation=evaluation)
         except BaseExceptionGroup as group:
             raise first_error(group) from None
     return _evaluation(problems, tasks, graded, manifest)
@@ -181,10 +227,21 @@ class Pinning:
 
 
 async def sample_tasks(
-    source: GenerationClient, pinning: Pinning | None, tasks: Sequence[Task], took: Callable[[Rollout], object]
+    source: GenerationClient,
+    pinning: Pinning | None,
+    tasks: Sequence[Task],
+    took: Callable[[Rollout], object],
+    *,
+    evaluation: bool = False,
 ) -> None:
     """Sample every task once. While the service does not answer, missing tasks are retried as `_WHILE_AWAY` says."""
     missing = {task.rollout_id: task for task in tasks}
+    stall_limit_s = _STALL_LIMIT_S if pinning is None else max(_STALL_LIMIT_S, pinning.limit_s)
+
+    async def sample_part(part: list[Task], pin: Pin | None) -> None:
+        async for rollout in source.generate(part, stall_limit_s, pin, evaluation=evaluation):
+            del missing[rollout.rollout_id]
+            took(rollout)
 
     async def sample_some() -> None:
         """Sample the missing tasks. Raises PeerUnreachable when no rollout arrived."""
@@ -194,15 +251,30 @@ async def sample_tasks(
             if pinning is not None:
                 await source.use_policy(pinning.manifest)
                 pin = Pin(pinning.manifest.policy_version, pinning.limit_s)
-            async for rollout in source.generate(list(missing.values()), _STALL_LIMIT_S, pin):
-                del missing[rollout.rollout_id]
-                took(rollout)
-        except PeerUnreachable:
-            if len(missing) == num_missing:
-                raise
+            async with asyncio.TaskGroup() as calls:
+                for part in _parts(missing.values()):
+                    calls.create_task(sample_part(part, pin))
+        except BaseExceptionGroup as group:
+            error = first_error(group)
+            if not isinstance(error, PeerUnreachable) or len(missing) == num_missing:
+                raise error from None
 
     while missing:
         await _WHILE_AWAY.call(sample_some)
+
+
+def _parts(tasks: Iterable[Task]) -> list[list[Task]]:
+    """The tasks of each call: a request of all may be larger than a message may be."""
+    parts: list[list[Task]] = []
+    room = 0
+    for task in tasks:
+        size = TASK.to(task).ByteSize()
+        if not parts or size > room:
+            parts.append([])
+            room = _MOST_REQUEST_BYTES
+        parts[-1].append(task)
+        room -= size
+    return parts
 
 
 async def _grade(grader: VerifierClient, problem: Problem, rollout: Rollout) -> Verdict:
@@ -243,7 +315,11 @@ def _evaluation(
     for problem in problems:
         found = of_problem[problem.problem_id]
         num_accepted = sum(verdict.kind is VerdictKind.ACCEPTED for _, verdict in found)
-        results.append(ProblemResult(problem.problem_id, problem.family, num_accepted, len(found)))
+        num_truncated = sum(rollout.finish_reason is FinishReason.LENGTH for rollout, _ in found)
+        num_tokens = sum(rollout.num_sampled_tokens for rollout, _ in found)
+        results.append(
+            ProblemResult(problem.problem_id, problem.family, num_accepted, len(found), num_truncated, num_tokens)
+        )
         rollout, verdict = found[0]
         shown.append(
             EvaluatedSample(problem.problem_id, problem.family, problem.prompt, rollout.text, verdict.kind.value)

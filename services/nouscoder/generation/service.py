@@ -111,11 +111,12 @@ class NextRun:
 def reason_to_start_again(started: Config, wanted: Config) -> str | None:
     """Why the engine that was started with one configuration cannot sample for another; None when it can."""
     before, after = started.generation, wanted.generation
-    if after.max_tokens_total > before.engine_tokens:
-        return (
-            f"generation.max_tokens_total {after.max_tokens_total} is more than the {before.engine_tokens} tokens that"
-            " the engine was started for"
-        )
+    for key, needed in (
+        ("generation.max_tokens_total", after.max_tokens_total),
+        ("evaluation.max_tokens_total", wanted.evaluating.generation.max_tokens_total),
+    ):
+        if needed > started.engine_tokens:
+            return f"{key} {needed} is more than the {started.engine_tokens} tokens that the engine was started for"
     if after.guest_places > before.guest_places:
         return (
             f"the engine was started with {before.guest_places} places for generation.openai, not {after.guest_places}"
@@ -167,9 +168,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self._next_run = next_run
         self.serve_run(rollouts, policies)
 
-    def serve_run(self, rollouts: Rollouts, policies: Policies) -> None:
-        """Answer for this run from now on."""
+    def serve_run(self, rollouts: Rollouts, policies: Policies, evaluations: Rollouts | None = None) -> None:
+        """Answer for this run from now on. `evaluations` makes the rollouts of evaluations; None: `rollouts` does."""
         self._rollouts = rollouts
+        self._evaluations = evaluations or rollouts
         self._policies = policies
 
     async def Generate(  # noqa: N802
@@ -184,7 +186,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         if self._policies.current is None:
             raise PolicyMissing("no policy has been loaded yet")
         async with self._pinned(request):
-            async for rollout in self._rollouts.all_of(tasks):
+            rollouts = self._evaluations if request.evaluation else self._rollouts
+            async for rollout in rollouts.all_of(tasks):
                 yield generation_pb2.GenerateResponse(record=encode_rollout(rollout)[1])
 
     def _pinned(self, request: generation_pb2.GenerateRequest) -> AbstractAsyncContextManager[None]:
@@ -281,12 +284,16 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
             async with AsyncExitStack() as of_run:
                 memory = await _open_memory(run, engine, metrics, of_run)
                 policies = Policies(engine, source, memory, await asyncio.to_thread(tokenizer_digests, folder))
+                tools = await _open_tools(run, of_run)
                 asking = await asyncio.to_thread(_asking, run, folder)
-                rollouts = await _open_rollouts(asking, folder, engine, policies, metrics, of_run)
+                rollouts = await _open_rollouts(asking, folder, engine, policies, metrics, tools)
+                evaluations = None
+                if _rollouts_differ(asking):
+                    evaluations = await _open_rollouts(asking.evaluating, folder, engine, policies, metrics, tools)
                 if service is None:
                     service = GenerationService(engine, rollouts, policies, next_run)
                     await start_grpc(_served(config, service, metrics, health), stack)
-                service.serve_run(rollouts, policies)
+                service.serve_run(rollouts, policies, evaluations)
                 await _start_openai(asking, folder, engine, policies, metrics, of_run)
                 worker = await _worker(run, rollouts, policies, of_run)
                 next_run.begun(run)
@@ -295,6 +302,13 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
             if run is not None:
                 folder = run.in_run_folder(run.policy.path)
                 log.info("the engine serves the next run", extra={"run": run.run.name})
+
+
+def _rollouts_differ(config: Config) -> bool:
+    """Whether those of evaluations need an object of their own. The rest of their sampling is in each task."""
+    training, evaluating = config.generation, config.evaluating.generation
+    cuts = [(each.sampling.top_k, each.sampling.min_p) for each in (training, evaluating)]
+    return training.max_tokens_total != evaluating.max_tokens_total or cuts[0] != cuts[1]
 
 
 def _asking(config: Config, folder: Path) -> Config:
@@ -306,10 +320,9 @@ def _asking(config: Config, folder: Path) -> Config:
 
 
 async def _open_rollouts(
-    config: Config, folder: Path, engine: Engine, policies: Policies, metrics: GenerationMetrics, stack: AsyncExitStack
+    config: Config, folder: Path, engine: Engine, policies: Policies, metrics: GenerationMetrics, tools: Tools | None
 ) -> Rollouts:
-    """The rollouts of one run: its environment, its tools and its context limit. Raises EnvironmentUnusable."""
-    tools = await _open_tools(config, stack)
+    """The rollouts of one run: its environment and its context limit. Raises EnvironmentUnusable."""
     environment = await asyncio.to_thread(open_environment, config, folder, tools)
     sampling = await asyncio.to_thread(RunSampling.of, config.generation.sampling, folder)
     return Rollouts(environment, engine, policies, tools, metrics, config.generation.max_tokens_total, sampling)

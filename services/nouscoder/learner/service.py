@@ -42,6 +42,7 @@ from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatches
 from nouscoder.learner.trainer import Trainer, TrainingInterrupted
 from nouscoder.learner.worker import LearnerWorker
+from nouscoder.recorded_evaluations import RecordedEvaluations
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
@@ -293,7 +294,9 @@ async def serve(config: Config) -> None:
         )
         broker = await stack.enter_async_context(client)
         sender = PolicySender(config)
-        worker = LearnerWorker(config, broker, LearnerMetrics(registry), LearnerCore(config, ranks), sender)
+        metrics = LearnerMetrics(registry)
+        metrics.watch_evaluations(RecordedEvaluations(config.run.folder))
+        worker = LearnerWorker(config, broker, metrics, LearnerCore(config, ranks), sender)
         stack.push_async_callback(worker.stop)
         servicer = LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config)), sender)
 

@@ -221,7 +221,7 @@ class Trainer:
         steps = self._take_steps(prepared)
         traces = self._traces.over(self.ranks)
         duration_s, num_replayed = time.monotonic() - started, sum(len(earlier.rollouts) for earlier in replayed)
-        statistics = replace(statistics_of(everyone), model_reward_correlation=terms.correlation)
+        statistics = replace(statistics_of(everyone, batch.completed), model_reward_correlation=terms.correlation)
         return TrainedBatch(batch.batch_id, steps, everyone, statistics, duration_s, num_replayed, traces)
 
     def mean_loss(self, rollouts: Sequence[Rollout]) -> float:

@@ -1,5 +1,7 @@
-"""report.html of a run folder: one page that loads no other file."""
+"""Pages that load no other file: report.html of a run folder, and the comparison of several runs."""
 
+from nouscoder.report.compare import write_comparison
 from nouscoder.report.page import write_report
+from nouscoder.report.run_data import run_folder
 
-__all__ = ["write_report"]
+__all__ = ["run_folder", "write_comparison", "write_report"]

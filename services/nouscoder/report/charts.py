@@ -1,6 +1,6 @@
 """Charts as SVG text. Pure: data in, markup out.
 
-Colours come from the page's custom properties (`series-0` to `series-3`), so one chart works in light, dark and print.
+Colours come from the page's custom properties (`series-0` to `series-7`), so one chart works in light, dark and print.
 Series differ in dash pattern and name as well as in colour. The attribute `data-chart` holds the values of a chart; the
 page's script shows them at the pointer or with the arrow keys. `table` shows the same values without a script.
 """
@@ -25,10 +25,24 @@ _SMALLEST, _LARGEST = 1e-200, 1e200
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve or one layer. `values` [points] are None where a value is missing."""
+    """One curve or one layer. `values` [points] are None where a value is missing.
+
+    A curve has a gap there, unless it is `joined`. `errors` [points] are drawn as whiskers of this length up and down.
+    """
 
     name: str
     values: Values
+    errors: Values = ()
+    joined: bool = False
+
+    def error(self, point: int) -> float | None:
+        """The error of a point, None when it has none."""
+        return self.errors[point] if self.errors else None
+
+    def text(self, point: int) -> str:
+        """A value as it is shown, with its error."""
+        error = self.error(point)
+        return format_number(self.values[point]) + ("" if error is None else f" ± {format_number(error)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +75,20 @@ class _Axis:
 
 def line_chart(chart: Chart) -> str:
     """Curves over a common axis, with a gap where a value is missing. Empty when no series has a value."""
-    present = [value for series in chart.series for value in series.values if value is not None]
+    present = [
+        bound
+        for series in chart.series
+        for point, value in enumerate(series.values)
+        if value is not None
+        for bound in (value - (series.error(point) or 0.0), value + (series.error(point) or 0.0))
+    ]
     if not present:
         return ""
-    ticks = nice_ticks(
-        min(present) if chart.low is None else chart.low, max(present) if chart.high is None else chart.high
-    )
+    low = min(present) if chart.low is None else chart.low
+    high = max(present) if chart.high is None else chart.high
+    if chart.low is not None and high == low:
+        high = low + 1  # a curve that never leaves the bound lies on it
+    ticks = nice_ticks(low, high)
     x_axis, y_axis = _x_axis(chart.xs), _Axis(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
     curves = [_curve(series, index, chart.xs, x_axis, y_axis) for index, series in enumerate(chart.series)]
     return _figure(chart, [*_frame(x_axis, y_axis, ticks, chart), *curves], [x_axis.at(x) for x in chart.xs])
@@ -144,7 +166,7 @@ def table(chart: Chart) -> str:
     head = heads((chart.x_label, *_names(chart)))
     rows = []
     for point, x in enumerate(chart.xs):
-        cells = "".join(f"<td>{format_number(series.values[point])}</td>" for series in chart.series)
+        cells = "".join(f"<td>{series.text(point)}</td>" for series in chart.series)
         rows.append(f'<tr><th scope="row">{x:g}</th>{cells}</tr>')
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
@@ -196,15 +218,23 @@ def _x_axis(xs: Sequence[float]) -> _Axis:
 
 
 def _curve(series: Series, index: int, xs: Sequence[float], x_axis: _Axis, y_axis: _Axis) -> str:
-    """A polyline for each run of neighbouring values, and a dot for a value without a neighbour."""
+    """A polyline for each run of neighbouring values, a dot for a value without a neighbour, and whiskers."""
+
+    def height(value: float) -> float:
+        return y_axis.at(min(max(value, y_axis.low), y_axis.high))
+
     runs: list[list[str]] = [[]]
-    for x, value in zip(xs, series.values, strict=True):
-        if value is None:
-            runs.append([])
-        else:
-            bounded = min(max(value, y_axis.low), y_axis.high)
-            runs[-1].append(f"{x_axis.at(x)},{y_axis.at(bounded)}")
     parts = []
+    for point, (x, value) in enumerate(zip(xs, series.values, strict=True)):
+        if value is None:
+            runs += [] if series.joined else [[]]
+            continue
+        runs[-1].append(f"{x_axis.at(x)},{height(value)}")
+        if (error := series.error(point)) is not None:
+            parts.append(
+                f'<line class="whisker line-{index}" x1="{x_axis.at(x)}" x2="{x_axis.at(x)}"'
+                f' y1="{height(value + error)}" y2="{height(value - error)}"/>'
+            )
     for run in runs:
         if len(run) == 1:
             x_text, y_text = run[0].split(",")
@@ -249,7 +279,7 @@ def _figure(chart: Chart, parts: Sequence[str], pixels: Sequence[float]) -> str:
         "pixels": pixels,
         "unit": chart.unit,
         "series": [
-            {"name": series.name, "values": [format_number(value) for value in series.values]}
+            {"name": series.name, "values": [series.text(point) for point in range(len(series.values))]}
             for series in chart.series
         ],
     }

@@ -1,15 +1,15 @@
-"""The charts of a run, made from the lines of metrics.jsonl."""
+"""The charts of a run, made from the lines of metrics.jsonl and from its evaluations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
 
-from nouscoder.report.charts import Chart, Series, line_chart, share_chart, table
+from nouscoder.report.charts import Chart, Series, Values, line_chart, share_chart, table
 from nouscoder.report.markup import escape
-from nouscoder.report.run_data import Record, RunData, number
+from nouscoder.report.run_data import EvaluationData, Record, RunData, number
 
 Lines = Sequence[Record]
 Fold = Callable[[list[float]], float]
@@ -38,7 +38,7 @@ def curves(run: RunData) -> list[Drawn]:
     batches = by_batch(run.metrics)
     shares = time_chart(batches)
     drawn = [
-        *_lines([pass_rate_chart(run, batches), *_batch_charts(batches)]),
+        *_lines([pass_rate_chart(run, batches), *_evaluation_charts(run, batches), *_batch_charts(batches)]),
         Drawn(shares, share_chart(shares), is_layered=True),
         *_lines(_step_charts(run.metrics)),
     ]
@@ -54,23 +54,64 @@ def by_batch(metrics: Sequence[Record]) -> list[list[Record]]:
 
 
 def pass_rate_chart(run: RunData, batches: Sequence[Lines]) -> Chart:
-    """The pass rate of the trained rollouts, and pass@1 on held-out problems before (step 0) and after."""
-    before = run.before.pass_at_1 if run.before else None
-    after = run.after.pass_at_1 if run.after else None
-    held_out = (before, *[None] * (len(batches) - 1), after)
-    return Chart(
-        title="Pass rate",
-        x_label="step",
+    """The pass rate of the trained rollouts and of all groups, and pass@1 on held-out problems."""
+    held_out = {step: each.pass_at_1 for step, each in run.evaluated().items() if each.pass_at_1 is not None}
+    return overlaid(
+        "Pass rate",
+        {
+            "rollouts trained on": over_batches(batches, "pass_rate"),
+            "held-out pass@1": held_out,
+            "all groups": over_batches(batches, "all_groups.pass_rate"),
+        },
         xs=(0.0, *_last_steps(batches)),
-        series=(
-            Series("rollouts trained on", (None, *_over(batches, mean, "pass_rate"))),
-            Series("held-out pass@1", held_out),
-        ),
-        low=0,
-        high=1,
         note="When zero-variance groups are dropped, groups that all passed or all failed are filtered. This keeps the"
-        " rate of the rollouts trained on near the middle. The held-out dots measure progress.",
+        " rate of the rollouts trained on near the middle. All groups are those that became complete meanwhile, also"
+        " the filtered ones. Held-out pass@1 measures progress.",
     )
+
+
+def overlaid(
+    title: str,
+    curves: Mapping[str, Mapping[float, float]],
+    *,
+    xs: Sequence[float] = (),
+    note: str = "",
+    high: float = 1,
+) -> Chart:
+    """A chart of shares by step. The curves may have values at different steps; `xs` are more steps of the axis."""
+    steps = sorted({*xs, *(step for curve in curves.values() for step in curve)})
+    series = tuple(
+        Series(name, tuple(curve.get(step) for step in steps), joined=True) for name, curve in curves.items() if curve
+    )
+    return Chart(title, "step", tuple(steps), series, low=0, high=high, note=note)
+
+
+def common_k(evaluations: Iterable[EvaluationData]) -> int | None:
+    """The largest k above 1 for which all of them have pass@k, without those of one sample a problem."""
+    found = [{*each.pass_at_k} for each in evaluations if each.pass_at_k]
+    return max(set.intersection(*found), default=None) if found else None
+
+
+def at_k(evaluated: Mapping[float, EvaluationData], k: int | None) -> dict[float, float]:
+    """pass@k by step."""
+    return {step: each.pass_at_k[k] for step, each in evaluated.items() if k is not None and k in each.pass_at_k}
+
+
+def _evaluation_charts(run: RunData, batches: Sequence[Lines]) -> list[Chart]:
+    """pass@1 with its standard error, and the share of problems that some rollout solves."""
+    found = {step: each for step, each in run.evaluated().items() if each.pass_at_1 is not None}
+    k = common_k(found.values())
+    errors = tuple(each.standard_error for each in found.values())
+    pass_at_1 = Series("held-out pass@1", tuple(each.pass_at_1 for each in found.values()), errors, joined=True)
+    solved = {
+        "trained groups (pass@G)": over_batches(batches, "pass_at_g"),
+        "all groups (pass@G)": over_batches(batches, "all_groups.pass_at_g"),
+        f"held-out pass@{k}": at_k(found, k),
+    }
+    return [
+        Chart("Evaluations", "step", tuple(found), (pass_at_1,), note="Whiskers: one standard error over problems."),
+        overlaid("Solved at least once", solved, xs=_last_steps(batches)),
+    ]
 
 
 def time_chart(batches: Sequence[Lines]) -> Chart:
@@ -94,7 +135,7 @@ def _batch_charts(batches: Sequence[Lines]) -> list[Chart]:
         return Series(name, _over(batches, fold, key))
 
     return [
-        chart("Reward", curve("mean", "reward_mean")),
+        chart("Reward", curve("trained groups", "reward_mean"), curve("all groups", "all_groups.reward_mean")),
         chart(
             *("Staleness", curve("mean", "staleness_mean"), curve("max", "staleness_max", max)),
             unit=" versions",
@@ -147,7 +188,13 @@ def _last_steps(batches: Sequence[Lines]) -> tuple[float, ...]:
     return tuple(number(lines[-1], "step") or 0.0 for lines in batches)
 
 
-def _over(batches: Sequence[Lines], fold: Fold, key: str) -> tuple[float | None, ...]:
+def over_batches(batches: Sequence[Lines], key: str) -> dict[float, float]:
+    """The mean over the lines of each batch, by its last step. Batches without a value are left out."""
+    found = zip(_last_steps(batches), _over(batches, mean, key), strict=True)
+    return {step: value for step, value in found if value is not None}
+
+
+def _over(batches: Sequence[Lines], fold: Fold, key: str) -> Values:
     """One value per batch: `fold` over the values of its lines, None when they have none."""
     found = ([value for line in lines if (value := number(line, key)) is not None] for lines in batches)
     return tuple(fold(values) if values else None for values in found)
@@ -174,8 +221,9 @@ def _legend(drawn: Drawn) -> str:
 
 
 def _mark(drawn: Drawn, index: int) -> str:
-    """The mark of a series in the legend: a layer, a dot when no two neighbours have a value, else a line."""
-    values = drawn.chart.series[index].values
+    """The mark of a series in the legend: a layer, a dot when no two values are joined, else a line."""
+    series = drawn.chart.series[index]
+    values = [value for value in series.values if value is not None] if series.joined else series.values
     if drawn.is_layered:
         return f'<rect class="fill-{index}" x="6" y="0" width="10" height="10"/>'
     if all(left is None or right is None for left, right in pairwise(values)):

@@ -66,9 +66,10 @@ def html_page(
     )
 
 
-def section(title: str, content: str) -> str:
-    """A section. `title` and `content` are markup."""
-    return f"<section><h2>{title}</h2>{content}</section>"
+def section(title: str, content: str, name: str = "") -> str:
+    """A section. `title` and `content` are markup. A page with `#name` at the end of its address opens there."""
+    named = f' id="{escape(name)}"' if name else ""
+    return f"<section{named}><h2>{title}</h2>{content}</section>"
 
 
 def tiles(facts: dict[str, str]) -> str:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nouscoder.errors import NousCoderError
+from nouscoder.recorded_evaluations import AFTER, BEFORE, evaluation_files
+
 Record = Mapping[str, Any]
 
 
@@ -33,7 +36,7 @@ class EvaluationSample:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationData:
-    """evaluation_*.json. `by_family` is pass@1 by family."""
+    """evaluation_*.json, or a file of evaluations/. `by_family` is pass@1 by family, `pass_at_k` has k above 1."""
 
     pass_at_1: float | None
     policy_version: int | None
@@ -41,6 +44,8 @@ class EvaluationData:
     num_rollouts: int | None
     by_family: dict[str, float]
     samples: tuple[EvaluationSample, ...]
+    standard_error: float | None = None
+    pass_at_k: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,10 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A whole run folder. `metrics` has the last line of metrics.jsonl for each step, in order of steps."""
+    """A whole run folder. `metrics` has the last line of metrics.jsonl for each step, in order of steps.
+
+    `evaluations` are those with a policy version, in order of versions.
+    """
 
     name: str
     summary: Record
@@ -70,6 +78,41 @@ class RunData:
     samples: tuple[TrainingSample, ...] = ()
     num_unreadable_lines: int = 0
     unreadable_files: tuple[str, ...] = field(default=())
+    evaluations: tuple[EvaluationData, ...] = ()
+
+    def evaluated(self) -> dict[float, EvaluationData]:
+        """The evaluations by the step at which their policy was made, in order of steps. A policy without a step is
+        left out: the run lost its line.
+        """
+        steps = {0: 0.0}
+        for line in self.metrics:
+            version = whole_number(line, "policy_version")
+            steps |= {} if version is None else {version: number(line, "step") or 0.0}
+        found = {steps[each.policy_version]: each for each in self.evaluations if each.policy_version in steps}
+        if self.before is not None:
+            found.setdefault(0.0, self.before)
+        if self.after is not None and self.metrics:
+            found.setdefault(number(self.metrics[-1], "step") or 0.0, self.after)
+        return dict(sorted(found.items()))
+
+
+class NotARun(NousCoderError):
+    """A folder is not that of a run. The message says why."""
+
+
+def run_folder(folder: Path) -> Path:
+    """`folder`, if it is that of a run. Raises NotARun."""
+    if not folder.is_dir():
+        raise NotARun(f"there is no folder {folder}")
+    if any((folder / name).is_file() for name in ("config.toml", "metrics.jsonl")):
+        return folder
+    if (folder / "plan.json").is_file():
+        stages = sorted(file.parent for file in folder.glob("*/metrics.jsonl"))
+        raise NotARun(
+            f"{folder} is the folder of a plan: "
+            + (f"name one of its stages, such as {stages[0]}" if stages else "none of its stages has begun")
+        )
+    raise NotARun(f"{folder} is not a run folder: it has neither config.toml nor metrics.jsonl")
 
 
 def read_run(folder: Path) -> RunData:
@@ -77,19 +120,21 @@ def read_run(folder: Path) -> RunData:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a run folder")
     unreadable: list[str] = []
-    objects = {name: _read_object(folder / name, unreadable) for name in _OBJECTS}
+    summary = _read_object(folder / "summary.json", unreadable) or {}
+    evaluations = {file.name: _evaluation(_read_object(file, unreadable)) for file in evaluation_files(folder)}
+    by_version = {each.policy_version: each for each in evaluations.values() if each is not None}
     metrics, torn_metrics = _read_lines(folder / "metrics.jsonl", unreadable)
     samples, torn_samples = _read_lines(folder / "samples.jsonl", unreadable)
-    summary = objects["summary.json"] or {}
     return RunData(
         name=str(summary.get("name") or folder.name),
         summary=summary,
         metrics=_by_step(metrics),
-        before=_evaluation(objects["evaluation_before.json"]),
-        after=_evaluation(objects["evaluation_after.json"]),
+        before=evaluations[BEFORE],
+        after=evaluations[AFTER],
         samples=tuple(_training_sample(record) for record in samples),
         num_unreadable_lines=torn_metrics + torn_samples,
         unreadable_files=tuple(unreadable),
+        evaluations=tuple(by_version[version] for version in sorted(v for v in by_version if v is not None)),
     )
 
 
@@ -118,9 +163,6 @@ def _finite(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
-
-
-_OBJECTS = ("summary.json", "evaluation_before.json", "evaluation_after.json")
 
 
 def _read_object(file: Path, unreadable: list[str]) -> dict[str, Any] | None:
@@ -183,7 +225,15 @@ def _evaluation(record: Record | None) -> EvaluationData | None:
         num_rollouts=whole_number(record, "num_rollouts"),
         by_family=_rates(record.get("by_family")) or _rates_of(samples),
         samples=samples,
+        standard_error=number(record, "standard_error"),
+        pass_at_k=_pass_at_k(record),
     )
+
+
+def _pass_at_k(record: Record) -> dict[int, float]:
+    """For k above 1."""
+    rates = _rates(record.get("pass_at_k"))
+    return {int(k): rate for k, rate in rates.items() if k.isdecimal() and int(k) > 1}
 
 
 def _rates(value: object) -> dict[str, float]:

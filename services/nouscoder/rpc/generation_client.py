@@ -104,9 +104,11 @@ class GenerationClient(ServiceClient):
         return answer.run_name
 
     async def generate(
-        self, tasks: Sequence[Task], stall_limit_s: float, pin: Pin | None = None
+        self, tasks: Sequence[Task], stall_limit_s: float, pin: Pin | None = None, *, evaluation: bool = False
     ) -> AsyncIterator[Rollout]:
         """Each rollout when it ends. The call is not repeated: call again for the tasks without a rollout.
+
+        `evaluation`: with the context of evaluations, which is that of the training otherwise.
 
         With `pin` all tokens are from its policy version. Raises PeerUnreachable when the service fails, has no policy
         yet, or sends nothing for `stall_limit_s` seconds, PolicyReplaced when another version than that of the pin is
@@ -114,7 +116,7 @@ class GenerationClient(ServiceClient):
         """
         missing = len(tasks)
         pinned = None if pin is None else _PIN.to(pin)
-        request = generation_pb2.GenerateRequest(tasks=map(TASK.to, tasks), pin=pinned)
+        request = generation_pb2.GenerateRequest(tasks=map(TASK.to, tasks), pin=pinned, evaluation=evaluation)
         with _replaced():
             async with aclosing(self._stream(self._stub.Generate(request), stall_limit_s)) as answers:
                 async for answer in answers:

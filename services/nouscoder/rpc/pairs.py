@@ -11,7 +11,7 @@ from dataclasses import fields
 from functools import partial
 from operator import attrgetter, not_
 
-from nouscoder.domain.batch import EncodedBatch, EncodedRollout, RecordedBatch, RecordedRollout
+from nouscoder.domain.batch import CompletedGroups, EncodedBatch, EncodedRollout, RecordedBatch, RecordedRollout
 from nouscoder.domain.conversation import InterpreterAnswer
 from nouscoder.domain.curriculum import CurriculumState, GroupOutcome, ProblemStatistics
 from nouscoder.domain.learner_state import Restored, RunIdentity, TrainedGroups, TrainedState
@@ -106,6 +106,7 @@ LEASED_GRADINGS = WirePair(RecordedGradings, broker_pb2.LeaseGradingResponse)
 RANGE = WirePair(ByteRange, broker_pb2.RecordRange, name=Exceptional("record"))
 # The broker passes on the bytes of headers and verdicts; the learner reads them.
 PASSED_ROLLOUT = WirePair(EncodedRollout, broker_pb2.GradedRollout)
+COMPLETED = WirePair(CompletedGroups, broker_pb2.CompletedGroups)
 PASSED_BATCH = WirePair(EncodedBatch, broker_pb2.Batch)
 GRADED_ROLLOUT = WirePair(RecordedRollout, broker_pb2.GradedRollout)
 BATCH = WirePair(RecordedBatch, broker_pb2.Batch, index=NOT_SENT)

@@ -16,7 +16,7 @@ the one that is measured.
 INVARIANT: when the block of `kept_checkpoint` ends without an error, the checkpoint of its version is complete on the
 disk.
 
-`PeriodicEvaluation` measures a new policy about every `run.evaluate_every_batches` batches, keeps the best, and ends a
+`PeriodicEvaluation` measures a new policy about every `evaluation.every_batches` batches, keeps the best, and ends a
 run early. Training goes on meanwhile. The generation worker that samples the evaluation keeps the version that is
 measured until all of it is sampled, and takes over the newest policy then; other workers follow the learner. Its
 rollouts for the training are older for that time, within the bound of staleness.
@@ -39,7 +39,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from nouscoder.atomic_files import numbered, remove
+from nouscoder.atomic_files import numbered, remove, write_whole
 from nouscoder.config import Config
 from nouscoder.data.problem_index import held_out_problems
 from nouscoder.domain.plan import EarlyEnd, Evaluated, best_of
@@ -51,6 +51,7 @@ from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
 from nouscoder.policy_folder.compose import PolicyFilesMissing, has_weights, link_weights
 from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, shards_of, weights_files
+from nouscoder.recorded_evaluations import DURING, RecordedEvaluations, evaluation_files
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 
 # The evaluations on the disk, and the policy with the best one.
 
-DURING = "evaluations"
 _KEPT = "kept"
 _CHECKPOINT = ".checkpoint"  # the learner writes these folders of kept/
 _OF_A_VERSION = re.compile(r"\d{8}(\.|$)")
@@ -84,9 +84,26 @@ def evaluation_file(policy_version: int) -> str:
 
 def recorded_evaluations(run: Path) -> tuple[Evaluated, ...]:
     """All evaluations of a run folder, one a version, in order of versions. Raises NousCoderError for a damaged one."""
-    files = [run / "evaluation_before.json", *numbered(run / DURING, ".json").values(), run / "evaluation_after.json"]
-    found = {each.policy_version: each for file in files if file.is_file() for each in [_read(file)]}
+    found = {each.policy_version: each for file in evaluation_files(run) if file.is_file() for each in [_read(file)]}
     return tuple(found[version] for version in sorted(found))
+
+
+def log_evaluations(run: Path) -> None:
+    """Put the evaluations that metrics.jsonl lacks into its last lines, the newest into the last.
+
+    The learner logs an evaluation with the step after it, and there is none after the last. Call it when the learner
+    has ended. Raises StorageError.
+    """
+    file = run / "metrics.jsonl"
+    lines = [json.loads(text) for text in file.read_text(encoding="utf8").splitlines()] if file.exists() else []
+    logged = {line["evaluation"]["policy_version"] for line in lines if "evaluation" in line}
+    due = [each for each in RecordedEvaluations(run).figures() if each["policy_version"] not in logged]
+    free = [line for line in reversed(lines) if "evaluation" not in line]
+    if not due or not free:
+        return
+    for line, figures in zip(free, reversed(due), strict=False):
+        line["evaluation"] = figures
+    write_whole(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
 
 
 def keep_weights(run: Path, policy_version: int) -> None:
@@ -185,17 +202,18 @@ async def measure(
 ) -> dict[str, Any]:
     """The record of an evaluation of this policy. Raises EVALUATION_ERRORS and CannotEvaluate."""
     credentials = channel_credentials(config.tls)
+    sampling = config.evaluating.generation.sampling.record(Sampling, seed=config.evaluation_seed)
     evaluation = await evaluate(
         held_out_problems(config),
         GenerationClient(config.generation.grpc, credentials=credentials),
         VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
-        samples=config.problems.held_out_samples,
-        sampling=config.generation.sampling.record(Sampling, seed=config.run.seed),
+        samples=config.evaluation.samples,
+        sampling=sampling,
         manifest=manifest,
-        pin_limit_s=config.run.evaluation_limit_s,
+        pin_limit_s=config.evaluation.limit_s,
         progress=progress,
     )
-    return evaluation_record(evaluation, manifest.policy_version)
+    return evaluation_record(evaluation, sampling, config.evaluating.generation.max_tokens_total)
 
 
 async def while_alive(services: RunServices, work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -246,15 +264,30 @@ async def announced_policy(config: Config, from_version: int, limit_s: float) ->
     raise CannotEvaluate(f"the broker announced no policy of version {from_version} or later within {limit_s:.0f} s")
 
 
-def evaluation_record(evaluation: Evaluation, policy_version: int) -> dict[str, Any]:
-    """evaluation_*.json."""
+def evaluation_record(evaluation: Evaluation, sampling: Sampling, max_tokens_total: int) -> dict[str, Any]:
+    """evaluation_*.json. `problems` is also a file of pass rates (data/pass_rates.py)."""
     return {
         "pass_at_1": evaluation.pass_at_1,
         "standard_error": evaluation.standard_error,
-        "policy_version": policy_version,
+        "sampling_error": evaluation.sampling_error,
+        "pass_at_k": {str(k): value for k, value in evaluation.pass_at_k.items()},
+        "truncated_share": evaluation.truncated_share,
+        "mean_tokens": evaluation.mean_tokens,
+        "policy_version": evaluation.policy_version,
         "num_problems": evaluation.num_problems,
         "num_rollouts": evaluation.num_rollouts,
         "by_family": evaluation.by_family,
+        "sampling": {**asdict(sampling), "max_tokens_total": max_tokens_total},
+        "problems": [
+            {
+                "problem_id": one.problem_id,
+                "passed": one.num_accepted,
+                "sampled": one.num_rollouts,
+                "truncated": one.num_truncated,
+                "tokens": one.num_tokens,
+            }
+            for one in evaluation.problems
+        ],
         "samples": [asdict(sample) for sample in evaluation.samples],
     }
 
@@ -271,10 +304,10 @@ async def kept_checkpoint(config: Config, from_version: int) -> AsyncIterator[in
     """Have the learner keep the checkpoint of this policy version, or of the first later one that is possible.
 
     The block gets the version as soon as its state is copied, and ends when the checkpoint is complete. The learner may
-    be silent for run.evaluation_limit_s. Raises NotKept.
+    be silent for evaluation.limit_s. Raises NotKept.
     """
     client = LearnerClient(config.learner.grpc, channel_credentials(config.tls))
-    async with client as learner, aclosing(_asked(learner, from_version, config.run.evaluation_limit_s)) as answers:
+    async with client as learner, aclosing(_asked(learner, from_version, config.evaluation.limit_s)) as answers:
         version = await anext(answers, None)
         if version is None:
             raise NotKept("the learner kept no checkpoint")
@@ -315,12 +348,12 @@ class PeriodicEvaluation:
     """The evaluations during one run. `step` is called repeatedly during the run. Use as `async with`."""
 
     def __init__(self, folder: RunFolder, services: RunServices, view: View) -> None:
-        run = services.config.run
+        section = services.config.evaluation
         self._folder = folder
         self._services = services
         self._view = view
-        self._every = run.evaluate_every_batches
-        self._end = EarlyEnd(run.end_at_pass_at_1, run.end_after_no_gain)
+        self._every = section.every_batches
+        self._end = EarlyEnd(section.end_at_pass_at_1, section.end_after_no_gain)
         self._evaluations = recorded_evaluations(folder.path)
         self._running: asyncio.Task[None] | None = None
         self._last_said = ""
@@ -385,7 +418,7 @@ class PeriodicEvaluation:
         config = self._services.config
         try:
             async with kept_checkpoint(config, from_version) as version:
-                manifest = await announced_policy(config, version, config.run.evaluation_limit_s)
+                manifest = await announced_policy(config, version, config.evaluation.limit_s)
                 if manifest.policy_version != version:
                     raise PolicyReplaced(f"version {manifest.policy_version} is published already")
                 await asyncio.to_thread(keep_weights, self._folder.path, version)

@@ -101,9 +101,9 @@ def _evaluation_lines(config: Config, version: int, evaluations: Sequence[Evalua
         lines.append(f"Version {version} was not evaluated.")
     if not evaluations:
         return [*lines, ""]
-    sampling = config.generation.sampling
+    sampling = config.evaluating.generation.sampling
     lines += [
-        f"pass@1 on the run's own held-out problems, {config.problems.held_out_samples} rollouts a problem, temperature"
+        f"pass@1 on the run's own held-out problems, {config.evaluation.samples} rollouts a problem, temperature"
         f" {sampling.temperature:g}, top-p {sampling.top_p:g}, at most {sampling.max_new_tokens} tokens:",
         "",
         "| version | pass@1 |",

@@ -39,7 +39,9 @@ class RunChanged(RunFolderError, Unusable):
 # Values that a run cannot change, because earlier samples, verdicts or measurements would not fit later ones.
 FIXED = (
     *("run.seed", "problems.train", "problems.held_out", "problems.held_out_share"),
-    *("problems.held_out_samples", "policy.path"),
+    *("evaluation.problems", "evaluation.samples", "evaluation.seed", "policy.path"),
+    *("evaluation.temperature", "evaluation.top_p", "evaluation.top_k", "evaluation.min_p"),
+    *("evaluation.max_tokens_total", "evaluation.max_new_tokens"),
     *("broker.group_size", "broker.batch_size", "broker.reward", "learner.steps_per_batch"),
     *("generation.sampling.temperature", "generation.sampling.top_p", "generation.sampling.max_new_tokens"),
     *("generation.max_tokens_total", "policy.router_replay", "broker.records"),

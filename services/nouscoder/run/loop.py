@@ -62,7 +62,7 @@ from nouscoder.report import write_report
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker import observer_id
-from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once
+from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once, log_evaluations
 from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, summarize
 from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn, SamplerMismatch
 from nouscoder.run.pages import open_pages
@@ -129,6 +129,7 @@ async def run_loop(
 
                 after = await evaluate_once(folder, services, view, "after")
                 await asyncio.to_thread(drop_worse, folder.path)
+                await asyncio.to_thread(log_evaluations, folder.path)
 
     summary = summarize(config, before, after, time.monotonic() - started_s + earlier_s, ledger)
     folder.write_json("summary.json", summary.record())

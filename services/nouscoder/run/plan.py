@@ -75,9 +75,10 @@ async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -
     stages = [stage_config(config, index) for index in range(len(config.plan.stages))]
     if not config.plan.stages[0].yarn.factor:
         await checked(stages[0])
-    for stage in stages:
+    for index, stage in enumerate(stages):
+        made_by_a_stage = config.of_stage(index).pass_rates_of_stage is not None
         try:
-            await checked_inputs(stage)
+            await checked_inputs(_with_pass_rates(stage, "") if made_by_a_stage else stage)
         except ConfigError as error:
             raise ConfigError(f"stage {stage.run.name}: {error}") from error
     folder = RunFolder.create(config)
@@ -125,8 +126,20 @@ async def run_stages(folder: RunFolder, config: Config, view: View) -> None:
 
 
 def stage_config(config: Config, index: int) -> Config:
-    """The configuration of a stage's run. Inputs whose default is in the run folder are in the plan's folder."""
-    return with_inputs_of(config.of_stage(index), config)
+    """The configuration of a stage's run. Inputs whose default is in the run folder are in the plan's folder.
+
+    Pass rates of a stage are those in its folder (data/pass_rates.py).
+    """
+    stage = with_inputs_of(config.of_stage(index), config)
+    if stage.pass_rates_of_stage is None:
+        return stage
+    names = [each.name for each in config.plan.stages]
+    return _with_pass_rates(stage, str(config.of_stage(names.index(stage.pass_rates_of_stage)).run.folder))
+
+
+def _with_pass_rates(stage: Config, path: str) -> Config:
+    curriculum = stage.broker.curriculum.model_copy(update={"pass_rates": path})
+    return stage.model_copy(update={"broker": stage.broker.model_copy(update={"curriculum": curriculum})})
 
 
 def with_inputs_of(config: Config, other: Config) -> Config:
@@ -144,12 +157,12 @@ def with_engine_tokens(config: Config, index: int, stage: Config) -> Config:
     generation = stage.generation
     if generation.engine_tokens_total:
         return stage
-    most = generation.max_tokens_total
+    most = stage.engine_tokens
     for after in range(index + 1, len(config.plan.stages)):
         if config.plan.stages[after].yarn.factor:
             break
-        most = max(most, config.of_stage(after).generation.max_tokens_total)
-    if most == generation.max_tokens_total:
+        most = max(most, config.of_stage(after).engine_tokens)
+    if most == stage.engine_tokens:
         return stage
     return stage.model_copy(update={"generation": generation.model_copy(update={"engine_tokens_total": most})})
 

@@ -149,7 +149,10 @@ def _problem_faults(config: Config) -> Iterator[str]:
         yield f"problems.train: {_missing(config, problems.train)}"
     else:
         yield from _fault_of("problems.train", lambda: _check_index(config))
-    if not problems.held_out_share and not config.in_run_folder(problems.held_out).is_file():
+    if config.evaluation.problems:
+        if Path(config.evaluation.problems).is_file():  # else it is reported with the other files
+            yield from _fault_of("evaluation.problems", lambda: all_held_out(config))
+    elif not problems.held_out_share and not config.in_run_folder(problems.held_out).is_file():
         yield f"problems.held_out: {_missing(config, problems.held_out)}; or set problems.held_out_share"
     elif not problems.held_out_share or train.is_file():
         yield from _fault_of("problems.held_out", lambda: all_held_out(config))
@@ -179,9 +182,9 @@ def _prompt_faults(config: Config) -> Iterator[str]:
         except CannotCount as error:
             yield f"policy.path: the prompts cannot be written: {error}"
             return
-    for key, what, left_out, num_problems in _left_out(config, held_out):
+    for key, what, left_out, num_problems, limit in _left_out(config, held_out):
         if len(left_out) > allowed * num_problems:
-            said = left_out_sentence(what, left_out, num_problems, config.generation.max_tokens_total)
+            said = left_out_sentence(what, left_out, num_problems, limit)
             yield f"{key}: {said}: raise it, shorten the prompts, or raise problems.too_long_share ({allowed:g})"
 
 
@@ -242,34 +245,39 @@ def misled_lines(environment: EnvironmentSection, held_out: Sequence[Problem]) -
 
 def left_out_lines(config: Config) -> list[str]:
     """What is to be said of problems that are left out, because their prompts are too long."""
-    limit = config.generation.max_tokens_total
     return [
         left_out_sentence(what, left_out, num_problems, limit).replace(" are too long", " are left out as too long", 1)
-        for _, what, left_out, num_problems in _left_out(config, all_held_out(config))
+        for _, what, left_out, num_problems, limit in _left_out(config, all_held_out(config))
         if left_out
     ]
 
 
-def _left_out(config: Config, held_out: Sequence[Problem]) -> Iterator[tuple[str, str, Mapping[str, int], int]]:
+def _left_out(config: Config, held_out: Sequence[Problem]) -> Iterator[tuple[str, str, Mapping[str, int], int, str]]:
+    """(key, what they are, those that are too long, the number of all, the limit with its key)."""
     with closing(open_index(config)) as index:
-        yield "problems.train", "training problems", index.left_out, len(index.all_ids)
-    yield "problems.held_out", "held-out problems", fitting(config, held_out)[1], len(held_out)
+        limit = f"generation.max_tokens_total is {config.generation.max_tokens_total}"
+        yield "problems.train", "training problems", index.left_out, len(index.all_ids), limit
+    if config.evaluation.max_tokens_total:
+        limit = f"evaluation.max_tokens_total is {config.evaluation.max_tokens_total}"
+    key = "evaluation.problems" if config.evaluation.problems else "problems.held_out"
+    yield key, "held-out problems", fitting(config, held_out)[1], len(held_out), limit
 
 
 def _length_faults(config: Config) -> Iterator[str]:
-    generation = config.generation
-    if generation.sampling.max_new_tokens >= generation.max_tokens_total:
-        yield (
-            f"generation.sampling.max_new_tokens {generation.sampling.max_new_tokens} must be less than"
-            f" generation.max_tokens_total {generation.max_tokens_total}, which counts the prompt too"
-        )
+    training, evaluating = config.generation, config.evaluating.generation
+    found = [("generation.sampling.max_new_tokens", "generation.max_tokens_total", training)]
+    if config.evaluation.max_tokens_total:
+        found.append(("evaluation.max_new_tokens", "evaluation.max_tokens_total", evaluating))
+    elif config.evaluation.max_new_tokens:
+        found.append(("evaluation.max_new_tokens", "generation.max_tokens_total", evaluating))
     folder = config.in_run_folder(config.policy.path)
     positions = context_tokens(folder) if folder.is_dir() else None
-    if positions is not None and generation.max_tokens_total > positions:
-        yield (
-            f"generation.max_tokens_total {generation.max_tokens_total} is more than the {positions} positions"
-            f" of {folder}"
-        )
+    for new_key, total_key, generation in found:
+        new_tokens, total = generation.sampling.max_new_tokens, generation.max_tokens_total
+        if new_tokens >= total:
+            yield f"{new_key} {new_tokens} must be less than {total_key} {total}, which counts the prompt too"
+        if positions is not None and total > positions and (generation is training or total_key.startswith("eval")):
+            yield f"{total_key} {total} is more than the {positions} positions of {folder}"
 
 
 def device_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:

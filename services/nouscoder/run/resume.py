@@ -49,7 +49,8 @@ OF_A_RUN = (*FIXED, "run.services", "broker.redis_url", "broker.redis_url_file")
 _ARITHMETIC = ("learner.device", "learner.threads", "learner.attention", "learner.context_parallel")
 # A finished run goes on with a new one of these.
 CONTINUES = (
-    *("run.total_batches", "run.end_at_pass_at_1", "run.end_after_no_gain", "run.max_filtered_batches", "run.guards"),
+    *("run.total_batches", "run.max_filtered_batches", "run.guards"),
+    *("evaluation.end_at_pass_at_1", "evaluation.end_after_no_gain"),
     *("broker.drop_zero_variance", "broker.max_filtered_groups", "broker.curriculum"),
 )
 _HARMLESS = ("run.pages", "run.pages_hosts", "run.sinks")  # also for a run that stays finished

@@ -175,6 +175,7 @@ async def _evaluate(config: Config, problems: Sequence[Problem], manifest: Polic
         sampling=config.generation.sampling.record(Sampling, seed=config.run.seed),
         manifest=manifest,
         progress=lambda done, total: view.progress("pass rates", done, total),
+        evaluation=False,
     )
 
 
@@ -248,9 +249,9 @@ def smoke_config(config: Config, test: SmokeTest) -> Config:
     if num_batches < 3:
         raise ConfigError("--smoke-batches must be at least 3: the test compares the first and the last third")
     changes = {"name": f"{config.run.name}-smoke64", "pages": "", "total_batches": num_batches}
-    changes |= {"evaluate_every_batches": 0, "end_at_pass_at_1": 0.0, "end_after_no_gain": 0}
     section = run.run.model_copy(update=changes)
-    return run.model_copy(update={"run": section, "plan": PlanSection()})
+    measured = run.evaluation.model_copy(update={"every_batches": 0, "end_at_pass_at_1": 0.0, "end_after_no_gain": 0})
+    return run.model_copy(update={"run": section, "evaluation": measured, "plan": PlanSection()})
 
 
 def default_batches(num_problems: int, config: Config) -> int:

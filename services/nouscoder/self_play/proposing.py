@@ -104,7 +104,7 @@ class _Sampler:
         async def once() -> None:
             client = GenerationClient(config.generation.grpc, credentials=channel_credentials(config.tls))
             async with client as source:
-                pinning = Pinning(self._manifest, config.run.evaluation_limit_s)
+                pinning = Pinning(self._manifest, config.evaluation.limit_s)
                 await sample_tasks(source, pinning, [*left.values()], keep)
 
         await self._services.evaluation_retry.call(once, lambda error: self._view.say(f"sampling goes on: {error}"))

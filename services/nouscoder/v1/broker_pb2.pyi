@@ -769,6 +769,44 @@ class GroupOutcome(_message.Message):
 Global___GroupOutcome: _TypeAlias = GroupOutcome  # noqa: Y015
 
 @_typing.final
+class CompletedGroups(_message.Message):
+    """Groups that became complete, also those that were filtered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    SOLVED_FIELD_NUMBER: _builtins.int
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    REWARD_SUM_FIELD_NUMBER: _builtins.int
+    groups: _builtins.int
+    """How many."""
+    solved: _builtins.int
+    """Those with an accepted rollout."""
+    rollouts: _builtins.int
+    """Their graded rollouts."""
+    accepted: _builtins.int
+    """The accepted ones of these."""
+    reward_sum: _builtins.float
+    """The sum of their rewards."""
+    def __init__(
+        self,
+        *,
+        groups: _builtins.int = ...,
+        solved: _builtins.int = ...,
+        rollouts: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+        reward_sum: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "groups", b"groups", "reward_sum", b"reward_sum", "rollouts", b"rollouts", "solved", b"solved"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompletedGroups: _TypeAlias = CompletedGroups  # noqa: Y015
+
+@_typing.final
 class ProblemStatistics(_message.Message):
     """The complete groups of one problem (services/nouscoder/domain/curriculum.py)."""
 
@@ -1066,6 +1104,7 @@ class Batch(_message.Message):
     BATCH_ID_FIELD_NUMBER: _builtins.int
     ROLLOUTS_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    COMPLETED_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     """Consecutive from 0 in the run. A redelivered batch keeps its id."""
     policy_version: _builtins.int
@@ -1074,16 +1113,21 @@ class Batch(_message.Message):
     def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GradedRollout]:
         """In group order."""
 
+    @_builtins.property
+    def completed(self) -> Global___CompletedGroups:
+        """All groups that became complete while the batch gathered."""
+
     def __init__(
         self,
         *,
         batch_id: _builtins.int = ...,
         rollouts: _abc.Iterable[Global___GradedRollout] | None = ...,
         policy_version: _builtins.int = ...,
+        completed: Global___CompletedGroups | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "policy_version", b"policy_version", "rollouts", b"rollouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "completed", b"completed", "policy_version", b"policy_version", "rollouts", b"rollouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

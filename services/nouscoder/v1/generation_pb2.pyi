@@ -28,6 +28,11 @@ class GenerateRequest(_message.Message):
 
     TASKS_FIELD_NUMBER: _builtins.int
     PIN_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    evaluation: _builtins.bool
+    """The tasks are of an evaluation: the context, top_k and min_p of the configuration's section `evaluation` hold for
+    them, in place of those of the training.
+    """
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[_rollout_pb2.Task]:
         """The tasks to sample."""
@@ -41,10 +46,11 @@ class GenerateRequest(_message.Message):
         *,
         tasks: _abc.Iterable[_rollout_pb2.Task] | None = ...,
         pin: Global___Pin | None = ...,
+        evaluation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pin", b"pin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pin", b"pin", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "pin", b"pin", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

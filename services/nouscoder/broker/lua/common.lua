@@ -202,6 +202,14 @@ local function note_problem(problem, place, sampled, accepted, is_filtered)
     math.max(tonumber(last), tonumber(place or -1)), table.concat(recent, ',')))
 end
 
+-- Complete groups since the last batch was made: groups, solved, rollouts, accepted, and the sum of rewards.
+local COMPLETED = {'completed:groups', 'completed:solved', 'completed:rollouts', 'completed:accepted', 'completed:reward'}
+
+local function note_complete(rollouts, accepted, reward_sum)
+  for i, n in ipairs({1, accepted > 0 and 1 or 0, rollouts, accepted}) do count(COMPLETED[i], n) end
+  redis.call('HINCRBYFLOAT', META, COMPLETED[5], string.format('%.17g', reward_sum))
+end
+
 -- Groups of equal rewards are filtered, but only so many for one batch.
 local function may_filter()
   return R.drop_zero_variance
@@ -211,7 +219,7 @@ end
 -- Every member of the group is graded or abandoned, and at least two are graded: decides what happens to the group.
 local function complete_group(group)
   local graded, first_reward, oldest, varied = {}, nil, nil, false
-  local problem, accepted = nil, 0
+  local problem, accepted, reward_sum = nil, 0, 0
   for _, id in ipairs(split(redis.call('HGET', group_key(group), 'members'))) do
     if redis.call('SISMEMBER', live('graded'), id) == 1 then
       local values = redis.call('HMGET', rollout_key(id), 'reward', 'oldest', 'problem', 'accepted')
@@ -219,9 +227,10 @@ local function complete_group(group)
       first_reward = first_reward or values[1]
       varied = varied or values[1] ~= first_reward
       oldest = math.min(oldest or tonumber(values[2]), tonumber(values[2]))
-      problem, accepted = values[3], accepted + tonumber(values[4])
+      problem, accepted, reward_sum = values[3], accepted + tonumber(values[4]), reward_sum + tonumber(values[1])
     end
   end
+  note_complete(#graded, accepted, reward_sum)
   local is_filtered = not varied and may_filter()
   note_problem(problem, redis.call('HGET', group_key(group), 'place'), #graded, accepted, is_filtered)
   if is_filtered then

@@ -1,7 +1,7 @@
 -- Leases the uncommitted batch, or makes the next one from the oldest complete groups.
 -- ARGV: rules, worker, name, the learner's run (or nothing), and the batches that its disk holds.
 -- Returns {finished}, {-1} (another run, or another number of batches: see restore.lua), or
--- {finished, batch, policy version, lease, rollouts}.
+-- {finished, batch, policy version, lease, rollouts, the groups that became complete while it gathered}.
 local worker, name, now = ARGV[2], ARGV[3], now_ms()
 local record = P .. 'batch'
 if ARGV[4] ~= '' then
@@ -13,8 +13,9 @@ redis.call('HSET', META, 'asked:batches', now)
 if redis.call('HGET', META, 'mode') == 'paused' then return {0} end
 
 local function answer()
-  local values = redis.call('HMGET', record, 'id', 'version', 'delivery')
-  return {0, tonumber(values[1]), tonumber(values[2]), ticket(values[3]), redis.call('LLEN', P .. 'batch:rollouts')}
+  local values = redis.call('HMGET', record, 'id', 'version', 'delivery', 'completed')
+  return {0, tonumber(values[1]), tonumber(values[2]), ticket(values[3]), redis.call('LLEN', P .. 'batch:rollouts'),
+    values[4] or ''}
 end
 
 if redis.call('EXISTS', record) == 1 then
@@ -70,8 +71,10 @@ for i = 1, R.batch_groups do
   redis.call('RPUSH', P .. 'batch:rollouts', unpack(ids))
   close_group(ready[i][1])
 end
-redis.call('HDEL', META, 'filtered_groups') -- they count for each batch
+local completed = redis.call('HMGET', META, unpack(COMPLETED))
+for i, value in ipairs(completed) do completed[i] = value or '0' end
+redis.call('HDEL', META, 'filtered_groups', unpack(COMPLETED)) -- they count for each batch
 redis.call('HSET', record, 'id', redis.call('HINCRBY', META, 'next_batch', 1) - 1, 'version', version, 'delivery', 1,
-  'worker', worker, 'name', name, 'beat', now, 'clock', CLOCK, 'since', now)
+  'worker', worker, 'name', name, 'beat', now, 'clock', CLOCK, 'since', now, 'completed', table.concat(completed, ' '))
 drop_stale()
 return answer()

@@ -57,6 +57,7 @@ from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Gradin
 from nouscoder.data.filters.verified import ReferencesPass, WrongSolutionsFail
 from nouscoder.data.importers.options import ImportOptions
 from nouscoder.data.importers.run import ImportSummary, import_files, source_named
+from nouscoder.data.pass_rates import pass_rates_file
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import join, store_beside, write_rows
 from nouscoder.errors import did_you_mean
@@ -152,9 +153,19 @@ def _require_files(recipe: Recipe) -> None:
     problems = recipe.folder / recipe.inputs[0]
     for step in recipe.steps:
         how |= {name: step.how_to_get(recipe.folder / name, problems) for name in step.files() if name not in how}
-    missing = [name for name in recipe.files if not (recipe.folder / name).is_file()]
+    missing = [name for name in recipe.files if not _exists(recipe, name)]
     if missing:
         raise CannotFilter("\n".join(f"there is no file {recipe.folder / name}{how[name]}" for name in missing))
+
+
+def _exists(recipe: Recipe, name: str) -> bool:
+    """Pass rates may be the folder of an evaluation."""
+    path = recipe.folder / name
+    return path.is_file() or (path.is_dir() and name not in recipe.inputs)
+
+
+def _file(path: Path) -> Path:
+    return pass_rates_file(path) if path.is_dir() else path
 
 
 def _step(number: int, given: dict[str, Any], faults: list[str]) -> Step | None:
@@ -266,7 +277,7 @@ class _Selecting:
         selection = Selection(
             name=self._recipe.name,
             recipe_sha256=self._recipe.sha256,
-            files={name: sha256_of(self._recipe.folder / name) for name in self._recipe.files},
+            files={name: sha256_of(_file(self._recipe.folder / name)) for name in self._recipe.files},
             steps=self._counts,
             problems=len(kept),
             tests=sum(one.record.stored.num_tests for one in kept),

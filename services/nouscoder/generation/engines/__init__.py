@@ -63,7 +63,7 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
 
         return FakeEngine(
             max_running=generation.max_running,
-            max_tokens_total=generation.engine_tokens,
+            max_tokens_total=config.engine_tokens,
             guest_places=generation.guest_places,
             script=script_of(generation.fake.median_tokens, generation.fake.sigma),
             step_s=generation.fake.step_s,
@@ -73,7 +73,7 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
     return TorchEngine(
         policy_folder,
         max_running=generation.max_running,
-        max_tokens_total=generation.engine_tokens,
+        max_tokens_total=config.engine_tokens,
         guest_places=generation.guest_places,
         device=generation.device,
         threads=generation.threads,
@@ -89,4 +89,5 @@ def _vllm_engine(
         raise EngineUnusable('generation.engine is "vllm", and vLLM is not installed: see docs/operating.md')
     from nouscoder.generation.engines.vllm import VllmEngine
 
-    return VllmEngine(config.generation, policy_folder, metrics)
+    settings = config.generation.model_copy(update={"engine_tokens_total": config.engine_tokens})
+    return VllmEngine(settings, policy_folder, metrics)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from nouscoder.learner.metrics.step import BatchStatistics, TrainedBatch
+from nouscoder.recorded_evaluations import Figures, RecordedEvaluations
 
 _STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 
@@ -68,6 +71,55 @@ class _GuardMetrics:
                 gauge.set(value)
 
 
+class _GroupMetrics:
+    """The figures of all groups beside those of the trained ones, and pass@G, of the last batch."""
+
+    def __init__(self, gauge: Callable[..., Gauge]) -> None:
+        completed = "of all groups that became complete while the last batch gathered, filtered ones too."
+        self._reward_mean = gauge("all_groups_reward_mean", f"Mean reward {completed}")
+        self._pass_rate = gauge("all_groups_pass_rate", f"Share of accepted rollouts {completed}")
+        self._solved = gauge("pass_at_g", "Share of groups with an accepted rollout.", ("groups",))
+        for groups in ("trained", "all"):
+            self._solved.labels(groups)
+
+    def show(self, figures: BatchStatistics) -> None:
+        """Show a batch."""
+        self._solved.labels("trained").set(figures.pass_at_g)
+        if figures.all_groups is not None:
+            self._reward_mean.set(figures.all_groups.reward_mean)
+            self._pass_rate.set(figures.all_groups.pass_rate)
+            self._solved.labels("all").set(figures.all_groups.pass_at_g)
+
+
+class _EvaluationCollector(Collector):
+    """The newest evaluation of the run, read at each scrape. Before the first: pass@1 is 0, and the version -1."""
+
+    def __init__(self, evaluations: RecordedEvaluations) -> None:
+        self._evaluations = evaluations
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics at one instant."""
+        none: Figures = {"policy_version": -1, "pass_at_1": 0.0}
+        figures = next(reversed(self._evaluations.figures()), none)
+        rates = {"1": figures["pass_at_1"], **figures.get("pass_at_k", {})}
+        family = GaugeMetricFamily(
+            "nouscoder_learner_evaluation_pass_at_k", "pass@k of the newest evaluated policy.", labels=["k"]
+        )
+        for k, rate in rates.items():
+            family.add_metric([k], rate)
+        yield family
+        yield GaugeMetricFamily(
+            "nouscoder_learner_evaluation_standard_error",
+            "Standard error of its pass@1.",
+            value=figures.get("standard_error", 0.0),
+        )
+        yield GaugeMetricFamily(
+            "nouscoder_learner_evaluation_policy_version",
+            "The newest policy version that was evaluated, -1 before the first.",
+            value=figures["policy_version"],
+        )
+
+
 class LearnerMetrics:
     """The metrics. Gauges show the last step, or the last batch for figures of a batch.
 
@@ -120,6 +172,8 @@ class LearnerMetrics:
         )
         self._checkpoint_s = gauge("checkpoint_duration_seconds", "From the copy of the state until it was durable.")
         self._guarded = _GuardMetrics(gauge)
+        self._groups = _GroupMetrics(gauge)
+        self._registry = registry
         self._begin_at_zero()
 
     def _begin_at_zero(self) -> None:
@@ -127,6 +181,10 @@ class LearnerMetrics:
             self._wait.labels(reason.value)
         for outcome in CheckpointOutcome:
             self._checkpoints.labels(outcome.value)
+
+    def watch_evaluations(self, evaluations: RecordedEvaluations) -> None:
+        """Export the newest of these from now on."""
+        self._registry.register(_EvaluationCollector(evaluations))
 
     def waited(self, reason: WaitReason, duration_s: float) -> None:
         """Add seconds of a wait. A long wait is added in parts while it lasts."""
@@ -153,6 +211,7 @@ class LearnerMetrics:
         self._reward_mean.set(figures.reward_mean)
         self._pass_rate.set(figures.pass_rate)
         self._guarded.show(figures)
+        self._groups.show(figures)
         self._tokens_per_second.set(batch.tokens_per_second)
         self._mfu.set(flops / batch.duration_s / peak_flops)
         self._gradient_norm.set(batch.steps[-1].gradient_norm)

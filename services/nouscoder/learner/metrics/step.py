@@ -26,7 +26,7 @@ import torch
 from nouscoder.atomic_files import numbered, remove, write_whole
 from nouscoder.config import AdvantageSection
 from nouscoder.domain.advantage import Estimator, Overlong, batch_advantages, group_advantages
-from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.batch import Batch, CompletedGroups, GradedRollout
 from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded, repeated_share
 from nouscoder.domain.reward import group_length_rewards
 from nouscoder.domain.rollout import Rollout
@@ -190,6 +190,19 @@ class ScoredRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class AllGroups:
+    """Figures of all groups that became complete while the batch gathered: those of equal rewards count too.
+
+    `pass_at_g` is the share of groups with an accepted rollout, so pass@G for groups of G rollouts.
+    """
+
+    groups: int
+    reward_mean: float
+    pass_rate: float
+    pass_at_g: float
+
+
+@dataclass(frozen=True, slots=True)
 class BatchStatistics:
     """Figures of a whole batch. Lengths are mean tokens per rollout, None when the batch has no such rollout.
 
@@ -197,7 +210,8 @@ class BatchStatistics:
     programs that look hard-coded (domain/guards.py), None without an accepted one. `same_programs` is the mean over
     groups of the share of programs that repeat another one of the group, None without a group of two.
     `model_reward_correlation` is that of a reward model's scores with the verified rewards, None without such a model
-    or when one of the two is the same for all.
+    or when one of the two is the same for all. `pass_at_g` is the share of the batch's groups with an accepted rollout.
+    `all_groups` is None when no broker counted them.
     """
 
     reward_mean: float
@@ -211,6 +225,8 @@ class BatchStatistics:
     repetition_share: float
     hard_coding_share: float | None
     same_programs: float | None
+    pass_at_g: float
+    all_groups: AllGroups | None
     model_reward_correlation: float | None = None
 
 
@@ -283,8 +299,8 @@ def inspected(scored: Sequence[ScoredRollout], batch_id: int, count: int, seed: 
     return Random(f"{seed}/samples/{batch_id}").sample(scored, min(count, len(scored)))
 
 
-def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:
-    """The figures of all rollouts. There must be at least one."""
+def statistics_of(scored: Sequence[ScoredRollout], completed: CompletedGroups | None = None) -> BatchStatistics:
+    """The figures of all rollouts. There must be at least one. `completed` is what the broker counted."""
     rollouts = [item.graded.rollout for item in scored]
     correct = [item.graded.rollout.num_sampled_tokens for item in scored if item.accepted]
     incorrect = [item.graded.rollout.num_sampled_tokens for item in scored if not item.accepted]
@@ -300,6 +316,27 @@ def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:
         repetition_share=sum(ends_in_repetition(rollout.sampled_token_ids) for rollout in rollouts) / len(rollouts),
         hard_coding_share=_hard_coding_share(scored),
         same_programs=_same_programs(scored),
+        pass_at_g=_pass_at_g(scored),
+        all_groups=_all_groups(completed),
+    )
+
+
+def _pass_at_g(scored: Sequence[ScoredRollout]) -> float:
+    solved: dict[str, bool] = {}
+    for item in scored:
+        group = item.graded.rollout.group_id
+        solved[group] = solved.get(group, False) or item.accepted
+    return sum(solved.values()) / len(solved)
+
+
+def _all_groups(completed: CompletedGroups | None) -> AllGroups | None:
+    if completed is None or not completed.rollouts:
+        return None
+    return AllGroups(
+        groups=completed.groups,
+        reward_mean=completed.reward_sum / completed.rollouts,
+        pass_rate=completed.accepted / completed.rollouts,
+        pass_at_g=completed.solved / completed.groups,
     )
 
 

@@ -1,8 +1,9 @@
 """The logs of a training: metrics.jsonl, samples.jsonl and rewards.jsonl.
 
 metrics.jsonl has one line for each step, samples.jsonl a few rollouts of each batch, rewards.jsonl one line for each
-batch, with the rewards of all its rollouts. `LineFile` is a file of JSON lines, one for each key, each with the step
-that it belongs to.
+batch, with the rewards of all its rollouts. An evaluation that was recorded since the line before is the field
+`evaluation` of a step's line; its `policy_version` says which policy it is of. `LineFile` is a file of JSON lines, one
+for each key, each with the step that it belongs to.
 
 INVARIANT: each trained step has exactly one line in metrics.jsonl, in order of steps. The lines of a batch are durable
 before the batch is committed and before a checkpoint includes it. A batch that is trained again adds only missing
@@ -10,6 +11,8 @@ lines.
 
 INVARIANT: after `open` a LineFile has whole lines only, none after the last step, and one for each key; `append` adds
 only lines whose key is missing, and they are durable when it returns.
+
+INVARIANT: an evaluation is in one line of metrics.jsonl at most.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any, Protocol
 
 from nouscoder.atomic_files import naming_storage_faults, write_whole
 from nouscoder.learner.metrics.step import ScoredRollout, TrainedBatch, inspected
+from nouscoder.recorded_evaluations import RecordedEvaluations
 
 # A file of JSON lines.
 
@@ -38,8 +42,8 @@ class LineFile:
         self._key = key
         self._known: set[Hashable] = set()
 
-    def open(self, last_step: int) -> None:
-        """Read the file. Remove incomplete lines and lines after `last_step`. Raises StorageError."""
+    def open(self, last_step: int) -> list[Line]:
+        """Read the file. Remove incomplete lines and lines after `last_step`. Returns the rest. Raises StorageError."""
         kept: dict[Hashable, Line] = {}
         for text in self._file.read_text(encoding="utf8").split("\n") if self._file.exists() else []:
             try:
@@ -50,6 +54,7 @@ class LineFile:
                 kept.setdefault(self._key(line), line)
         write_whole(self._file, "".join(map(_text, kept.values())).encode())
         self._known = set(kept)
+        return [*kept.values()]
 
     def knows(self, key: Hashable) -> bool:
         """Whether there is a line of this key."""
@@ -171,10 +176,13 @@ class RunLog:
         self._metrics = LineFile(folder / "metrics.jsonl", lambda line: line["step"])
         self._samples = LineFile(folder / "samples.jsonl", lambda line: (line["step"], line["rollout_id"]))
         self._rewards = LineFile(folder / "rewards.jsonl", lambda line: line["batch_id"])
+        self._evaluations = RecordedEvaluations(folder)
+        self._evaluated: set[int] = set()  # the policy versions whose evaluation has a line
 
     def open(self, last_step: int) -> None:
         """Read the files. Remove incomplete lines and lines after `last_step`, the last step that can be replayed."""
-        self._metrics.open(last_step)
+        lines = self._metrics.open(last_step)
+        self._evaluated = {line["evaluation"]["policy_version"] for line in lines if "evaluation" in line}
         self._samples.open(last_step)
         self._rewards.open(last_step)
 
@@ -183,7 +191,12 @@ class RunLog:
         return self._metrics.knows(step)
 
     def append(self, lines: BatchLines) -> None:
-        """Add the missing lines of a batch. Raises StorageError."""
-        self._metrics.append(lines.metrics)
+        """Add the missing lines of a batch, with the evaluations that have no line yet. Raises StorageError."""
+        missing = [line for line in lines.metrics if not self.has_step(line["step"])]
+        due = [each for each in self._evaluations.figures() if each["policy_version"] not in self._evaluated]
+        for line, figures in zip(missing, due, strict=False):
+            line["evaluation"] = figures
+            self._evaluated.add(figures["policy_version"])
+        self._metrics.append(missing)
         self._samples.append(lines.samples)
         self._rewards.append(lines.rewards)

@@ -114,7 +114,7 @@ def _batch_from(view: memoryview) -> Batch:
         offset = end
     if offset != len(view):
         raise ValueError(f"its records end at byte {offset} of {len(view)}")
-    return Batch(index.batch_id, tuple(rollouts), index.policy_version)
+    return Batch(index.batch_id, tuple(rollouts), index.policy_version, index.completed)
 
 
 # The settings with which each batch was trained.

@@ -3,6 +3,9 @@
 It reads the file as the learner writes it. When its standard input ends, it copies what is left and exits. The run does
 not wait for it, and it can fail or hang without an effect on the run.
 
+The last evaluations of a run come into lines that were copied before (run/evaluation.py). The sink gets them at the
+end.
+
 INVARIANT: the sink gets each step once, in order of steps, also over restarts of the process: it begins after the last
 step that the sink says it has. After a failure the record is tried again, at most MAX_FAILURES times in a row.
 status.json of the sink says how many records were written and how many tries failed.
@@ -88,7 +91,9 @@ class Follower:
 
     def __init__(self, sink: Sink, run: Path, status_file: Path, wait: Callable[[float], bool]) -> None:
         self._sink = sink
-        self._tail = MetricsTail(run / "metrics.jsonl")
+        self._metrics = run / "metrics.jsonl"
+        self._tail = MetricsTail(self._metrics)
+        self._evaluated: set[int] = set()  # the policy versions whose evaluation was in a line
         self._status_file = status_file
         self._wait = wait
         self._failures_in_row = 0
@@ -108,6 +113,7 @@ class Follower:
             elif ended:
                 break
             ended = self._wait(_LOOK_EVERY_S) or ended
+        self._amend()
         self._try("close", self._sink.close)
         self._save()
 
@@ -117,11 +123,22 @@ class Follower:
     def _write(self, record: dict[str, Any]) -> None:
         """Give the sink a record that it does not have yet."""
         step = int(record["step"])
+        if "evaluation" in record:
+            self._evaluated.add(record["evaluation"]["policy_version"])
         if step <= self.status.last_step:
             return
         self._sink.write(step, float(record.get("time", 0.0)), scalars_of(record))
         self.status.last_step = step
         self.status.written += 1
+
+    def _amend(self) -> None:
+        """Give the sink the evaluations that came into lines after these were copied."""
+        for record in MetricsTail(self._metrics).new_records():
+            figures = record.get("evaluation", {})
+            if figures.get("policy_version", -1) in {-1, *self._evaluated}:
+                continue
+            scalars = scalars_of({"evaluation": figures})
+            self._try("amend", partial(self._sink.amend, int(record["step"]), float(record.get("time", 0.0)), scalars))
 
     def _try(self, what: str, work: Callable[[], None]) -> None:
         """Do it, again after each failure and a pause that doubles. Raises SinkFailed after MAX_FAILURES in a row."""

@@ -44,6 +44,10 @@ class Sink(Protocol):
         """Take one record. `time_s` is when the learner wrote it, in seconds since 1970."""
         ...
 
+    def amend(self, step: int, time_s: float, scalars: Mapping[str, float]) -> None:
+        """Add scalars to a record that was written. It may come again after a restart, with the same scalars."""
+        ...
+
     def flush(self) -> None:
         """Make the records that were written durable, as far as the tool allows."""
         ...
@@ -95,6 +99,8 @@ class TensorBoardSink:
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._writer.add_event(Event(wall_time=time_s, step=step, summary=Summary(value=values)))
+
+    amend = write  # a further event of the same step
 
     def flush(self) -> None:
         """Write what is buffered to the file."""
@@ -148,6 +154,10 @@ class WandbSink:
             self._size = self._file_size()
         self._run.log({**scalars, "time": time_s}, step=step, commit=True)
         self._step = step
+
+    def amend(self, step: int, time_s: float, scalars: Mapping[str, float]) -> None:
+        """Write to the summary of the run: a step that was logged takes no more values."""
+        self._run.summary.update(dict(scalars))
 
     def flush(self) -> None:
         """Remember the last step, as soon as the file has it. Raises TimeoutError."""
@@ -206,10 +216,13 @@ class MlflowSink:
 
     def write(self, step: int, time_s: float, scalars: Mapping[str, float]) -> None:
         """Log one record in one call."""
+        self.amend(step, time_s, {**{name: value for name, value in scalars.items() if name != _STEP}, _STEP: step})
+
+    def amend(self, step: int, time_s: float, scalars: Mapping[str, float]) -> None:
+        """Log more metrics of a step."""
         from mlflow.entities import Metric
 
-        others = {name: value for name, value in scalars.items() if name != _STEP}
-        metrics = [Metric(name, value, int(1000 * time_s), step) for name, value in [*others.items(), (_STEP, step)]]
+        metrics = [Metric(name, value, int(1000 * time_s), step) for name, value in scalars.items()]
         self._client.log_batch(self._run_id, metrics=metrics, synchronous=True)
 
     def flush(self) -> None:
