@@ -106,6 +106,7 @@ def test_results_are_added_up_by_problem_and_group() -> None:
         outcomes("b", "2024-10", [RIGHT] * 4, lcb=[RIGHT] * 4),
         outcomes("c", "2024-10", [WRONG] * 4, lcb=[WRONG] * 4),
     ]
+    found[2] = replace(found[2], problem=replace(found[2].problem, languages=("cpp", "python")))
     record = results(found, ["process", "lcb"])
     process = record["profiles"]["process"]
     # a: 1 of 4 right, so pass@2 = 1 - C(3, 2) / C(4, 2) = 1/2.
@@ -114,6 +115,10 @@ def test_results_are_added_up_by_problem_and_group() -> None:
     assert [(row["name"], row["num_problems"], row["value"]) for row in process["by"]["month"]] == [
         ("2024-09", 1, 0.25),
         ("2024-10", 2, 0.5),
+    ]
+    assert [(row["name"], row["value"]) for row in process["by"]["language"]] == [
+        ("cpp, python", 0.0),
+        ("python", 0.625),
     ]
     assert process["verdicts"] == {WRONG: 7, RIGHT: 5}
     assert [(one["problem_id"], one["position"]) for one in record["disagreements"]] == [("a", 1)]

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nouscoder.domain.submission import Limits, MathCase, MathTests, Profile, Submission
-from nouscoder.verifier.grading.extract import MAX_MARKS, extract_code, text_to_grade
+from nouscoder.verifier.grading.extract import MAX_MARKS, extract_code, extract_program, text_to_grade
 
 PROGRAM = "a, b = map(int, input().split())\nprint(a + b)"
 BLOCK = f"```python\n{PROGRAM}\n```"
@@ -194,11 +194,35 @@ def test_the_block_of_the_language_asked_for_counts(language: str, tag: str) -> 
 
 
 def test_a_block_that_hardly_can_be_the_program_counts_when_there_is_no_other() -> None:
-    assert extract_code("```java\nprint(1)\n```") == "print(1)"
+    assert extract_code("```output\nprint(1)\n```") == "print(1)"
     assert extract_code("```\nf = max\n```") == "f = max"
     assert extract_code("```\nf = max\n```\n```sh\nrun\n```") == "f = max"
     assert extract_code("```\necho 1\n```\n```text\n1\n```", "bash") == "echo 1"
     assert extract_code("```main.py\nprint(1)\n```\n```text\n1\n```") == "print(1)"
+
+
+@pytest.mark.parametrize(
+    ("completion", "languages", "found"),
+    [
+        ("```java\nprint(1)\n```", ["python"], None),
+        ("```python\nprint(1)\n```", ["cpp"], None),
+        ("```\nint main() {}\n```\n```python\nprint(1)\n```", ["cpp"], ("int main() {}", "cpp")),
+        ("```cpp\nint a;\n```\n```py\nprint(1)\n```", ["cpp", "python"], ("print(1)", "python")),
+        ("```python3\nprint(1)\n```\n```c++\nint a;\n```", ["cpp", "python"], ("int a;", "cpp")),
+        ("```C++17\nint a;\n```\n```rust\nfn main() {}\n```", ["python", "cpp"], ("int a;", "cpp")),
+        ("```\nint main() {}\n```", ["cpp", "python"], ("int main() {}", "cpp")),
+        ("```main.rs\nfn main() {}\n```", ["rust", "python"], ("fn main() {}", "rust")),
+        ("```c\nint a;\n```", ["python", "cpp", "c"], ("int a;", "c")),
+        ("```c\nint a;\n```", ["python", "cpp"], ("int a;", "cpp")),
+        ("```js\nlet a\n```", ["rust", "typescript"], ("let a", "typescript")),
+        ("```python2\nprint(1)\n```\n```\nprint(2)\n```", ["python"], ("print(2)", "python")),
+    ],
+)
+def test_the_program_is_in_one_of_the_languages_of_the_problem(
+    completion: str, languages: list[str], found: tuple[str, str] | None
+) -> None:
+    """A block of another language was graded in the only language that a problem had."""
+    assert extract_program(completion, languages) == found
 
 
 def test_special_tokens_behind_a_program_without_a_closing_fence_are_removed() -> None:
@@ -330,7 +354,8 @@ def test_blocks_are_those_of_commonmark(lines: list[str]) -> None:
 
 def test_the_answer_to_a_math_problem_is_the_text_behind_the_reasoning() -> None:
     def answer(completion: str) -> str | None:
-        return text_to_grade(Submission(MathTests((MathCase("1"),)), completion=completion, limits=Limits()))
+        found = text_to_grade(Submission(MathTests((MathCase("1"),)), completion=completion, limits=Limits()))
+        return None if found is None else found.code
 
     assert answer("<think>7</think> 8") == " 8"
     assert answer("7</think> 8") == " 8"

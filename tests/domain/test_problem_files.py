@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ STDIN = Problem(
     prompt_template="Solve: {prompt}",
     difficulty="easy",
     source="made up",
-    languages=("cpp", "rust"),
+    languages=("cpp",),
 )
 CALL = Problem(
     "b",
@@ -58,7 +59,7 @@ DIGEST = f"sha256:{0:064}"
 JUDGE = JudgeProgram("int main(){}", "c")
 OTHERS = [
     Problem("c", "assert", AssertTests(("assert f(1)",), "import math")),
-    Problem("d", "checker", CheckerTests((StdinCase("1", "2"),), JUDGE)),
+    Problem("d", "checker", CheckerTests((StdinCase("1", "2"),), JUDGE), languages=("cpp", "rust")),
     Problem("e", "interactive", InteractiveTests((StdinCase("1", ""),), JUDGE)),
     Problem("f", "math", MathTests((MathCase("1/2"),)), comparator=Comparator(absolute_tolerance=0.5)),
 ]
@@ -106,10 +107,8 @@ def test_a_request_is_parsed_to_the_submission_that_it_was_made_of(tests: Tests 
     limits = Limits(1.5, 2.5, 1 << 20, 1 << 10, 3)
     rules = {"limits": limits, "comparator": Comparator(ComparatorKind.LINES, 0.1, 0.2, 0.3), "problem_id": "p"}
     others = {"stop_on_first_failure": False, "reveal": False, "profile": Profile.LCB, "prelude": Prelude.LCB}
-    for submission in (
-        Submission(tests, "print(1)"),
-        Submission(tests, completion="```python\nprint(1)\n```", language="cpp", **rules, **others),  # type: ignore[arg-type]
-    ):
+    answer = Submission(tests, completion="```python\nprint(1)\n```", language="cpp", **rules, **others)  # type: ignore[arg-type]
+    for submission in (Submission(tests, "print(1)"), replace(answer, other_languages=("r",))):
         assert parse_submission(json.dumps(request_of(submission))) == submission
 
 
@@ -120,9 +119,36 @@ def test_problem_files_and_the_api_have_the_same_form_of_tests(tmp_path: Path) -
     for line, problem in zip(file.read_text(encoding="utf8").split("\n"), [STDIN, CALL, *OTHERS], strict=False):
         record = json.loads(line)
         fields = ("tests", "comparator", "limits", "prelude", "profile")
-        submission = parse_submission(json.dumps({"code": "x"} | {name: record[name] for name in fields}))
+        source = {"code": "x", "language": record["languages"][0]}
+        submission = parse_submission(json.dumps(source | {name: record[name] for name in fields}))
         expected = replace(problem, text_is_code=True).grading_rules().submission(problem.tests, "x")
         assert submission == replace(expected, reveal=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"languages": ["C++17", "brainfuck"]}, "'brainfuck' is no language that the verifier knows: bash, c, cpp"),
+        ({"languages": ["cpp"], "profile": "lcb"}, "the profile lcb grades only python"),
+        ({"languages": ["cpp", "go"], "text_is_code": True}, "text_is_code needs one language"),
+        (
+            {
+                "languages": ["cpp", "go"],
+                "tests": {"type": "call", "entry_point": "f", "cases": [{"args": [], "expected": 1}]},
+            },
+            "call tests need programs in python: in cpp, go only whole programs are tested",
+        ),
+        ({"languages": ["js"], "tests": {"type": "assert", "cases": ["assert f()"]}}, "assert tests need programs in"),
+    ],
+)
+def test_tests_that_cannot_be_run_in_the_languages_of_a_problem_are_refused(
+    tmp_path: Path, fields: dict[str, Any], says: str
+) -> None:
+    """Each answer to such a problem would be an internal_error."""
+    problem = {"problem_id": "a", "prompt": "?", "tests": {"type": "stdin", "cases": [{"input": "", "output": "1"}]}}
+    (tmp_path / "problems.jsonl").write_text(json.dumps(problem | fields) + "\n")
+    with pytest.raises(ProblemFileError, match=f"line 1: languages: {says}"):
+        load_problems(tmp_path / "problems.jsonl")
 
 
 @pytest.mark.parametrize("suffix", ["zst", "gz"])

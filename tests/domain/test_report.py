@@ -154,11 +154,20 @@ def test_values_other_than_finite_numbers_are_none(value: object) -> None:
     assert number({"a": value, "b": 2}, "a", "b") == 2
 
 
+def test_languages_are_shown_where_there_are_several(tmp_path: Path) -> None:
+    def shown(rates: dict[str, float]) -> str:
+        return page_of(tmp_path, summary=SUMMARY, evaluation_before={"pass_at_1": 0.5, "by_language": rates})
+
+    assert "Held-out pass@1 by language" in shown({"cpp": 0.25, "python": 0.75})
+    assert "by language" not in shown({"python": 0.5})
+
+
 def test_hostile_text_adds_no_element_and_no_attribute(tmp_path: Path) -> None:
     def build(text: str) -> Structure:
         evaluation = {
             "pass_at_1": 0.5,
             "by_family": {text: 0.5},
+            "by_language": {text: 0.5, "cpp": 0.25},
             "samples": [{"problem_id": text, "family": text, "prompt": text, "program": text, "verdict": text}],
         }
         sample = {"step": 1, "problem_id": text, "prompt": text, "program": text, "verdict": text}

@@ -134,6 +134,7 @@ def test_defaults_and_every_field_reach_the_submission() -> None:
         "stop_on_first_failure": False,
         "reveal": "none",
         "language": "python",
+        "other_languages": ["C++", "pypy"],
         "profile": "process",
         "problem_id": "abc/1",
     }
@@ -143,6 +144,7 @@ def test_defaults_and_every_field_reach_the_submission() -> None:
     assert whole.comparator == Comparator(ComparatorKind.LINES, 0.5)
     assert (whole.completion, whole.stop_on_first_failure, whole.reveal) == ("```x```", False, False)
     assert (plain.problem_id, whole.problem_id) == ("", "abc/1")
+    assert (plain.languages, whole.languages) == (("python",), ("python", "cpp", "pypy"))
     assert SUBMISSION.of(SUBMISSION.to(whole)) == whole
 
 

@@ -52,6 +52,7 @@ NUMBERS = {
 TYPE_NAMES = {getattr(broker_pb2.Lease.DESCRIPTOR.fields[0], name): name for name in NUMBERS}
 SHARDS = st.builds(Shard, NAMES.map(lambda name: f"{name}.safetensors"), DIGESTS, NUMBERS["TYPE_UINT64"])
 # Records that check themselves, and fields of others with fewer values than their type.
+LANGUAGES = st.sampled_from((("python",), ("cpp", "python")))
 CHOSEN: dict[Any, st.SearchStrategy[Any]] = {
     Tests: TESTS,
     Tests | TestsReference: TESTS | DIGESTS.map(lambda digest: TestsReference(f"sha256:{digest}")),
@@ -77,6 +78,9 @@ CHOSEN: dict[Any, st.SearchStrategy[Any]] = {
     (RolloutHeader, "oldest_version"): st.integers(0, 10),
     (RolloutHeader, "newest_version"): st.integers(10, 20),
     (Submission, "language"): st.sampled_from(("python", "cpp")),
+    (Submission, "other_languages"): st.sampled_from(((), ("python", "rust"))),
+    (GradingRules, "languages"): LANGUAGES,
+    (Task, "languages"): LANGUAGES,
     (Submission, "completion"): st.none(),
     (Submission, "code"): TEXT,
 }  # fmt: skip
@@ -183,6 +187,8 @@ def test_a_message_that_breaks_the_protocol_is_refused_with_its_field() -> None:
 def test_what_is_not_set_has_the_default_that_the_protocol_names() -> None:
     assert pairs.LIMITS.of(verdict_pb2.Limits()) == Limits()
     assert pairs.RULES.of(verdict_pb2.GradingRules()) == GradingRules()
+    task = pairs.TASK.of(rollout_pb2.Task(rollout_id="r", sampling={"max_new_tokens": 1}))  # type: ignore[arg-type]
+    assert task.languages == ("python",)
     assert pairs.SAMPLING.of(rollout_pb2.Sampling(temperature=0, max_new_tokens=5)) == Sampling(0, 1.0, 5, 0)
     assert pairs.LEASED_BATCH.of(broker_pb2.LeaseBatchResponse()).batch is None
     assert RunMode.PAUSED is pairs.MODE[pairs.MODE.of_member[RunMode.PAUSED]]

@@ -37,6 +37,7 @@ from nouscoder.domain.submission import (
     InteractiveTests,
     MathCase,
     MathTests,
+    Prelude,
     StdinCase,
     StdinTests,
     Tests,
@@ -435,17 +436,32 @@ def test_zeros_of_code_contests_are_no_facts(
     assert (item.problem.difficulty, item.metadata) == (difficulty, metadata)
 
 
-def test_rows_of_another_language_are_rejected_and_counted(tmp_path: Path) -> None:
-    """They were Python problems for which every right answer was a compile_error."""
+def test_a_row_becomes_a_problem_of_its_language(tmp_path: Path) -> None:
+    """Rows of other languages were Python problems for which every right answer was a compile_error; then rejected."""
+    call = {"test_cases": [{"type": "function_call", "fn_name": "f", "input": [1], "output": 2}]}
+    infos = [
+        {**SYNTHETIC, "language": name} for name in ("python", "Python3", "", "cpp", "GNU C++17", "rust", "nodejs")
+    ]
+    infos += [{**call, "language": "rust"}, {**call, "language": "python"}, {**SYNTHETIC, "language": "whitespace"}]
     rows = [
-        {"problem_id": f"p{number}", "prompt": "Add.", "verification_info": repr({**SYNTHETIC, "language": language})}
-        for number, language in enumerate(["python", "Python3", "", "cpp", "rust", "javascript", "C++"])
+        {
+            "problem_id": f"p{number}",
+            "prompt": "Add.",
+            "verification_info": repr(info),
+            "gold_standard_solution": f"```\n{number}\n```",
+        }
+        for number, info in enumerate(infos)
     ]
     summary = import_files("synthetic1", [jsonl(tmp_path / "data.jsonl", *rows)], tmp_path / "out.parquet")
-    assert (summary.problems, summary.rejected) == (3, {"other_language": 4})
-    assert "other_language" in summary.text()
+    assert (summary.problems, summary.rejected) == (8, {"other_language": 2})
+    found = {one.problem.problem_id: one for one in read_parquet(tmp_path / "out.parquet")}
+    languages = ["python", "python", "python", "cpp", "cpp", "rust", "javascript", "python"]
+    assert [one.problem.languages for one in found.values()] == [(language,) for language in languages]
+    assert [one.references[0].language for one in found.values()] == languages
+    assert {name for name, one in found.items() if one.problem.prelude is Prelude.LCB} == {"p0", "p1", "p2", "p8"}
     details = [line["detail"] for line in rejections_of(Path(summary.rejections))]
-    assert details[0] == "the problem asks for cpp, not for Python"
+    assert details[0] == "call tests need programs in python: in rust only whole programs are tested"
+    assert details[1].startswith("'whitespace' is no language that the verifier knows: bash, c, cpp,")
 
 
 def test_the_kind_of_a_generated_task_is_its_family(tmp_path: Path) -> None:

@@ -162,13 +162,14 @@ async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_turn:
 
 async def test_pass_at_1_is_the_mean_over_problems_of_the_accepted_share(services: Services) -> None:
     await services.publish(3)
-    problems = [problem(0), problem(1), problem(2, "lists"), problem(3, "lists")]
+    problems = [problem(0), problem(1), problem(2, "lists"), replace(problem(3, "lists"), languages=("python", "r"))]
     evaluation = await services.measure(problems)
     assert [result.num_accepted for result in evaluation.problems] == [2, 1, 2, 0]
     assert evaluation.pass_at_1 == pytest.approx((1 + 0.5 + 1 + 0) / 4)
     # The values 1, 0.5, 1, 0 have the mean 0.625 and the squares 0.140625 + 0.015625 + 0.140625 + 0.390625 around it.
     assert evaluation.standard_error == pytest.approx((0.6875 / 3) ** 0.5 / 2)
     assert evaluation.by_family == {"sums": pytest.approx(0.75), "lists": pytest.approx(0.5)}
+    assert evaluation.by_language == {"python": pytest.approx(2.5 / 3), "python, r": 0.0}
     assert (evaluation.num_problems, evaluation.num_rollouts, evaluation.policy_version) == (4, 8, 3)
     assert [sample.problem_id for sample in evaluation.samples] == ["p0", "p1", "p2", "p3"]
     assert evaluation.samples[0].program == "print(0)"

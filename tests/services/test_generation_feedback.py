@@ -26,7 +26,7 @@ from nouscoder.config import (
 from nouscoder.demo.policy import BOS_ID, EOS_ID, CharTokenizer
 from nouscoder.domain.problem import GradingRules, PublicTests
 from nouscoder.domain.rollout import Sampling, Task
-from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.submission import LANGUAGES, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.tokens import Completion, FinishReason, Segment, float32, int32, spans_of
 from nouscoder.domain.verdict import FirstFailure, Verdict, VerdictKind
 from nouscoder.generation.environments import open_environment
@@ -273,6 +273,7 @@ async def test_a_real_verifier_finds_the_faults(tokenizer: PolicyTokenizer, veri
     rollout = await environment.rollout(task, sampler)
     replies = [tokenizer.decode(ids) for is_sampled, ids in parts_of(rollout)[1:] if not is_sampled]
     assert "was never closed" in replies[0]
+    assert {"python"} <= await verifier.languages() <= LANGUAGES
     assert "ZeroDivisionError" in replies[1]
     assert "Expected output:\n3\nOutput:\n4\n" in replies[2]
     assert rollout.text == RIGHT

@@ -105,6 +105,9 @@ def test_languages_are_those_of_problems_that_any_language_can_solve(tmp_path: P
     called, run = imported(tmp_path, "taco", [CALLED, RUN], "--languages", "python3, c++")
     assert called.problem.languages == ("python",)
     assert run.problem.languages == ("python", "cpp")
+    (asked,) = imported(tmp_path, "taco", [RUN], "--languages", "c++,cpp", "--prompt", "lcb")
+    assert "```cpp\n// YOUR CODE HERE" in asked.problem.prompt_template
+    assert asked.problem.languages == ("cpp",)
 
 
 def test_a_column_of_another_name_or_inside_another_is_found(tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ PROBLEMS = [
         Limits(wall_time_s=1.5),
         Comparator(ComparatorKind.LINES, 0.5),
         prelude=Prelude.LCB,
-        profile=Profile.LCB,
+        profile=Profile.LCB if number % 2 else Profile.PROCESS,
         prompt_template="Solve {prompt}",
         starter_code="class Solution:",
-        languages=("cpp", "python"),
+        languages=("python",) if number % 2 else ("cpp", "python"),
     )
     for number in range(9)
 ]
@@ -51,7 +51,7 @@ def test_the_index_has_all_of_a_problem_except_its_tests_which_the_store_has(tmp
     for problem in PROBLEMS:
         found = index.problem(problem.problem_id)
         assert (found.prompt, found.prompt_template) == (problem.prompt, problem.prompt_template)
-        assert (found.starter_code, found.languages) == (problem.starter_code, problem.languages)
+        assert (found.starter_code, found.rules.languages) == (problem.starter_code, problem.languages)
         assert (found.rules, found.num_tests) == (problem.grading_rules(), 1)
         assert found.tests_digest == digest_of(problem.tests)
         copy = tmp_path / "copy"

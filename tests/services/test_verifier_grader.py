@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import VerifierSection
-from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.submission import CallCase, CallTests, Limits, Profile, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy, QueueFull
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
@@ -442,6 +442,9 @@ async def test_a_cancelled_caller_frees_its_slot_or_its_place_in_the_queue() -> 
     assert (sandbox.open, grader.unfinished) == (0, 0)
 
 
+ANSWER = Submission(StdinTests((StdinCase("a", "a"),)), completion="```python\ncat\n```")
+
+
 @pytest.mark.parametrize(
     ("submission", "field"),
     [
@@ -450,6 +453,11 @@ async def test_a_cancelled_caller_frees_its_slot_or_its_place_in_the_queue() -> 
         (stdin_submission(("a", "a"), limits=Limits(wall_time_s=1e9)), "limits.wall_time_s"),
         (stdin_submission(("a", "a"), limits=Limits(memory_bytes=2**60)), "limits.memory_bytes"),
         (Submission(tests=CallTests("f()", (CallCase(),)), code="x"), "tests.entry_point"),
+        (stdin_submission(("a", "a"), other_languages=("cpp",)), "other_languages"),
+        (replace(ANSWER, other_languages=("cobol",)), "other_languages"),
+        (replace(ANSWER, other_languages=("cpp",), tests=CallTests("f", (CallCase(),))), "language"),
+        (replace(ANSWER, other_languages=("cpp",), profile=Profile.LCB), "profile"),
+        (replace(ANSWER, other_languages=("cpp",), files={"main.cpp": ""}), "files.main.cpp"),
     ],
 )
 async def test_an_invalid_submission_is_refused_with_its_field(submission: Submission, field: str) -> None:

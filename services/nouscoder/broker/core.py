@@ -296,7 +296,7 @@ class Broker:
             all_retired=all_retired,
             back_pressure=self.memory.pressure.reason,
             num_problems=len(self._problems.problem_ids),
-            left_out_problems=len(self._problems.left_out),
+            left_out_problems=len(self._problems.all_ids) - len(self._problems.problem_ids),
         )
 
     async def _has_retired_all(self, status: RunStatus) -> bool:

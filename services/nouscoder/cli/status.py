@@ -80,7 +80,10 @@ def _problem_lines(status: RunStatus) -> list[str]:
     lines = []
     if status.left_out_problems:
         known = status.num_problems + status.left_out_problems
-        lines.append(f"left out: {status.left_out_problems} of {known} problems, whose prompts are too long")
+        lines.append(
+            f"left out: {status.left_out_problems} of {known} problems: their prompts are too long, or they allow a"
+            " language that the run has not"
+        )
     if status.refused_problems:
         lines.append(
             f"refused: {status.refused_problems} of {status.num_problems} problems, of which generation can make no"

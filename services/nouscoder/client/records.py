@@ -6,7 +6,7 @@ nothing. A type checker finds misspelt fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, Required, TypedDict, final
 
 VerdictName = Literal[
@@ -46,6 +46,7 @@ class Rules(TypedDict, total=False):
     """The fields of a request besides the program and its tests."""
 
     language: str
+    other_languages: Sequence[str]
     limits: Limits
     comparator: Comparator
     profile: Literal["process", "lcb"]

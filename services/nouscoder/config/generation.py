@@ -42,7 +42,10 @@ class EnvironmentSection(Section):
         " acereason: the published form, with starter code or for stdin; a problem with its own template is plain",
     )
     prompt_template: str = Field(
-        "{prompt}", pattern=r"\{prompt\}", description="text around {prompt}; a problem may have its own template"
+        "{prompt}",
+        pattern=r"\{prompt\}",
+        description="text around {prompt}; a problem may have its own template. {language} is the name of the problem's"
+        " language, {block} the begin of its block, such as ```cpp",
     )
     system_prompt: str = Field(
         "auto",

@@ -7,10 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from nouscoder.config.base import InputFile, Model, OutputFile, OutputPath, RunInput, Section
 from nouscoder.domain.plan import StartFrom
+from nouscoder.domain.submission import LANGUAGES, language_name
 
 
 class SinkName(StrEnum):
@@ -129,6 +130,11 @@ class ProblemsSection(Section):
     tests: OutputFile = Field(
         "", description="folder or URL (s3://...) of the tests, for broker and verifiers; empty: the broker sends them"
     )
+    languages: tuple[str, ...] = Field(
+        (),
+        description="problems that allow another language are left out, such as one that the verifier lacks; empty:"
+        " none is, and a local run sets it to the languages of this machine if that leaves problems out",
+    )
     too_long_share: float = Field(
         0.1,
         ge=0,
@@ -136,6 +142,14 @@ class ProblemsSection(Section):
         description="share of the problems that may be left out because their prompts leave no room for an answer in"
         " generation.max_tokens_total; with more a local run does not start",
     )
+
+    @field_validator("languages")
+    @classmethod
+    def _known_languages(cls, languages: tuple[str, ...]) -> tuple[str, ...]:
+        named = tuple(map(language_name, languages))
+        if unknown := [name for name in named if name not in LANGUAGES]:
+            raise ValueError(f"{unknown[0]!r} is none of {', '.join(sorted(LANGUAGES))}")
+        return named
 
 
 class PolicySection(Section):

@@ -458,7 +458,7 @@ _STARTER_HEAD = """\
 # Relative paths start at the folder of this file. docs/configuration.md describes every key.
 # nouscoder data schema prints the format of the problem file.
 """
-_STARTER_TEMPLATE = "{prompt}\n\nWrite the solution in Python, in one block that begins with ```python."
+_STARTER_TEMPLATE = "{prompt}\n\nWrite the solution in {language}, in one block that begins with {block}."
 _STARTER_TOKENS = 4096  # of prompt and completion, unless the model was made for fewer
 
 

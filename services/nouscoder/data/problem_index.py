@@ -16,12 +16,12 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from pydantic_core import to_json
 
@@ -31,7 +31,7 @@ from nouscoder.data.problem_parquet import is_parquet, load_problems, read_probl
 from nouscoder.data.problems import ProblemFileError
 from nouscoder.data.prompt_lengths import PromptLengths
 from nouscoder.domain.problem import GradingRules, Problem, PublicTests, is_held_out
-from nouscoder.domain.prompt import PromptText
+from nouscoder.domain.prompt import PYTHON, PromptText
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests, Tests
 from nouscoder.errors import NousCoderError
 from nouscoder.formats.tests import canonical_json, tests_from_json
@@ -41,7 +41,7 @@ from nouscoder.store.tests import StoredTests, TestStore
 
 log = logging.getLogger(__name__)
 
-_VERSION = "3"
+_VERSION = "4"
 _INDEX = "problems.sqlite"
 _MOST_KEPT = 256  # problems without their tests: some kB each
 
@@ -67,7 +67,11 @@ class IndexedProblem:
     tests_bytes: int
     public_tests: PublicTests | None = None
     starter_code: str = ""
-    languages: tuple[str, ...] = ("python",)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages that a program may be in."""
+        return self.rules.languages
 
     def with_tests(self, tests: Tests) -> Problem:
         """The whole problem."""
@@ -84,19 +88,21 @@ class IndexedProblem:
             prompt_template=self.prompt_template,
             public_tests=None if self.public_tests is None else self.public_tests.tests,
             starter_code=self.starter_code,
-            languages=self.languages,
+            languages=rules.languages,
         )
 
 
 class ProblemIndex:
     """A complete index without the held-out problems, and the store that has its tests. Not thread-safe.
 
-    `left_out` has the problems whose prompts are too long for the run, with their tokens; `problem_ids` are the others.
+    `left_out` has the problems whose prompts are too long for the run, with their tokens; `in_others` those with a
+    language that the run has not, with their languages. `problem_ids` are the others.
     """
 
     def __init__(self, file: Path, tests: TestStore, held_out_share: float = 0.0) -> None:
         self.tests = tests
         self.left_out: Mapping[str, int] = {}
+        self.in_others: Mapping[str, tuple[str, ...]] = {}
         self._database = sqlite3.connect(f"file:{file}?mode=ro", uri=True, check_same_thread=False)
         rows = self._database.execute("SELECT problem_id FROM problems ORDER BY number")
         self.problem_ids: tuple[str, ...] = tuple(
@@ -112,19 +118,36 @@ class ProblemIndex:
     @property
     def all_ids(self) -> tuple[str, ...]:
         """The problems of the run, also those that are left out."""
-        return (*self.problem_ids, *self.left_out)
+        return (*self.problem_ids, *self.left_out, *self.in_others)
 
     def leave_out(self, left_out: Mapping[str, int]) -> None:
         """Leave these problems out; they have so many tokens."""
         self.left_out = left_out
-        self.problem_ids = tuple(name for name in self.problem_ids if name not in left_out)
+        self._drop(left_out)
+
+    def keep_languages(self, languages: Collection[str]) -> None:
+        """Leave out the problems that allow a language which is none of these. Empty: all languages stay."""
+        self.in_others = _in_others({name: self.languages.get(name, PYTHON) for name in self.problem_ids}, languages)
+        self._drop(self.in_others)
+
+    def _drop(self, names: Collection[str]) -> None:
+        if names:
+            self.problem_ids = tuple(name for name in self.problem_ids if name not in names)
+
+    @cached_property
+    def languages(self) -> dict[str, tuple[str, ...]]:
+        """The languages of each problem in the file that is not for Python alone."""
+        rows = self._database.execute("SELECT problem_id, languages FROM problems WHERE languages != ?", PYTHON)
+        return {problem_id: tuple(languages.split(",")) for problem_id, languages in rows}
 
     def texts(self) -> dict[str, PromptText]:
         """What the prompts of all problems in the file are made of, by problem, also of held-out ones."""
         rows = self._database.execute("SELECT problem_id, record FROM problems ORDER BY number")
         records = ((name, json.loads(record)) for name, record in rows)
         return {
-            name: PromptText(one["prompt"], one["prompt_template"], one["starter_code"], tuple(one["languages"]))
+            name: PromptText(
+                one["prompt"], one["prompt_template"], one["starter_code"], tuple(one["rules"]["languages"])
+            )
             for name, one in records
         }
 
@@ -137,14 +160,22 @@ class ProblemIndex:
 
 
 def open_index(config: Config) -> ProblemIndex:
-    """The index of the run's training problems, without those that are too long. Raises what `open_index_of` raises."""
+    """The index of the run's training problems, without those that are left out. Raises what `open_index_of` raises."""
     problems, limit = config.problems, config.generation.max_tokens_total
     index = open_index_of(config.in_run_folder(problems.train), problems.index, problems.tests, problems.held_out_share)
+    index.keep_languages(problems.languages)
     lengths = prompt_lengths(config)
     if lengths.has_too_long(limit):
         too_long, asked = lengths.too_long(index.texts(), limit), set(index.problem_ids)
         index.leave_out({name: tokens for name, tokens in too_long.items() if name in asked})
     return index
+
+
+def has_index(config: Config) -> bool:
+    """Whether the index of the run's training problems is there and can be opened without building it."""
+    source, problems = config.in_run_folder(config.problems.train), config.problems
+    folder = _folder_of(source, problems.index)
+    return os.access(folder, os.W_OK) and _key_of(folder / _INDEX) == index_key(source, problems.tests or str(folder))
 
 
 def prompt_lengths(config: Config) -> PromptLengths:
@@ -172,8 +203,19 @@ def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share
 
 
 def held_out_problems(config: Config) -> list[Problem]:
-    """The problems for pass@1, without those that are too long. Raises ProblemFileError."""
-    return fitting(config, all_held_out(config))[0]
+    """The problems for pass@1, without those that are left out. Raises ProblemFileError."""
+    return fitting(config, in_languages(config, all_held_out(config)))[0]
+
+
+def in_languages(config: Config, problems: Sequence[Problem]) -> list[Problem]:
+    """The problems whose languages the run has."""
+    others = _in_others({one.problem_id: one.languages for one in problems}, config.problems.languages)
+    return [one for one in problems if one.problem_id not in others]
+
+
+def _in_others(found: Mapping[str, tuple[str, ...]], languages: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The problems with a language that is none of these; none where no language is given."""
+    return {name: own for name, own in found.items() if languages and not set(own) <= set(languages)}
 
 
 def fitting(config: Config, problems: Sequence[Problem]) -> tuple[list[Problem], dict[str, int]]:
@@ -184,7 +226,7 @@ def fitting(config: Config, problems: Sequence[Problem]) -> tuple[list[Problem],
 
 
 def all_held_out(config: Config) -> list[Problem]:
-    """Those of evaluation.problems, else a share of the training file, else problems.held_out.
+    """All problems of evaluation.problems, else a share of the training file, else all of problems.held_out.
 
     Raises ProblemFileError.
     """
@@ -214,8 +256,20 @@ def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: 
     _write_index(_stored(problems, store), file, key)
 
 
-def _write_index(records: Iterable[tuple[str, bytes]], file: Path, key: str) -> None:
-    """Write the index of (problem id, record). The tests are stored before their record is given."""
+class _Row(NamedTuple):
+    """A row of the index. `languages` are joined by commas."""
+
+    problem_id: str
+    languages: str
+    record: bytes
+
+    @classmethod
+    def of(cls, problem: Problem, kept: StoredTests) -> Self:
+        return cls(problem.problem_id, ",".join(problem.languages), _record(problem, kept))
+
+
+def _write_index(records: Iterable[_Row], file: Path, key: str) -> None:
+    """Write the index. The tests are stored before their record is given."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".part-{file.name}")
     part.unlink(missing_ok=True)
@@ -224,11 +278,12 @@ def _write_index(records: Iterable[tuple[str, bytes]], file: Path, key: str) -> 
             database.executescript(
                 "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
                 "CREATE TABLE about (key TEXT);"
-                "CREATE TABLE problems (number INTEGER PRIMARY KEY, problem_id TEXT UNIQUE, record BLOB);"
+                "CREATE TABLE problems"
+                " (number INTEGER PRIMARY KEY, problem_id TEXT UNIQUE, languages TEXT, record BLOB);"
             )
             database.execute("INSERT INTO about VALUES (?)", (key,))
-            rows = ((number, problem_id, record) for number, (problem_id, record) in enumerate(records))
-            database.executemany("INSERT INTO problems VALUES (?, ?, ?)", rows)
+            rows = ((number, *record) for number, record in enumerate(records))
+            database.executemany("INSERT INTO problems VALUES (?, ?, ?, ?)", rows)
             database.commit()
     except BaseException:
         part.unlink(missing_ok=True)
@@ -238,12 +293,12 @@ def _write_index(records: Iterable[tuple[str, bytes]], file: Path, key: str) -> 
     part.replace(file)
 
 
-def _stored(problems: Iterable[Problem], store: TestStore) -> Iterator[tuple[str, bytes]]:
-    return ((problem.problem_id, _record(problem, store.put(problem.tests))) for problem in problems)
+def _stored(problems: Iterable[Problem], store: TestStore) -> Iterator[_Row]:
+    return (_Row.of(problem, store.put(problem.tests)) for problem in problems)
 
 
-def _records(source: Path, store: TestStore) -> Iterator[tuple[str, bytes]]:
-    """(problem id, record) of a file's problems, their tests being stored. Tests that are there are not read again."""
+def _records(source: Path, store: TestStore) -> Iterator[_Row]:
+    """The rows of a file's problems, their tests being stored. Tests that are there are not read again."""
     if not is_parquet(source):
         yield from _stored(read_problems(source), store)
         return
@@ -254,7 +309,7 @@ def _records(source: Path, store: TestStore) -> Iterator[tuple[str, bytes]]:
             if not store.has(stored.digest):
                 stored = store.put(stack.enter_context(own.opened(stored.digest)))
             problem = row.problem(StdinTests(()))  # the record holds no tests
-            yield problem.problem_id, _record(problem, stored)
+            yield _Row.of(problem, stored)
 
 
 def _record(problem: Problem, kept: StoredTests) -> bytes:
@@ -268,7 +323,6 @@ def _record(problem: Problem, kept: StoredTests) -> bytes:
             "tests_bytes": kept.num_bytes,
             "public_tests": None if problem.public_tests is None else canonical_json(problem.public_tests).decode(),
             "starter_code": problem.starter_code,
-            "languages": problem.languages,
         }
     )
 
@@ -277,8 +331,7 @@ def _problem(problem_id: str, record: dict[str, Any]) -> IndexedProblem:
     rules = _rules(record.pop("rules"))
     public = record.pop("public_tests")
     shown = None if public is None else PublicTests(tests_from_json(public), rules)
-    languages = tuple(record.pop("languages"))
-    return IndexedProblem(problem_id=problem_id, rules=rules, public_tests=shown, languages=languages, **record)
+    return IndexedProblem(problem_id=problem_id, rules=rules, public_tests=shown, **record)
 
 
 def _rules(record: dict[str, Any]) -> GradingRules:
@@ -289,6 +342,7 @@ def _rules(record: dict[str, Any]) -> GradingRules:
         prelude=Prelude(record["prelude"]),
         profile=Profile(record["profile"]),
         text_is_code=record["text_is_code"],
+        languages=tuple(record["languages"]),
     )
 
 

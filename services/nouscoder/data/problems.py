@@ -10,14 +10,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import to_json
 
 from nouscoder.data.bounded_files import FileRefused, bounded_lines, created, opened
 from nouscoder.data.json_records import bounded_json
-from nouscoder.domain.problem import Problem
+from nouscoder.domain.problem import Problem, language_fault
 from nouscoder.domain.submission import Prelude, Profile, Tests, language_name
 from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, all_faults
@@ -87,6 +87,13 @@ class ProblemBody(Body):
     @classmethod
     def _named_as_here(cls, languages: list[str]) -> list[str]:
         return list(dict.fromkeys(map(language_name, languages)))
+
+    @model_validator(mode="after")
+    def _can_be_run(self) -> Self:
+        languages, profile = tuple(self.languages), Profile(self.profile)
+        if fault := language_fault(languages, self.tests.type, profile, text_is_code=self.text_is_code):
+            raise ValueError(f"languages: {fault}")
+        return self
 
     def record(self) -> Problem:
         """The domain record."""

@@ -5,7 +5,18 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
-from nouscoder.domain.submission import Comparator, Limits, Prelude, Profile, Submission, Tests, TestsReference
+from nouscoder.domain.submission import (
+    LANGUAGES,
+    AssertTests,
+    CallTests,
+    Comparator,
+    Limits,
+    Prelude,
+    Profile,
+    Submission,
+    Tests,
+    TestsReference,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +24,8 @@ class GradingRules:
     """The rules for grading programs of one problem, without the tests.
 
     `text_is_code`: the policy's completion is the program, so no code is extracted from an answer. `run_all_tests`:
-    tests also run after a failure, for soft rewards.
+    tests also run after a failure, for soft rewards. A program may be in any of `languages`, at least one. The first is
+    meant where an answer names none. The prelude is for programs in Python alone.
     """
 
     limits: Limits = Limits()
@@ -22,6 +34,7 @@ class GradingRules:
     profile: Profile = Profile.PROCESS
     text_is_code: bool = False
     run_all_tests: bool = False
+    languages: tuple[str, ...] = ("python",)
 
     def submission(
         self, tests: Tests | TestsReference, text: str, problem_id: str = "", tests_digest: str = ""
@@ -36,7 +49,9 @@ class GradingRules:
             stop_on_first_failure=not self.run_all_tests,
             reveal=False,
             profile=self.profile,
-            prelude=self.prelude,
+            prelude=self.prelude if "python" in self.languages else Prelude.NONE,
+            language=self.languages[0],
+            other_languages=() if self.text_is_code else self.languages[1:],
             problem_id=problem_id,
             tests_digest=tests_digest,
         )
@@ -84,11 +99,32 @@ class Problem:
 
     def grading_rules(self, run_all_tests: bool = False) -> GradingRules:
         """The rules for grading programs of this problem."""
-        return GradingRules(self.limits, self.comparator, self.prelude, self.profile, self.text_is_code, run_all_tests)
+        return GradingRules(
+            limits=self.limits,
+            comparator=self.comparator,
+            prelude=self.prelude,
+            profile=self.profile,
+            text_is_code=self.text_is_code,
+            run_all_tests=run_all_tests,
+            languages=self.languages,
+        )
 
     def shown(self) -> PublicTests | None:
         """The public tests with the rules of grading, if there are any."""
         return None if self.public_tests is None else PublicTests(self.public_tests, self.grading_rules())
+
+
+def language_fault(languages: tuple[str, ...], tests_type: str, profile: Profile, *, text_is_code: bool) -> str:
+    """Why tests cannot be run with programs in these languages. Empty: they can."""
+    if unknown := [name for name in languages if name not in LANGUAGES]:
+        return f"{unknown[0]!r:.40} is no language that the verifier knows: {', '.join(sorted(LANGUAGES))}"
+    if len(languages) > 1 and text_is_code:
+        return "text_is_code needs one language, because a program alone does not say which it is in"
+    if languages != ("python",) and tests_type in (CallTests.type, AssertTests.type):
+        return f"{tests_type} tests need programs in python: in {', '.join(languages)} only whole programs are tested"
+    if languages != ("python",) and profile is Profile.LCB:
+        return "the profile lcb grades only python"
+    return ""
 
 
 def is_held_out(problem_id: str, share: float) -> bool:

@@ -12,11 +12,14 @@ template writes them.
 `deepcoder` is that of DeepCoder's training (rllm, rllm/data/utils.py: fetch_live_code_bench_system_prompt): the same
 sentences in one user's message. Klear-Reasoner's training data begin so too (Kwai-Klear/KlearReasoner, README.md).
 `acereason` is that of AceReason-Nemotron's model card (Usage Recommendations; it wants no system message).
+
+The published words ask for Python. For problems of other languages, the name and the tag of the block are theirs; where
+a problem allows several languages the words name them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, Protocol, Self
@@ -26,6 +29,7 @@ from nouscoder.domain.conversation import Message, Role
 PYTHON = ("python",)
 PROMPT = "{prompt}"  # in a template, the place of the problem
 AUTO = "auto"
+_LANGUAGE, _BLOCK = "{language}", "{block}"
 _READ_STDIN = ("stdin", "checker", "interactive")  # types of tests
 
 
@@ -138,17 +142,56 @@ def prompt_text(
 ) -> str:
     """The problem in a form, within `template`, for an answer in one of `languages`.
 
-    A `prompt` that an earlier import has put into a form already is recognised: it is not put into one twice.
+    In the template {language} is the name of the language, and {block} the begin of its block. Where neither is there,
+    the plain form names them, unless the language is Python. A `prompt` that an earlier import has put into a form
+    already is recognised: it is not put into one twice.
     """
     if form is not PromptForm.PLAIN and not starter_code:
         prompt, starter_code = _parted(prompt)
+    text = _FORMS[form](prompt, starter_code, languages)
+    which, block = _choice(map(_name, languages)), _tags(languages)
+    if form is PromptForm.PLAIN and languages != PYTHON and not (_LANGUAGE in template or _BLOCK in template):
+        text = f"{text.rstrip()}\n\nWrite the program in {which}, in a block that begins with {block}.\n"
     # Not str.format, because a problem's statement may contain braces.
-    return template.replace(PROMPT, _FORMS[form](prompt, starter_code, languages))
+    return template.replace(_LANGUAGE, which).replace(_BLOCK, block).replace(PROMPT, text)
 
 
 def system_text(form: PromptForm, languages: tuple[str, ...] = PYTHON) -> str:
     """The system message of a form; empty when it has none."""
-    return _LCB_SYSTEM if form is PromptForm.LIVECODEBENCH else ""
+    return _lcb_system(languages) if form is PromptForm.LIVECODEBENCH else ""
+
+
+# The words for languages. For Python alone they are the published ones.
+
+_NAMES = {"cpp": "C++", "csharp": "C#", "javascript": "JavaScript", "typescript": "TypeScript", "php": "PHP"}
+_NAMES |= {"pypy": "Python"}
+_COMMENTS = dict.fromkeys(("python", "pypy", "bash", "perl", "ruby", "r"), "#") | {"lua": "--"}  # others: //
+
+
+def _name(language: str) -> str:
+    return _NAMES.get(language, language.capitalize())
+
+
+def _tag(language: str) -> str:
+    return "python" if language == "pypy" else language
+
+
+def _choice(words: Iterable[str]) -> str:
+    """One of several: a; a or b; a, b or c."""
+    *firsts, last = dict.fromkeys(words)
+    return f"{', '.join(firsts)} or {last}" if firsts else last
+
+
+def _tags(languages: tuple[str, ...]) -> str:
+    return _choice(f"```{_tag(language)}" for language in languages)
+
+
+def _empty_block(languages: tuple[str, ...], words: str) -> str:
+    """A block in the first language with a comment, and how to name another one where there are several."""
+    block = f"```{_tag(languages[0])}\n{_COMMENTS.get(languages[0], '//')} {words}\n```"
+    if len(languages) == 1:
+        return block
+    return f"{block}\nThe program may be in {_choice(map(_name, languages))}: begin the block with {_tags(languages)}."
 
 
 # The statement with the code to begin with.
@@ -160,7 +203,8 @@ _STARTER_END = "\n```\n"
 def _with_starter_code(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
     if not starter_code.strip():
         return question
-    return f"{question.rstrip()}{_STARTER}{starter_code.strip()}{_STARTER_END}"
+    starter = _STARTER.replace("python", _tag(languages[0]))
+    return f"{question.rstrip()}{starter}{starter_code.strip()}{_STARTER_END}"
 
 
 def _parted(prompt: str) -> tuple[str, str]:
@@ -171,10 +215,6 @@ def _parted(prompt: str) -> tuple[str, str]:
 
 # LiveCodeBench's form, and DeepCoder's of the same sentences.
 
-_LCB_SYSTEM = (
-    "You are an expert Python programmer. You will be given a question (problem specification) and will generate a"
-    " correct Python program that matches the specification and passes all tests."
-)
 _LCB_QUESTION = "### Question:\n"
 _LCB_ANSWER = "### Answer: (use the provided format with backticks)\n\n"
 _LCB_STARTER = (
@@ -188,6 +228,16 @@ _LCB_STDIN = (
 )
 
 
+def _lcb_system(languages: tuple[str, ...]) -> str:
+    who, what = f"{_name(languages[0])} programmer", f"{_name(languages[0])} program"
+    if len(languages) > 1:
+        who, what = "programmer", f"program in {_choice(map(_name, languages))}"
+    return (
+        f"You are an expert {who}. You will be given a question (problem specification) and will generate a"
+        f" correct {what} that matches the specification and passes all tests."
+    )
+
+
 def _livecodebench(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
     if question.startswith(_LCB_QUESTION) and question.endswith(_LCB_ANSWER):
         return question
@@ -195,27 +245,29 @@ def _livecodebench(question: str, starter_code: str, languages: tuple[str, ...])
 
 
 def _deepcoder(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
-    if question.startswith(_LCB_SYSTEM):
+    if question.startswith(_lcb_system(PYTHON)):
         return question
-    return f"{_LCB_SYSTEM}\n\n{question}{_format_and_answer(starter_code, languages)}"
+    return f"{_lcb_system(languages)}\n\n{question}{_format_and_answer(starter_code, languages)}"
 
 
 def _format_and_answer(starter_code: str, languages: tuple[str, ...]) -> str:
-    how, code = (_LCB_STARTER, starter_code) if starter_code else (_LCB_STDIN, "# YOUR CODE HERE")
-    return f"### Format: {how}\n```python\n{code}\n```\n\n{_LCB_ANSWER}"
+    if starter_code:
+        return f"### Format: {_LCB_STARTER}\n```{_tag(languages[0])}\n{starter_code}\n```\n\n{_LCB_ANSWER}"
+    how = _LCB_STDIN if languages == PYTHON else _LCB_STDIN.replace("the python program", "the program")
+    return f"### Format: {how}\n{_empty_block(languages, 'YOUR CODE HERE')}\n\n{_LCB_ANSWER}"
 
 
 # AceReason's form.
 
 _ACE_STARTER = "Solve the problem starting with the provided function header.\n\nFunction header:\n"
-_ACE_STDIN = "Write Python code to solve the problem. "
-_ACE_ANSWER = "Please place the solution code in the following format:\n```python\n# Your solution code here\n```"
+_ACE_ANSWER = "Please place the solution code in the following format:\n"
 
 
 def _acereason(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
+    answer = _ACE_ANSWER + _empty_block(languages, "Your solution code here")
     if starter_code:
-        return f"{question}\n\n{_ACE_STARTER}```\n{starter_code}\n```\n\n{_ACE_ANSWER}"
-    return f"{question}\n\n{_ACE_STDIN}{_ACE_ANSWER}"
+        return f"{question}\n\n{_ACE_STARTER}```\n{starter_code}\n```\n\n{answer}"
+    return f"{question}\n\nWrite {_choice(map(_name, languages))} code to solve the problem. {answer}"
 
 
 _FORMS: dict[PromptForm, Callable[[str, str, tuple[str, ...]], str]] = {

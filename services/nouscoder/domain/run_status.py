@@ -102,9 +102,9 @@ class RunStatus:
     ended before they had a verdict, because their group or the run had ended, by LeaseLoss.
 
     Of the run's `num_problems` generation can make no rollout of `refused_problems`, which are not asked again;
-    `refused_reason` is that of one of them. `left_out_problems` are not in `num_problems`: their prompts are too long.
-    `all_retired` says that the curriculum has retired every problem for good, and nothing is in flight but rollouts
-    that wait for a whole batch.
+    `refused_reason` is that of one of them. `left_out_problems` are not in `num_problems`: their prompts are too
+    long, or they allow a language that the run has not. `all_retired` says that the curriculum has retired every
+    problem for good, and nothing is in flight but rollouts that wait for a whole batch.
     """
 
     run: str

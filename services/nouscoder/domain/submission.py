@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar
 
@@ -279,7 +279,8 @@ class Submission:
 
     `tests_digest` identifies the content of `tests` if known, so that tests can be compared without reading them. With
     a `problem_id` the service learns the best order of the problem's tests. `stderr`: each outcome has what its program
-    wrote to stderr. `files`: further source files beside the program, by plain name.
+    wrote to stderr. `files`: further source files beside the program, by plain name. The program of a completion may be
+    in `language`, or in one of `other_languages`.
     """
 
     tests: Tests | TestsReference
@@ -296,6 +297,19 @@ class Submission:
     tests_digest: str = ""
     stderr: bool = False
     files: dict[str, str] = field(default_factory=dict)
+    other_languages: tuple[str, ...] = ()
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages that the program may be in. The first is meant where a completion names none."""
+        return (self.language, *self.other_languages)
+
+    def in_language(self, language: str) -> Submission:
+        """The same for a program that is known to be in this language. The prelude is for programs in Python."""
+        if (language,) == self.languages:
+            return self
+        prelude = self.prelude if language == "python" else Prelude.NONE
+        return replace(self, language=language, other_languages=(), prelude=prelude)
 
     def __post_init__(self) -> None:
         """Raises ValueError when not exactly one of `code` and `completion` is given."""

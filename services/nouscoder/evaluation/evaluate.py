@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
@@ -35,6 +36,7 @@ from nouscoder.evaluation.problems import (
     Window,
     check_profile,
     check_prompt,
+    gradable,
     read_evaluated,
 )
 from nouscoder.evaluation.samples import (
@@ -44,6 +46,7 @@ from nouscoder.evaluation.samples import (
     Sampler,
     SamplingSettings,
     answer_of,
+    answer_text,
     given_jobs,
     sampled,
     server_jobs,
@@ -59,6 +62,7 @@ from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog
 from nouscoder.report.evaluation_page import MOST_SHOWN, ShownSample, spread, write_evaluation_report
+from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 
 # A policy folder as the model of an evaluation.
 
@@ -200,6 +204,9 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
             samples = stack.enter_context(RecordLog(request.out / "samples.jsonl", "finish_reason"))
             verdicts = stack.enter_context(RecordLog(request.out / "verdicts.jsonl", "verdict", "passed", "total"))
             problems = read_evaluated(request.problems, index, request.window, all_tests=request.all_tests)
+            if request.verifier is None and config.verifier.sandbox.backend in ON_THIS_MACHINE:
+                problems, left_out = gradable(problems, installed())
+                sys.stderr.write(f"{left_out}\n" if left_out else "")
             profiles = request.profiles or _own_profile(problems)
             for profile in profiles:
                 check_profile(problems, profile)
@@ -291,7 +298,7 @@ def _outcome(job: SampleJob, profiles: Sequence[Profile], samples: RecordLog, ve
     answer = answer_of(sample)
     return Outcome(
         position=job.position,
-        num_characters=sum(map(len, answer.values())) + len(sample.get("reasoning", "")),
+        num_characters=len(answer_text(sample)) + len(sample.get("reasoning", "")),
         num_tokens=sample.get("num_tokens"),
         is_truncated=sample["finish_reason"] == TRUNCATED,
         verdicts={p.value: verdicts.get(verdict_key(job.problem, answer, p))["verdict"] for p in profiles},
@@ -307,7 +314,7 @@ def _shown(job: SampleJob, profile: Profile, samples: RecordLog, verdicts: Recor
         position=job.position,
         prompt=job.problem.prompt,
         reasoning=sample.get("reasoning", ""),
-        answer="".join(answer.values()),
+        answer=answer_text(sample),
         verdict=verdict["verdict"],
         detail=f"passed {verdict['passed']} of {verdict['total']} tests",
         is_truncated=sample["finish_reason"] == TRUNCATED,

@@ -21,6 +21,7 @@ _GROUPS: dict[str, Callable[[EvaluatedProblem], str]] = {
     "difficulty": lambda problem: problem.difficulty,
     "platform": lambda problem: problem.platform,
     "month": lambda problem: problem.month,
+    "language": lambda problem: ", ".join(problem.languages),
 }
 
 

@@ -57,7 +57,7 @@ _AFTER_INTERNAL_ERRORS = Retry("grading for the evaluation", (_InternalError,), 
 @dataclass(frozen=True, slots=True)
 class ProblemResult:
     """`num_accepted` of the problem's `num_rollouts` rollouts were accepted, `num_truncated` were cut at their limit,
-    and they have `num_tokens` sampled tokens together.
+    and they have `num_tokens` sampled tokens together. `language` names all that the problem allows.
     """
 
     problem_id: str
@@ -66,6 +66,7 @@ class ProblemResult:
     num_rollouts: int
     num_truncated: int = 0
     num_tokens: int = 0
+    language: str = "python"
 
     @property
     def pass_at_1(self) -> float:
@@ -136,10 +137,18 @@ class Evaluation:
     @property
     def by_family(self) -> dict[str, float]:
         """pass@1 over the problems of each family."""
-        families: dict[str, list[float]] = {}
+        return self._by(lambda problem: problem.family)
+
+    @property
+    def by_language(self) -> dict[str, float]:
+        """pass@1 over the problems of each language; those that allow several are apart (`cpp, python`)."""
+        return self._by(lambda problem: problem.language)
+
+    def _by(self, group: Callable[[ProblemResult], str]) -> dict[str, float]:
+        groups: dict[str, list[float]] = {}
         for problem in self.problems:
-            families.setdefault(problem.family, []).append(problem.pass_at_1)
-        return {family: _mean(values) for family, values in sorted(families.items())}
+            groups.setdefault(group(problem), []).append(problem.pass_at_1)
+        return {name: _mean(values) for name, values in sorted(groups.items())}
 
     @property
     def num_problems(self) -> int:
@@ -317,9 +326,9 @@ def _evaluation(
         num_accepted = sum(verdict.kind is VerdictKind.ACCEPTED for _, verdict in found)
         num_truncated = sum(rollout.finish_reason is FinishReason.LENGTH for rollout, _ in found)
         num_tokens = sum(rollout.num_sampled_tokens for rollout, _ in found)
-        results.append(
-            ProblemResult(problem.problem_id, problem.family, num_accepted, len(found), num_truncated, num_tokens)
-        )
+        language = ", ".join(problem.languages)
+        counts = (num_accepted, len(found), num_truncated, num_tokens)
+        results.append(ProblemResult(problem.problem_id, problem.family, *counts, language))
         rollout, verdict = found[0]
         shown.append(
             EvaluatedSample(problem.problem_id, problem.family, problem.prompt, rollout.text, verdict.kind.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -107,10 +107,29 @@ def check_profile(problems: list[EvaluatedProblem], profile: Profile) -> None:
     if profile is not Profile.LCB:
         return
     for problem in problems:
+        if problem.languages != PYTHON:
+            raise NothingToEvaluate(
+                f"--profile lcb grades only python, but {problem.problem_id} is for {', '.join(problem.languages)}"
+            )
         if problem.tests_type not in ("stdin", "call"):
             raise NothingToEvaluate(
                 f"--profile lcb grades stdin and call tests, but {problem.problem_id} has {problem.tests_type} tests"
             )
+
+
+def gradable(problems: list[EvaluatedProblem], languages: Collection[str]) -> tuple[list[EvaluatedProblem], str]:
+    """The problems whose languages the verifier has, and a sentence about the others; empty when there are none.
+
+    Raises NothingToEvaluate when no problem is left.
+    """
+    left = [problem for problem in problems if set(problem.languages) <= set(languages)]
+    if len(left) == len(problems):
+        return problems, ""
+    lacking = sorted({name for problem in problems for name in problem.languages} - set(languages))
+    others = f"{len(problems) - len(left)} of {len(problems)} problems"
+    if not left:
+        raise NothingToEvaluate(f"no problem is left: {others} allow {', '.join(lacking)}, which the verifier lacks")
+    return left, f"{others} are left out: they allow {', '.join(lacking)}, which the verifier lacks"
 
 
 def check_prompt(problems: list[EvaluatedProblem], settings: PromptSettings) -> None:

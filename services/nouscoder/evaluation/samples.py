@@ -171,9 +171,16 @@ def verdict_key(problem: EvaluatedProblem, answer: dict[str, str], profile: Prof
 
 
 def answer_of(sample: dict[str, Any]) -> dict[str, str]:
-    """What is graded of a sample: its `code` or its `completion`, in Unicode."""
+    """What is graded of a sample, in Unicode: its `code`, with its `language` if that is given, or its `completion`."""
     # Half of a surrogate pair, which JSON can carry, is no text that can be sent or run.
-    return {name: sample[name].encode("utf8", "replace").decode() for name in ("code", "completion") if name in sample}
+    names = ("code", "completion", "language")
+    return {name: sample[name].encode("utf8", "replace").decode() for name in names if name in sample}
+
+
+def answer_text(sample: dict[str, Any]) -> str:
+    """The program or the completion of a sample."""
+    answer = answer_of(sample)
+    return answer.get("code", "") + answer.get("completion", "")
 
 
 class SampleGrading:

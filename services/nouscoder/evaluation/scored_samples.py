@@ -12,7 +12,7 @@ from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.problems import Window, read_evaluated
-from nouscoder.evaluation.samples import answer_of, verdict_key
+from nouscoder.evaluation.samples import answer_of, answer_text, verdict_key
 from nouscoder.record_log import RecordLog
 
 _NOT_RUN = frozenset({VerdictKind.NO_CODE.value, VerdictKind.COMPILE_ERROR.value})
@@ -75,7 +75,7 @@ def scored_problems(problems: Path, folder: Path) -> list[ScoredProblem]:
             graded = next((verdicts.get(one) for one in keys if one in verdicts), None)
             if graded is not None:
                 is_right = graded["verdict"] == VerdictKind.ACCEPTED.value
-                found[name][sample["position"]] = ScoredSample("".join(answer.values()), is_right, _score(graded))
+                found[name][sample["position"]] = ScoredSample(answer_text(sample), is_right, _score(graded))
     if not found:
         raise NoScores(f"{folder} has no graded sample of a problem of {problems}")
     return [

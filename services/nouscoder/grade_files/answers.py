@@ -116,7 +116,8 @@ def _problem_of(entry: Entry, problems: ProblemIndex) -> IndexedProblem:
 def _submission(entry: Entry, problem: IndexedProblem, tests: Tests) -> Submission:
     """The sample as a submission. A completion is graded as the loop grades it; `code` is a whole program.
 
-    A completion that continues the prompt, as those of HumanEval do, is a whole program with it.
+    A completion that continues the prompt, as those of HumanEval do, is a whole program with it. A program is in the
+    sample's `language`, or in the first one of the problem.
     `profile` replaces that of the problem; with `all_tests` every test is run, also after a failure.
     """
     request = entry.request or {}
@@ -125,7 +126,9 @@ def _submission(entry: Entry, problem: IndexedProblem, tests: Tests) -> Submissi
     stops = made.stop_on_first_failure and not request.get("all_tests", False)
     made = replace(made, reveal=True, profile=profile, stop_on_first_failure=stops)
     code = request.get("code", continued_program(problem.prompt, request.get("completion", "")))
-    return made if code is None else replace(made, code=code, completion=None)
+    if code is None:
+        return made
+    return replace(made.in_language(request.get("language", made.language)), code=code, completion=None)
 
 
 def _request(entry: Entry, problem: IndexedProblem, store: TestStore) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 A record is a request of POST /v1/grade, or a sample that names a problem of `--problems`. Sample files are read as the
 public tools write them:
-- `{"task_id": ..., "completion": ...}`, with `solution` or `code` for a whole program (EvalPlus, BigCodeBench); the
-  completion may be the body of a function that the prompt begins (HumanEval; answers.py);
+- `{"task_id": ..., "completion": ...}`, with `solution` or `code` for a whole program (EvalPlus, BigCodeBench), of
+  which `language` names the language; the completion may be the body of a function that the prompt begins (HumanEval;
+  answers.py);
 - `{"question_id": ..., "code_list": [...]}` or `output_list`: several samples of a problem (LiveCodeBench);
 - an array of arrays of programs, in the order of the problems (bigcode-evaluation-harness).
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.data.json_records import JsonRecord, read_records
+from nouscoder.domain.submission import language_name
 
 _NAMES = ("task_id", "question_id", "problem_id")
 _ANSWERS = {"completion": "completion", "output_list": "completion"}
@@ -26,8 +28,8 @@ _PROGRAMS = {"solution": "code", "code": "code", "code_list": "code"}
 class Entry:
     """One submission. `entry_id` is what the output names it by: its `id`, else the number of its line.
 
-    `request` is a request of POST /v1/grade; for a sample it has only `code` or `completion`, and `problem_id` names
-    the problem. `fault` says why it cannot be graded.
+    `request` is a request of POST /v1/grade; for a sample it has only `code` or `completion`, and the `language` of
+    `code` if it is given; `problem_id` names the problem. `fault` says why it cannot be graded.
     """
 
     number: int
@@ -74,11 +76,13 @@ def _samples(number: int, record: dict[str, Any]) -> Iterator[Entry]:
         return
     # A whole program is preferred to the answer that it was extracted from.
     key, field = found[0]
+    given = record.get("language") if field == "code" else None
+    language = {"language": language_name(given)} if isinstance(given, str) else {}
     texts = record[key] if isinstance(record[key], list) else [record[key]]
     for at, text in enumerate(texts):
         own_id = entry_id if len(texts) == 1 else f"{entry_id}/{at}"
         if isinstance(text, str):
-            yield Entry(number, own_id, str(name), {field: text}, is_sample=True)
+            yield Entry(number, own_id, str(name), {field: text} | language, is_sample=True)
         else:
             yield Entry(number, own_id, str(name), fault=f"{key} is not text")
 

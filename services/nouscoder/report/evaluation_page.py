@@ -47,7 +47,7 @@ def write_evaluation_report(path: Path, record: Record, samples: Sequence[ShownS
 def evaluation_page(record: Record, samples: Sequence[ShownSample]) -> str:
     """The page."""
     sections = [section("pass@k", _pass_at_k(record))]
-    for group in ("difficulty", "platform", "month"):
+    for group in ("difficulty", "platform", "month", *(["language"] if _has_several_languages(record) else [])):
         sections.append(section(f"pass@1 by {group}", _by(record, group)))
     if any(results["elo"] for results in record["profiles"].values()):
         sections.append(section("Elo rating", _elo(record)))
@@ -101,6 +101,11 @@ def _pass_at_k(record: Record) -> str:
         for k, estimate in results["pass_at_k"].items()
     ]
     return _estimates(("", "pass@k", "95% interval", ""), rows)
+
+
+def _has_several_languages(record: Record) -> bool:
+    """Whether there is more than one. Reports of before have none."""
+    return any(len(results["by"].get("language", ())) > 1 for results in record["profiles"].values())
 
 
 def _by(record: Record, group: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from nouscoder.domain.run_status import Ledger
@@ -35,7 +36,6 @@ def page(run: RunData) -> str:
 def _sections(run: RunData) -> list[str]:
     drawn = curves(run)
     compared = pairs(run.before, run.after)
-    families = _families(run)
     sections = []
     if drawn:
         sections.append(
@@ -44,8 +44,12 @@ def _sections(run: RunData) -> list[str]:
                 f'<p class="note">{_CURVES_NOTE}</p><div class="charts">{"".join(map(figure, drawn))}</div>',
             )
         )
-    if families:
+    before, after = run.before, run.after
+    if families := _groups("family", before.by_family if before else {}, after.by_family if after else {}):
         sections.append(section("Held-out pass@1 by family", families))
+    of_languages = before.by_language if before else {}, after.by_language if after else {}
+    if any(len(rates) > 1 for rates in of_languages):
+        sections.append(section("Held-out pass@1 by language", _groups("language", *of_languages)))
     if compared:
         sections.append(section("Programs before and after", pairs_section(compared)))
     if run.samples:
@@ -103,17 +107,14 @@ def _ledger_of(summary: Record) -> Ledger | None:
     return Ledger(**known, in_flight={str(name): whole_number(record, name) or 0 for name in names})
 
 
-def _families(run: RunData) -> str:
-    """One row per family, the largest gain first. A click on a heading sorts by that column."""
-    before = run.before.by_family if run.before else {}
-    after = run.after.by_family if run.after else {}
+def _groups(what: str, before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """One row per family or language, the largest gain first. A click on a heading sorts by that column."""
     names = sorted({*before, *after}, key=lambda name: (before.get(name, 0.0) - after.get(name, 0.0), name))
     if not names:
         return ""
-    rows = "".join(_family_row(name, before.get(name), after.get(name)) for name in names)
+    rows = "".join(_group_row(name, before.get(name), after.get(name)) for name in names)
     heads = "".join(
-        f'<th scope="col"><button type="button">{title}</button></th>'
-        for title in ("family", "before", "after", "change")
+        f'<th scope="col"><button type="button">{title}</button></th>' for title in (what, "before", "after", "change")
     )
     return (
         '<p class="legend-line">ring: before, dot: after, on a line from 0 to 1</p><div class="scroll">'
@@ -121,7 +122,7 @@ def _families(run: RunData) -> str:
     )
 
 
-def _family_row(name: str, before: float | None, after: float | None) -> str:
+def _group_row(name: str, before: float | None, after: float | None) -> str:
     change = None if before is None or after is None else after - before
     shown = "-" if change is None else f"{change:+.2f}"
     return (

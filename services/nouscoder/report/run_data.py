@@ -36,7 +36,10 @@ class EvaluationSample:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationData:
-    """evaluation_*.json, or a file of evaluations/. `by_family` is pass@1 by family, `pass_at_k` has k above 1."""
+    """evaluation_*.json, or a file of evaluations/. `pass_at_k` has k above 1.
+
+    `by_family` and `by_language` are pass@1 by these.
+    """
 
     pass_at_1: float | None
     policy_version: int | None
@@ -46,6 +49,7 @@ class EvaluationData:
     samples: tuple[EvaluationSample, ...]
     standard_error: float | None = None
     pass_at_k: Mapping[int, float] = field(default_factory=dict)
+    by_language: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,7 @@ def _evaluation(record: Record | None) -> EvaluationData | None:
         samples=samples,
         standard_error=number(record, "standard_error"),
         pass_at_k=_pass_at_k(record),
+        by_language=_rates(record.get("by_language")),
     )
 
 
@@ -239,8 +244,8 @@ def _pass_at_k(record: Record) -> dict[int, float]:
 def _rates(value: object) -> dict[str, float]:
     if not isinstance(value, Mapping):
         return {}
-    rates = {str(family): _finite(rate) for family, rate in value.items()}
-    return {family: rate for family, rate in rates.items() if rate is not None}
+    rates = {str(name): _finite(rate) for name, rate in value.items()}
+    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def _rates_of(samples: Iterable[EvaluationSample]) -> dict[str, float]:

@@ -71,14 +71,18 @@ CODECS |= {
     TrainedGroups: (attrgetter("bits"), TrainedGroups),
 }
 
+# Messages of earlier versions name none.
+_LANGUAGES = Exceptional("languages", of=lambda names: tuple(names) or GradingRules().languages)
+
 LIMITS = WirePair(Limits, verdict_pb2.Limits, **_zero_is_default(Limits()))
 COMPARATOR = WirePair(Comparator, verdict_pb2.Comparator)
-RULES = WirePair(GradingRules, verdict_pb2.GradingRules)
+RULES = WirePair(GradingRules, verdict_pb2.GradingRules, languages=_LANGUAGES)
 SUBMISSION = _SubmissionPair(
     Submission,
     verdict_pb2.Submission,
     language=Exceptional("language", of=lambda name: language_name(name or "python")),
     stop_on_first_failure=Exceptional("run_all_tests", not_, not_),
+    other_languages=Exceptional("other_languages", of=lambda names: tuple(map(language_name, names))),
     reveal=Exceptional("withhold_failure", not_, not_),
     stderr=Exceptional("with_stderr"),
     tests_digest=NOT_SENT,
@@ -90,7 +94,7 @@ ANSWER = WirePair(InterpreterAnswer, verifier_pb2.InterpretResponse)
 
 SAMPLING = WirePair(Sampling, rollout_pb2.Sampling, top_p=Exceptional("top_p", of=partial(_or, 1.0)))
 PUBLIC_TESTS = WirePair(PublicTests, rollout_pb2.PublicTests)
-TASK = WirePair(Task, rollout_pb2.Task)
+TASK = WirePair(Task, rollout_pb2.Task, languages=_LANGUAGES)
 HEADER = WirePair(RolloutHeader, rollout_pb2.RolloutHeader)
 
 SHARD = WirePair(Shard, policy_pb2.PolicyShard)

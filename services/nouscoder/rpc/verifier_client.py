@@ -66,6 +66,7 @@ class InterpreterCalls:
 
 # The client.
 
+_CAPABILITIES_LIMIT_S = 10.0
 _GRADE_LIMIT_S = 600.0
 
 
@@ -105,6 +106,15 @@ class VerifierClient(ServiceClient):
             )
 
         return VERDICT.of((await self._while_full.call(once)).verdict)
+
+    async def languages(self) -> frozenset[str]:
+        """The languages that can be graded. Waits while the verifier is unreachable. Raises PeerError."""
+        answer: verifier_pb2.CapabilitiesResponse = await self._call(
+            lambda: self._stub.Capabilities(
+                verifier_pb2.CapabilitiesRequest(), timeout=_CAPABILITIES_LIMIT_S, metadata=self._metadata()
+            )
+        )
+        return frozenset(answer.languages)
 
     @asynccontextmanager
     async def interpreter(self) -> AsyncIterator[InterpreterCalls]:

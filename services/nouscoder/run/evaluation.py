@@ -279,6 +279,7 @@ def evaluation_record(evaluation: Evaluation, sampling: Sampling, max_tokens_tot
         "num_problems": evaluation.num_problems,
         "num_rollouts": evaluation.num_rollouts,
         "by_family": evaluation.by_family,
+        "by_language": evaluation.by_language,
         "sampling": {**asdict(sampling), "max_tokens_total": max_tokens_total},
         "problems": [
             {

@@ -62,9 +62,10 @@ from nouscoder.report import write_report
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker import observer_id
-from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once, log_evaluations
+from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once, log_evaluations, while_alive
 from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, summarize
 from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn, SamplerMismatch
+from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
 from nouscoder.run.sinks.processes import open_sinks
@@ -119,6 +120,7 @@ async def run_loop(
     with open_sinks(folder, config, view.say) as sinks:
         async with deployment(config).open_services(folder, config, view.say, generation) as services:
             services.start("broker", "verifier", "generation")
+            await while_alive(services, require_languages(services.config))
             before = after = await evaluate_once(folder, services, view, "before")
 
             ledger = NO_ROLLOUTS

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, ConfigError, EnvironmentSection
 from nouscoder.config.base import Place, keys_of
 from nouscoder.config.devices import has_gpu, no_gpu_in_torch
-from nouscoder.data.problem_index import all_held_out, fitting, open_index, prompt_lengths
+from nouscoder.data.problem_index import all_held_out, fitting, in_languages, open_index, prompt_lengths
 from nouscoder.data.prompt_lengths import are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptSettings, PromptText
@@ -35,6 +35,7 @@ from nouscoder.policy_folder.inspection import (
     is_hub_id,
 )
 from nouscoder.policy_folder.prompt_file import PromptFileUnusable, prompt_lines, with_recorded_prompt
+from nouscoder.run.languages import left_out_sentences, missing_here, with_languages
 from nouscoder.run.sinks.targets import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0
@@ -86,6 +87,8 @@ def _checked(config: Config) -> Config:
         faults = list(_policy_faults(config))
     except (HubUnavailable, PromptFileUnusable) as error:
         faults = [f"policy.path: {error}"]
+    with suppress(NousCoderError):  # problems that cannot be read are reported below
+        config = with_languages(config)
     for check in (
         *(_file_faults, _first_checkpoint_faults, _problem_faults, _length_faults),
         *(device_faults, _shared_device_faults, missing_packages, _redis_faults),
@@ -93,7 +96,7 @@ def _checked(config: Config) -> Config:
         faults += check(config)
     if config.run.total_batches and config.step_fault:
         faults.append(config.step_fault)
-    faults = faults or [*_prompt_faults(config)]
+    faults = faults or [*_language_faults(config), *_prompt_faults(config)]
     if faults:
         raise ConfigError("\n".join(faults))
     say_unused_gpu(config)
@@ -160,19 +163,39 @@ def _problem_faults(config: Config) -> Iterator[str]:
         yield from _fault_of("problems.train", lambda: _check_index(config))
     if config.evaluation.problems:
         if Path(config.evaluation.problems).is_file():  # else it is reported with the other files
-            yield from _fault_of("evaluation.problems", lambda: all_held_out(config))
+            yield from _fault_of("evaluation.problems", lambda: _check_held_out(config))
     elif not problems.held_out_share and not config.in_run_folder(problems.held_out).is_file():
         yield f"problems.held_out: {_missing(config, problems.held_out)}; or set problems.held_out_share"
     elif not problems.held_out_share or train.is_file():
-        yield from _fault_of("problems.held_out", lambda: all_held_out(config))
+        yield from _fault_of("problems.held_out", lambda: _check_held_out(config))
 
 
 def _check_index(config: Config) -> None:
-    index = open_index(config)
-    num_problems = len(index.problem_ids)
-    index.close()
+    with closing(open_index(config)) as index:
+        num_problems = len(index.problem_ids)
     if not num_problems:
-        raise ConfigError("no problem is left to train on")
+        raise ConfigError(f"no problem is left to train on{_because_of_languages(config, 'training')}")
+
+
+def _check_held_out(config: Config) -> None:
+    if not in_languages(config, all_held_out(config)):
+        raise ConfigError(f"no problem is left to evaluate on{_because_of_languages(config, 'held-out')}")
+
+
+_GET_LANGUAGES = "nouscoder doctor says how to get it"
+
+
+def _because_of_languages(config: Config, which: str) -> str:
+    with suppress(NousCoderError):  # of the other file, which is reported by its own check
+        for sentence in left_out_sentences(config):
+            if which in sentence:
+                return f": {sentence}; {_GET_LANGUAGES}"
+    return ""
+
+
+def _language_faults(config: Config) -> Iterator[str]:
+    if missing := missing_here(config):
+        yield f"problems.languages: {missing} is not on this machine, and problems need it: {_GET_LANGUAGES}"
 
 
 def _prompt_faults(config: Config) -> Iterator[str]:
@@ -182,7 +205,7 @@ def _prompt_faults(config: Config) -> Iterator[str]:
         return
     with closing(open_index(config)) as index:
         texts = index.texts()
-    held_out = all_held_out(config)
+    held_out = _held_out(config)
     wanted = [*texts.values(), *(PromptText.of(one) for one in held_out)]
     lengths = prompt_lengths(config)
     if missing := lengths.missing(may_be_long(config, wanted)):
@@ -253,19 +276,25 @@ def misled_lines(environment: EnvironmentSection, held_out: Sequence[Problem]) -
 
 
 def left_out_lines(config: Config) -> list[str]:
-    """What is to be said of problems that are left out, because their prompts are too long."""
-    return [
+    """What is to be said of problems that are left out, because of their languages or the lengths of their prompts."""
+    too_long = [
         left_out_sentence(what, left_out, num_problems, limit).replace(" are too long", " are left out as too long", 1)
-        for _, what, left_out, num_problems, limit in _left_out(config, all_held_out(config))
+        for _, what, left_out, num_problems, limit in _left_out(config, _held_out(config))
         if left_out
     ]
+    return [*left_out_sentences(config), *too_long]
+
+
+def _held_out(config: Config) -> list[Problem]:
+    return in_languages(config, all_held_out(config))
 
 
 def _left_out(config: Config, held_out: Sequence[Problem]) -> Iterator[tuple[str, str, Mapping[str, int], int, str]]:
     """(key, what they are, those that are too long, the number of all, the limit with its key)."""
     with closing(open_index(config)) as index:
         limit = f"generation.max_tokens_total is {config.generation.max_tokens_total}"
-        yield "problems.train", "training problems", index.left_out, len(index.all_ids), limit
+        num_problems = len(index.all_ids) - len(index.in_others)
+        yield "problems.train", "training problems", index.left_out, num_problems, limit
     if config.evaluation.max_tokens_total:
         limit = f"evaluation.max_tokens_total is {config.evaluation.max_tokens_total}"
     key = "evaluation.problems" if config.evaluation.problems else "problems.held_out"

@@ -23,7 +23,7 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
 from nouscoder.evaluation.problems import EvaluatedProblem, read_evaluated
-from nouscoder.evaluation.samples import TRUNCATED, answer_of, server_jobs, verdict_key
+from nouscoder.evaluation.samples import TRUNCATED, answer_of, answer_text, server_jobs, verdict_key
 from nouscoder.record_log import RecordLog
 
 
@@ -98,6 +98,6 @@ def _prompt(problem: EvaluatedProblem) -> dict[str, Any]:
 
 def _completion(sample: dict[str, Any]) -> str:
     """The whole answer. A server that separates the reasoning has cut off its marks."""
-    answer = "".join(answer_of(sample).values())
+    answer = answer_text(sample)
     reasoning = str(sample.get("reasoning", "")).encode("utf8", "replace").decode()
     return f"<think>\n{reasoning.strip()}\n</think>\n\n{answer}" if reasoning else answer

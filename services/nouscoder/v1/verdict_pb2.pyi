@@ -605,6 +605,7 @@ class GradingRules(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     TEXT_IS_CODE_FIELD_NUMBER: _builtins.int
     RUN_ALL_TESTS_FIELD_NUMBER: _builtins.int
+    LANGUAGES_FIELD_NUMBER: _builtins.int
     prelude: Global___Prelude.ValueType
     """Code that is executed before a python program."""
     profile: Global___Profile.ValueType
@@ -621,6 +622,10 @@ class GradingRules(_message.Message):
     def comparator(self) -> Global___Comparator:
         """How outputs are compared."""
 
+    @_builtins.property
+    def languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Languages that a program may be in; the first is meant where an answer names none. Empty means python."""
+
     def __init__(
         self,
         *,
@@ -630,10 +635,11 @@ class GradingRules(_message.Message):
         profile: Global___Profile.ValueType = ...,
         text_is_code: _builtins.bool = ...,
         run_all_tests: _builtins.bool = ...,
+        languages: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["comparator", b"comparator", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparator", b"comparator", "limits", b"limits", "prelude", b"prelude", "profile", b"profile", "run_all_tests", b"run_all_tests", "text_is_code", b"text_is_code"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparator", b"comparator", "languages", b"languages", "limits", b"limits", "prelude", b"prelude", "profile", b"profile", "run_all_tests", b"run_all_tests", "text_is_code", b"text_is_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -678,6 +684,7 @@ class Submission(_message.Message):
     PROBLEM_ID_FIELD_NUMBER: _builtins.int
     WITH_STDERR_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    OTHER_LANGUAGES_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """A program."""
     completion: _builtins.str
@@ -712,6 +719,10 @@ class Submission(_message.Message):
     def files(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Further source files beside the program, by plain name."""
 
+    @_builtins.property
+    def other_languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Further languages that the program of a completion may be in."""
+
     def __init__(
         self,
         *,
@@ -728,10 +739,11 @@ class Submission(_message.Message):
         problem_id: _builtins.str = ...,
         with_stderr: _builtins.bool = ...,
         files: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        other_languages: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "limits", b"limits", "source", b"source", "tests", b"tests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "files", b"files", "language", b"language", "limits", b"limits", "prelude", b"prelude", "problem_id", b"problem_id", "profile", b"profile", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "with_stderr", b"with_stderr", "withhold_failure", b"withhold_failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "files", b"files", "language", b"language", "limits", b"limits", "other_languages", b"other_languages", "prelude", b"prelude", "problem_id", b"problem_id", "profile", b"profile", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "with_stderr", b"with_stderr", "withhold_failure", b"withhold_failure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["code", "completion"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015

@@ -14,7 +14,8 @@ is unwrapped when all results of the problem are wrapped.
 PrimeIntellect's SYNTHETIC-1 and verifiable-coding-problems: `verification_info` by task_type.
 
 verifiable_code: {"language", "test_cases": [{"type": "stdin_stdout" | "function_call", "fn_name", "input", "output"}]}.
-Three quarters of verifiable-coding-problems ask for C++, Rust or JavaScript; these rows are rejected.
+Three quarters of verifiable-coding-problems ask for C++, Rust or JavaScript. A row becomes a problem of its language,
+unless its tests call a function: only Python functions can be called.
 verifiable_math: {"ground_truth"}. Both are a dict, or a string of JSON or of a Python literal. The other task types
 (llm_judgeable_groundtruth_similarity, ...) have nothing that can be run or compared.
 """
@@ -173,27 +174,23 @@ def read_synthetic1(row: Row, number: int) -> ReferencedProblem:
             raise Rejected(Reason.NO_ANSWER, "verification_info has no ground_truth")
         tests: StdinTests | CallTests | MathTests = MathTests((MathCase(gold),))
     elif kind == "verifiable_code":
-        _require_python(info)
         tests = case_tests(info.get("test_cases"))
     else:
         raise Rejected(Reason.NOT_VERIFIABLE, f"task_type {kind}")
+    is_code = not isinstance(tests, MathTests)
+    language = language_name(optional_text(info, "language") or "python") if is_code else "python"
+    if language == "pypy":  # another implementation of the language that is asked for
+        language = "python"
     problem = Problem(
         problem_id=optional_text(row, "problem_id") or f"synthetic1-{number}",
         prompt=text(row, "prompt"),
         tests=tests,
-        prelude=Prelude.NONE if isinstance(tests, MathTests) else Prelude.LCB,
+        prelude=Prelude.LCB if is_code and language == "python" else Prelude.NONE,
         source="synthetic1",
         family=optional_text(row, "source"),
+        languages=(language,),
     )
-    is_code = not isinstance(tests, MathTests)
-    return ReferencedProblem(problem, references(row.get("gold_standard_solution")) if is_code else ())
-
-
-def _require_python(info: dict[str, Any]) -> None:
-    """A problem has no language of its own, so its answers would be graded as Python. Raises Rejected."""
-    language = optional_text(info, "language") or "python"
-    if language_name(language) not in ("python", "pypy"):
-        raise Rejected(Reason.OTHER_LANGUAGE, f"the problem asks for {language:.40}, not for Python")
+    return ReferencedProblem(problem, references(row.get("gold_standard_solution"), language) if is_code else ())
 
 
 def case_tests(cases: Any) -> StdinTests | CallTests:

@@ -88,7 +88,7 @@ class ImportOptions(Body):
     @field_validator("languages")
     @classmethod
     def _are_known(cls, values: list[str]) -> list[str]:
-        names = [language_name(value) for value in values]
+        names = list(dict.fromkeys(map(language_name, values)))
         for name in names:
             if name not in LANGUAGES:
                 raise ValueError(f"{name!r} is no language here{did_you_mean(name, LANGUAGES)}")
@@ -103,13 +103,12 @@ class ImportOptions(Body):
     def applied(self, item: ReferencedProblem) -> ReferencedProblem:
         """The problem as the options want it. Raises Rejected for one outside the dates."""
         self._require_date(item)
-        problem = item.problem
+        problem = replace(item.problem, languages=self._languages(item.problem))
         changed = replace(
             self._asked(problem),
             comparator=self._comparator(problem.comparator),
             limits=self._limits(problem.limits),
             tests=problem.tests if self.max_tests is None else _longest(problem.tests, self.max_tests),
-            languages=self._languages(problem),
         )
         return replace(item, problem=changed)
 
@@ -134,7 +133,9 @@ class ImportOptions(Body):
             return replace(problem, prompt_template="")
         if form is None and _STARTER not in self.prompt:
             return replace(problem, prompt_template=self.prompt)
-        template = self.prompt.replace(_STARTER, code) if form is None else prompt_text(form, PROMPT, code)
+        template = (
+            self.prompt.replace(_STARTER, code) if form is None else prompt_text(form, PROMPT, code, problem.languages)
+        )
         return replace(problem, prompt_template=template, starter_code="")
 
     def _comparator(self, found: Comparator) -> Comparator:

@@ -22,6 +22,7 @@ from nouscoder.data.importers.options import ImportOptions
 from nouscoder.data.importers.rows import PREFIX, Format, HubRows, SourceRow, file_rows, hub_rows, num_rows
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import column, join, row_of, store_beside, write_rows
+from nouscoder.domain.problem import Problem, language_fault
 from nouscoder.errors import Unusable
 from nouscoder.progress_bar import progress_bar
 from nouscoder.store.blobs import open_blobs
@@ -218,6 +219,7 @@ class _Import:
         item = self._format.read(self._options.renamed(row.value), self._before + row.number)
         item = self._options.applied(item)
         item.problem.prompt.encode()  # text that is not Unicode raises ValueError
+        _check_languages(item.problem)
         if item.problem.problem_id in self._ids:
             raise Rejected(Reason.DUPLICATE_ID, f"problem_id {item.problem.problem_id!r:.100} was imported before")
         return item
@@ -259,6 +261,13 @@ class _Import:
 
     def _rejected(self, number: int) -> Path:
         return self._folder / f"{number:06}.rejected.jsonl"
+
+
+def _check_languages(problem: Problem) -> None:
+    """Raises Rejected when the verifier cannot run the tests with programs in the problem's languages."""
+    fault = language_fault(problem.languages, problem.tests.type, problem.profile, text_is_code=problem.text_is_code)
+    if fault:
+        raise Rejected(Reason.OTHER_LANGUAGE, fault)
 
 
 def rejections_of(file: Path) -> Iterator[dict[str, Any]]:

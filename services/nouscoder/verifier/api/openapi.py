@@ -155,6 +155,7 @@ def _bound(schemas: dict[str, Any], languages: Sequence[str], most: Bounds) -> N
     """Add the rules of validation that JSON Schema can express."""
     for name in ("GradeRequest", "StoredGradeRequest"):
         schemas[name]["properties"]["language"]["enum"] = list(languages)
+        schemas[name]["properties"]["other_languages"]["items"]["enum"] = list(languages)
         schemas[name]["oneOf"] = [
             {"required": [source], "properties": {source: {"type": "string"}}} for source in ("code", "completion")
         ]

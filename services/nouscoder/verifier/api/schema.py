@@ -34,6 +34,9 @@ class _Request(Body):
     """The fields of a request besides its tests."""
 
     language: str = "python"
+    other_languages: list[str] = Field(
+        [], max_length=20, description="further languages that the program of a completion may be in"
+    )
     code: str | None = Field(None, description="the program; or give `completion`")
     completion: str | None = Field(None, description="a model's answer; its last fenced block is the program")
     limits: LimitsBody = LimitsBody()
@@ -58,6 +61,7 @@ class _Request(Body):
             code=self.code,
             completion=self.completion,
             language=language_name(self.language),
+            other_languages=tuple(map(language_name, self.other_languages)),
             limits=self.limits.record(),
             comparator=self.comparator.record(),
             stop_on_first_failure=self.stop_on_first_failure,
@@ -227,6 +231,7 @@ def request_of(submission: Submission) -> dict[str, Any]:
         "code": submission.code,
         "completion": submission.completion,
         "language": submission.language,
+        **({"other_languages": list(submission.other_languages)} if submission.other_languages else {}),
         "limits": asdict(submission.limits),
         "comparator": ComparatorBody.of(submission.comparator).model_dump(),
         "stop_on_first_failure": submission.stop_on_first_failure,

@@ -1,4 +1,4 @@
-"""The program in a model's answer: the last fenced block that can be one in the language asked for. Pure.
+"""The program in a model's answer: the last fenced block that can be one in a language asked for. Pure.
 
 The form of blocks is that of CommonMark's fenced code blocks, with the liberties that models take:
 
@@ -19,9 +19,11 @@ The form of blocks is that of CommonMark's fenced code blocks, with the libertie
 - In a block of Python, fences inside a string of three quotes are text, when they are pairs and the string is closed.
 - Special tokens at the end of a block that is never closed are removed.
 
-Of the blocks that are not blank, the last of the best class counts: (2) the tag names the language asked for, or there
-is no tag and the block has what a program of the language needs (`_NEEDED`); (1) no tag, or a tag that names nothing
-known; (0) the tag names another language, or no program (`text`, `output`, `json`, ...).
+Of the blocks that are not blank, the last of the best class counts: (2) the tag names a language asked for, or there
+is no tag and the block has what a program needs (`_NEEDED`); (1) no tag, or a tag that names nothing known; (0) the tag
+names no program (`text`, `output`, `json`, ...). A block in another known language is no program: a right program of
+it would only be a compile_error. Where several languages are asked for, the tag says which it is, and a block without
+a known tag is in the first of them. A tag also means a language of the same family (`_FAMILIES`), such as `c` for cpp.
 
 For the lcb profile the rule is LiveCodeBench's: the lines between the last two lines that contain "```", in the whole
 completion. Reasoning is not looked for, so blocks in reasoning that was never closed count.
@@ -33,8 +35,10 @@ MAX_MARKS lines with a fence or `</think>`: the block that is open there extends
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from nouscoder.domain.submission import LANGUAGES, MathTests, Profile, Submission, language_name
 
@@ -68,28 +72,44 @@ _TAGS_OF_OTHERS = (
 _NO_PROGRAMS = frozenset(_TAGS_OF_OTHERS.split())
 
 
-def text_to_grade(submission: Submission) -> str | None:
+class FoundProgram(NamedTuple):
+    """A program and its language, which is one of those asked for."""
+
+    code: str
+    language: str
+
+
+def text_to_grade(submission: Submission) -> FoundProgram | None:
     """The program of a submission, or the answer for math tests. None when there is nothing to grade."""
     if submission.code is not None:
-        return submission.code
+        return FoundProgram(submission.code, submission.language)
     completion = submission.completion or ""
     if not isinstance(submission.tests, MathTests):
-        return extract_code(completion, submission.language, submission.profile)
+        return extract_program(completion, submission.languages, submission.profile)
     if _opening_of_reasoning(completion) is None:
         answer = completion.split(_THINK_CLOSE, 1)[-1]
     else:
         answer = _after_reasoning(completion) or ""
-    return answer if answer.strip() else None
+    return FoundProgram(answer, submission.language) if answer.strip() else None
+
+
+def extract_program(
+    completion: str, languages: Sequence[str], profile: Profile = Profile.PROCESS
+) -> FoundProgram | None:
+    """The program in `completion`, in one of `languages`. None when there is none; the verdict is then no_code."""
+    if profile is Profile.LCB:
+        code = _between_last_fences(completion)
+        found = None if code is None else FoundProgram(code, languages[0])
+    else:
+        answer = _after_reasoning(completion.replace("\r\n", "\n"))
+        found = None if answer is None else _Scan(answer, languages).program()
+    return found if found is not None and found.code.strip() else None
 
 
 def extract_code(completion: str, language: str = "python", profile: Profile = Profile.PROCESS) -> str | None:
-    """The program in `completion`. None when it holds no program; the verdict is then no_code."""
-    if profile is Profile.LCB:
-        code = _between_last_fences(completion)
-    else:
-        answer = _after_reasoning(completion.replace("\r\n", "\n"))
-        code = None if answer is None else _Scan(answer, language).program()
-    return code if code is not None and code.strip() else None
+    """The code of the program in `completion`, where one language is asked for."""
+    found = extract_program(completion, (language,), profile)
+    return None if found is None else found.code
 
 
 def _after_reasoning(completion: str) -> str | None:
@@ -151,6 +171,7 @@ class _Found:
     begin: int
     end: int
     columns: int
+    language: str
 
 
 class _Strings:
@@ -206,16 +227,15 @@ class _Strings:
 class _Scan:
     """Goes through the lines that have a fence or `</think>`, and keeps the best block."""
 
-    def __init__(self, text: str, language: str) -> None:
-        self._text, self._language = text, language
-        self._family = next((names for names in _FAMILIES if language in names), frozenset({language}))
+    def __init__(self, text: str, languages: Sequence[str]) -> None:
+        self._text, self._languages = text, languages
         self._found: _Found | None = None
         self._part = 0  # how often reasoning has ended
         self._open: _Open | None = None
         self._strings: _Strings | None = None
         self._has_gone_back = False
 
-    def program(self) -> str | None:
+    def program(self) -> FoundProgram | None:
         """The program; None when there is no block that is not blank."""
         text, at = self._text, 0
         for num_marks in count():
@@ -234,7 +254,9 @@ class _Scan:
             special = _SPECIAL_TOKENS.search(text, tail)
             self._close(self._open, len(text) if special is None else special.start(), is_closed=False)
         found = self._found
-        return None if found is None else _without_indentation(text[found.begin : found.end], found.columns)
+        if found is None:
+            return None
+        return FoundProgram(_without_indentation(text[found.begin : found.end], found.columns), found.language)
 
     def _outside(self, begin: int, end: int) -> int:
         """Take a line outside of blocks. Returns where to go on."""
@@ -276,7 +298,7 @@ class _Scan:
     def _begin(self, fence: str, tag: str, columns: int, end: int) -> None:
         """Open a block whose opening line ends at `end`."""
         self._open = _Open(fence, tag, columns, min(end + 1, len(self._text)))
-        is_python = language_name(tag or self._language) in _FAMILIES[0]
+        is_python = language_name(tag or self._languages[0]) in _FAMILIES[0]
         follows = is_python and not self._has_gone_back
         self._strings = _Strings(self._text, self._open.begin) if follows else None
 
@@ -290,21 +312,34 @@ class _Scan:
         if not is_closed and block.deep_fence >= 0:
             end = block.deep_fence
         code = self._text[block.begin : max(block.begin, end)]
-        if not code.strip():
+        language = _language_of(block.tag, self._languages)
+        if language is None or not code.strip():
             return
-        kind = self._class_of(block.tag, code)
+        kind = _class_of(block.tag, code, language)
         rank = (kind > 0, self._part, kind)
         if self._found is None or rank >= self._found.rank:
-            self._found = _Found(rank, block.begin, max(block.begin, end), block.columns)
+            self._found = _Found(rank, block.begin, max(block.begin, end), block.columns, language)
 
-    def _class_of(self, tag: str, code: str) -> int:
-        """2 for a block that can be the program, 1 for one that hardly can, 0 for one in another language."""
-        if not tag:
-            needed = _NEEDED.get(self._language)
-            return 2 if needed is None or needed.search(code) else 1
-        if language_name(tag) in self._family:
-            return 2
-        return 0 if _is_known(tag) else 1
+
+def _language_of(tag: str, languages: Sequence[str]) -> str | None:
+    """The language of a block, out of those asked for. None: it is in another one."""
+    named = language_name(tag)
+    if named in languages:
+        return named
+    if named not in LANGUAGES:
+        return languages[0]
+    family = next((names for names in _FAMILIES if named in names), frozenset())
+    return next((language for language in languages if language in family), None)
+
+
+def _class_of(tag: str, code: str, language: str) -> int:
+    """2 for a block that can be the program, 1 for one that hardly can, 0 for one whose tag says that it is none."""
+    if not tag:
+        needed = _NEEDED.get(language)
+        return 2 if needed is None or needed.search(code) else 1
+    if language_name(tag) in LANGUAGES:
+        return 2
+    return 0 if tag in _NO_PROGRAMS else 1
 
 
 def _is_in(strings: _Strings | None, place: int) -> bool:

@@ -149,18 +149,20 @@ class Grader:
         validate(submission, self._policy.bounds)
         begun = time.monotonic()
         if len(submission.completion or "") <= _BLOCKING_CHARS:
-            code = text_to_grade(submission)
+            found = text_to_grade(submission)
         else:
-            code = await asyncio.to_thread(text_to_grade, submission)
+            found = await asyncio.to_thread(text_to_grade, submission)
+        if found is not None:
+            submission = submission.in_language(found.language)
         judge = await _judge(submission)
-        if code is None:
+        if found is None:
             progress = self._progress(submission, judge, begun, None)
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
         elif isinstance(submission.tests, MathTests):
             progress = self._progress(submission, judge, begun, None)
-            verdict = await self.mathematics.grade(submission.tests, code, progress, on_outcome)
+            verdict = await self.mathematics.grade(submission.tests, found.code, progress, on_outcome)
         else:
-            verdict = await self._in_slot(submission, code, judge, begun, on_outcome)
+            verdict = await self._in_slot(submission, found.code, judge, begun, on_outcome)
         self._metrics.graded(verdict, current_caller().client)
         return verdict
 

@@ -72,12 +72,16 @@ class Bounds:
 def validate(submission: Submission, bounds: Bounds) -> None:
     """Raises InvalidSubmission that names the first invalid field."""
     _require_language(submission.language, "language")
+    for language in submission.other_languages:
+        _require_language(language, "other_languages")
+    if submission.other_languages and submission.completion is None:
+        raise InvalidSubmission("other_languages", "needs a completion: the language of code is language")
     if isinstance(submission.tests, TestsReference):
         raise InvalidSubmission(
             "tests.digest", "names stored tests, and this grader has no test store: send the tests themselves"
         )
     validate_tests(submission.tests, bounds)
-    if isinstance(submission.tests, CallTests | AssertTests) and submission.language != "python":
+    if isinstance(submission.tests, CallTests | AssertTests) and set(submission.languages) != {"python"}:
         raise InvalidSubmission("language", "call and assert tests need python")
     if len(submission.problem_id) > bounds.problem_id_chars:
         raise InvalidSubmission("problem_id", f"may have at most {bounds.problem_id_chars} characters")
@@ -97,11 +101,11 @@ def _validate_files(submission: Submission, bounds: Bounds) -> None:
         raise InvalidSubmission(
             "files", f"may be at most {bounds.num_files}, with {bounds.num_file_chars} characters in total"
         )
-    source_name = installed()[submission.language].source_name
+    taken = [installed()[language].source_name for language in submission.languages]
     for name in submission.files:
-        if not _FILE_NAME.fullmatch(name) or name == source_name:
+        if not _FILE_NAME.fullmatch(name) or name in taken:
             raise InvalidSubmission(
-                f"files.{name}", f"must be a plain name of at most 100 characters, not {source_name}"
+                f"files.{name}", f"must be a plain name of at most 100 characters, not {' or '.join(taken)}"
             )
 
 
@@ -147,11 +151,11 @@ def _validate_pytest(tests: AssertTests) -> None:
 
 def _validate_profile(submission: Submission) -> None:
     """A submission that LiveCodeBench's own grader does not support is refused. Its judge looks at the cases."""
-    if submission.prelude is not Prelude.NONE and submission.language != "python":
+    if submission.prelude is not Prelude.NONE and "python" not in submission.languages:
         raise InvalidSubmission("prelude", "needs python")
     if submission.profile is Profile.PROCESS:
         return
     if submission.files:
         raise InvalidSubmission("profile", "lcb does not support further files")
-    if submission.language != "python" or not isinstance(submission.tests, StdinTests | CallTests):
+    if set(submission.languages) != {"python"} or not isinstance(submission.tests, StdinTests | CallTests):
         raise InvalidSubmission("profile", "lcb grades only python, and only stdin and call tests")

@@ -150,6 +150,7 @@ def _key(submission: Submission, tests_digest: str) -> bytes | None:
         tests_digest="",
         problem_id="",
         language="",
+        other_languages=(),
         code="",
         completion=None,
         files={},
@@ -157,7 +158,8 @@ def _key(submission: Submission, tests_digest: str) -> bytes | None:
     key = hashlib.blake2b(repr(short).encode("utf8", "surrogatepass"), digest_size=32)
     # Encoded, because repr() of some long texts takes a second.
     kind = "code" if submission.code is not None else "completion"
-    for text in (source, problem_id, submission.language, kind, *files):
+    languages = submission.languages
+    for text in (source, problem_id, str(len(languages)), *languages, kind, *files):
         part = text.encode("utf8", "surrogatepass")
         key.update(len(part).to_bytes(8, "big") + part)
     return key.digest()

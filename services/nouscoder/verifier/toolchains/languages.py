@@ -22,6 +22,7 @@ from typing import Any
 from nouscoder.private_folder import is_trusted, user_cache
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
+ON_THIS_MACHINE = ("local", "runsc", "fake")  # backends whose candidates have the languages of this machine
 _REGISTRY = Path(__file__).with_name("languages.toml")
 _MEMORY = "{memory_bytes}"
 _UNBUFFERED = {"unbuffered_prelude", "unbuffered_tail", "unbuffered_run"}

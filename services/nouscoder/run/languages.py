@@ -1,0 +1,127 @@
+"""The languages of a run's problems, and those that its verifier has.
+
+A problem whose answer may be in a language that the verifier lacks is left out: each such answer could not be graded.
+A local run knows the languages before it starts. Then `problems.languages` of its configuration names those that it
+has, and broker and evaluation leave the other problems out. Pods and external verifiers are asked when they run, and a
+run with problems that they cannot grade is refused, with the value of `problems.languages` that leaves them out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from nouscoder.config import Config
+from nouscoder.data.problem_index import all_held_out, has_index, in_languages, open_index
+from nouscoder.domain.problem import Problem
+from nouscoder.errors import NousCoderError
+from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
+from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
+
+
+class LanguagesMissing(NousCoderError):
+    """The verifier lacks a language of the problems. The message names it, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A set of problems: its name in messages, how many it has, and the languages of those not for Python alone."""
+
+    what: str
+    num_problems: int
+    languages: Mapping[str, tuple[str, ...]]
+
+    def others(self, languages: Collection[str]) -> list[tuple[str, ...]]:
+        """The languages of the problems that allow one which is none of these."""
+        return [own for own in self.languages.values() if not set(own) <= set(languages)]
+
+
+def grades_here(config: Config) -> bool:
+    """Whether the run's candidates have the languages of this machine."""
+    sandbox = config.verifier.sandbox
+    backends = {sandbox.backend, sandbox.spill_over.backend or sandbox.backend}
+    return config.run.services == "local" and backends <= {*ON_THIS_MACHINE}
+
+
+def with_languages(config: Config) -> Config:
+    """The configuration of a local run, whose `problems.languages` is set where this machine lacks a language.
+
+    A value that was given stays. Raises what reading the problems raises.
+    """
+    if config.problems.languages or not grades_here(config):
+        return config
+    needed = {language for asked in _asked(config) for own in asked.languages.values() for language in own}
+    if needed <= set(installed()):
+        return config
+    kept = tuple(sorted({"python", *needed & set(installed())}))
+    return config.model_copy(update={"problems": config.problems.model_copy(update={"languages": kept})})
+
+
+def missing_here(config: Config) -> str:
+    """The languages of `problems.languages` that problems need and this machine lacks. Empty: none."""
+    if not grades_here(config):
+        return ""
+    needed = {language for asked in _asked(config) for own in asked.languages.values() for language in own}
+    return ", ".join(sorted(needed & set(config.problems.languages) - set(installed())))
+
+
+def left_out_sentences(config: Config) -> list[str]:
+    """How many problems are left out because of their languages, one sentence for each file."""
+    has = config.problems.languages
+    whole = config.model_copy(update={"problems": config.problems.model_copy(update={"languages": ()})})
+    found = [(asked, asked.others(has)) for asked in _asked(whole)] if has else []
+    return [_sentence(asked, others, has) for asked, others in found if others]
+
+
+def _sentence(asked: _Asked, others: Sequence[tuple[str, ...]], has: Sequence[str]) -> str:
+    lacking = sorted({language for own in others for language in own} - set(has))
+    return (
+        f"{len(others)} of {asked.num_problems} {asked.what} are left out: they allow {', '.join(lacking)}, and"
+        f" problems.languages is {', '.join(has)}"
+    )
+
+
+async def require_languages(config: Config) -> None:
+    """Raises LanguagesMissing when the running verifier lacks a language of the problems that are not left out."""
+    found = await asyncio.to_thread(_asked, config)
+    if not any(asked.languages for asked in found):
+        return
+    client = VerifierClient(
+        config.verifier.grpc, credentials=channel_credentials(config.tls), token=verifier_token(config)
+    )
+    async with client as verifier:
+        has = await verifier.languages()
+    for asked in found:
+        if others := asked.others(has):
+            needed = {language for own in asked.languages.values() for language in own} | {"python"}
+            lacking = ", ".join(sorted(needed - set(has)))
+            kept = ", ".join(f'"{language}"' for language in sorted(needed & set(has)))
+            raise LanguagesMissing(
+                f"the verifier lacks {lacking}, in which {len(others)} of {asked.num_problems} {asked.what} may be"
+                f" answered: install it where candidates run, or leave them out with problems.languages = [{kept}]"
+            )
+
+
+def _asked(config: Config) -> list[_Asked]:
+    """The problems of a run that are not left out because of their languages, of the files that this process sees.
+
+    The broker of external services builds the index of the training problems, perhaps where only it sees it.
+    """
+    train, held_out = (config.in_run_folder(file) for file in (config.problems.train, config.problems.held_out))
+    found = []
+    if train.is_file() and (config.run.services == "local" or has_index(config)):
+        with closing(open_index(config)) as index:
+            names = {*index.problem_ids, *index.left_out}
+            languages = {name: own for name, own in index.languages.items() if name in names}
+            found.append(_Asked("training problems", len(names), languages))
+    if (train if config.problems.held_out_share else held_out).is_file():
+        measured = in_languages(config, all_held_out(config))
+        found.append(_Asked("held-out problems", len(measured), _not_python(measured)))
+    return found
+
+
+def _not_python(problems: Sequence[Problem]) -> dict[str, tuple[str, ...]]:
+    return {one.problem_id: one.languages for one in problems if one.languages != ("python",)}
