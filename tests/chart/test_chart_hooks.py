@@ -293,14 +293,21 @@ def test_a_change_restarts_only_the_pods_that_read_it(
     assert {name for name, place in PODS.items() if was[place] != now[place]} == restarted
 
 
+PACKAGES = ("broker", "generation", "learner", "run", "demo", "evaluation", "rpc", "store")
+
+
 def test_services_read_only_what_restarts_them() -> None:
-    """The sections that the chart leaves out of a checksum do not occur in the code of that service."""
+    """The sections that the chart leaves out of a checksum do not occur in the code of that service.
+
+    `nouscoder eval` runs in no pod, and languages.py reads the section for a run whose services are on its own machine.
+    """
+    own_machine = {"evaluation/evaluate.py", "run/languages.py"}
     for file in (ROOT / "services" / "nouscoder").rglob("*.py"):
         package = file.relative_to(ROOT / "services" / "nouscoder").parts[0]
         text = file.read_text("utf8")
         if package == "verifier":
             assert not re.search(r"\bconfig\.(generation|learner|policy|demo)\b", text), file
-        elif package in ("broker", "generation", "learner", "run", "demo", "evaluation", "rpc", "store"):
+        elif package in PACKAGES and file.relative_to(ROOT / "services" / "nouscoder").as_posix() not in own_machine:
             assert not re.search(r"\bconfig\.verifier\b(?!\.(grpc|metrics)\b)", text), file
 
 

@@ -123,7 +123,20 @@ def test_prometheus_gives_the_labels_that_the_dashboards_read(compose: Document)
     given = {rule["target_label"] for rule in job["relabel_configs"]}
     given |= {label for config in job["static_configs"] for label in config["labels"]} | {"job", "instance"}
     of_metrics = {"le", "state", "verdict", "outcome", "cause", "stream", "reason", "stat", "side", "for", "correct"}
-    of_metrics |= {"end", "backend", "cap", "client", "fate", "result", "status", "kind", "version", "revision"}
+    of_metrics |= {
+        "end",
+        "backend",
+        "cap",
+        "client",
+        "fate",
+        "result",
+        "status",
+        "kind",
+        "version",
+        "revision",
+        "groups",
+        "k",
+    }
     read = {label for _, expr, _ in EXPRESSIONS for label in re.findall(r"by \(([\w, ]+)\)", filled(expr))}
     assert {label.strip() for group in read for label in group.split(",")} <= given | of_metrics
     targets = [target for config in job["static_configs"] for target in config["targets"]]

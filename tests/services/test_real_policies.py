@@ -12,7 +12,7 @@ import pytest
 from tests.services.qwen3_tokenizer import qwen3_folder
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.config import EnvironmentSection, load_config
+from nouscoder.config import EnvironmentSection, devices, load_config
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.problem import Problem
@@ -26,7 +26,6 @@ from nouscoder.generation.environments.prompts import Episode, Prompts, SingleTu
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.policy_folder.weights_files import weights_files
-from nouscoder.run import preflight
 from nouscoder.run.preflight import checked
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 
@@ -173,7 +172,7 @@ async def test_the_configuration_for_a_real_model_can_start_with_the_real_tokeni
 ) -> None:
     """All checks before a run pass, on a machine with a GPU: policy folder, chat template, problems, lengths."""
     (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr(preflight, "_NVIDIA", tmp_path / "nvidiactl")
+    monkeypatch.setattr(devices, "DRIVERS", (tmp_path / "nvidiactl",))
     folder = random_qwen3(tmp_path / "policy")
     tests = StdinTests((StdinCase("1\n", "1\n"),))
     save_problems(tmp_path / "leetcode.jsonl", [Problem(f"p{number}", "Print n.", tests) for number in range(40)])
