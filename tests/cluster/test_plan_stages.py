@@ -15,10 +15,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(3600)]
 STAGES = ("01-short", "02-long", "03-measured")
 BATCHES = (4, 4, 0)
 KILLED = ("broker", "generation", "learner")
+# Another context and another temperature than in the training.
+EVALUATION = {"samples": 16, "temperature": 0.6, "top_p": 0.95, "max_tokens_total": 224, "max_new_tokens": 96}
 PLAN = {
     "config": {
         "run": {"total_batches": BATCHES[0]},
-        "evaluation": {"every_batches": 2},
+        "evaluation": {"every_batches": 2, **EVALUATION},
         "plan": {
             "stages": [
                 {"name": "short"},
@@ -30,7 +32,7 @@ PLAN = {
                 {
                     "name": "measured",
                     "from": "best",
-                    "set": {"run": {"total_batches": 0}, "generation": {"sampling": {"temperature": 0.6}}},
+                    "set": {"run": {"total_batches": 0}},
                 },
             ]
         },
@@ -41,7 +43,8 @@ PLAN = {
 def test_one_release_runs_the_stages_of_a_plan_with_pods_lost_in_each(release: Any, tmp_path: Path) -> None:
     values = tmp_path / "plan.json"
     values.write_text(json.dumps(PLAN))
-    release.install("-f", str(values), *(word for value in SMALL_RUN for word in ("--set-json", value)))
+    small = [value for value in SMALL_RUN if not value.startswith("config.evaluation.")]
+    release.install("-f", str(values), *(word for value in small for word in ("--set-json", value)))
     for stage in STAGES:
         release.until(lambda name=stage: release.run_file(f"{name}/config.toml"), f"{stage} begins", 1200)
         for component in KILLED:
@@ -64,7 +67,16 @@ def test_one_release_runs_the_stages_of_a_plan_with_pods_lost_in_each(release: A
         begun = json.loads(release.run_file(f"{later}/evaluation_before.json"))
         assert begun["policy_version"] == 0, f"{later} measures its own first policy, which came from {stage}"
     assert best[0] >= record["stages"][0]["pass_at_1_first"]
+    for stage in STAGES:
+        measured = json.loads(release.run_file(f"{stage}/evaluation_before.json"))
+        assert EVALUATION.items() <= {**measured["sampling"], "samples": samples_of(measured)}.items()
     assert release.pod("verifier").num_restarts == 0, "the verifier serves all stages"
+
+
+def samples_of(evaluation: dict[str, Any]) -> int:
+    """The number of samples, which is the same for each problem."""
+    (number,) = {problem["sampled"] for problem in evaluation["problems"]}
+    return int(number)
 
 
 def _finished(release: Any) -> str:
