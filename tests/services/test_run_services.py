@@ -22,7 +22,9 @@ from nouscoder.config import Config, dump_config, load_config
 from nouscoder.config.tree import NOTHING_GIVEN
 from nouscoder.data.problem_parquet import load_problems
 from nouscoder.demo.prepare import prepare_run
+from nouscoder.domain.prompt import PromptSettings
 from nouscoder.errors import Unusable
+from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
 from nouscoder.rpc.server import AddressError, Health, Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
 from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently
@@ -81,6 +83,19 @@ async def test_run_services_decides_how_a_run_is_opened_shown_and_logged(
     else:
         with pytest.raises(RunFolderError, match="holds a run already"):
             await deployed.open_folder(config, False, NOTHING_GIVEN)
+
+
+async def test_a_policy_that_is_made_after_the_first_start_changes_no_prompt(tmp_path: Path) -> None:
+    """The demo's run on a cluster makes its policy after its folder, and its pod may start again."""
+    policy = tmp_path / "policy"
+    config = external_config(tmp_path, f"policy.path={policy}")
+    opened = deployment(config).open_folder
+    (await opened(config, False, NOTHING_GIVEN)).folder.close()
+    policy.mkdir()
+    (policy / PROMPT_FILE).write_text(prompt_json(PromptSettings(prompt_as="text")))
+    again = await opened(config, False, NOTHING_GIVEN)
+    again.folder.close()
+    assert again.config.generation.environment == config.generation.environment
 
 
 # Changed configurations

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, dump_config
@@ -270,11 +270,18 @@ async def _attach(config: Config, resume: bool, given: Given) -> OpenedRun:
     """The run folder, made when it is missing: an external run always continues, with the configuration given now."""
     file = config.run.folder / "config.toml"
     before = tomllib.loads(file.read_text(encoding="utf8")) if file.exists() else None
-    config = with_recorded_prompt(config, config.in_run_folder(config.policy.path))
+    found = with_recorded_prompt(config, config.in_run_folder(config.policy.path))
+    # The policy may have been made after the first start: what the run then recorded stays.
+    environment = before and before.get("generation", {}).get("environment")
+    config = config if environment == _environment(config) else found
     folder = await attach_patiently(config)
     run = external_changes(folder, config, before)
     continue_finished(folder, run, is_external=True)
     return OpenedRun(folder, config, run.lines)
+
+
+def _environment(config: Config) -> Any:
+    return tomllib.loads(dump_config(config))["generation"]["environment"]
 
 
 @asynccontextmanager
