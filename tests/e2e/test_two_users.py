@@ -100,6 +100,11 @@ def environment_of(host: Path, tmp_path: Path) -> dict[str, str]:
     }
 
 
+def command_of(run: Any, name: str) -> None:
+    command = [sys.executable, "-m", "nouscoder", name, "--broker", run.broker()]
+    subprocess.run(command, capture_output=True, timeout=60, check=True)
+
+
 def is_closed(place: Path) -> bool:
     try:
         return stat.S_ISDIR(mode := place.lstat().st_mode) and not mode & 0o077
@@ -116,13 +121,14 @@ def read_made(file: Path) -> list[dict[str, Any]]:
 def test_another_user_reads_replaces_and_calls_nothing_of_a_run(
     host: Path, loop_run: Callable[..., Any], tmp_path: Path
 ) -> None:
-    run = loop_run(f'run.root="{host}"')
+    run = loop_run(f'run.root="{host}"', "run.total_batches=40")
     run.folder = host / "run"
     run.environment = environment_of(host, tmp_path)
     run.start()
     run.until(lambda: bool(run.steps()), "the first step")
     config = tomllib.loads((run.folder / "config.toml").read_text())
     addresses = {name: config[name]["grpc"] for name in SERVICES}
+    command_of(run, "pause")  # so that the run does not end before the other user has tried everything
 
     paths = [str(run.folder), *everything_in(run.folder), *everything_in(host / "tmp")]
     assert {str(run.folder / "sockets" / f"{name}.sock") for name in SERVICES} <= set(paths)
@@ -138,6 +144,7 @@ def test_another_user_reads_replaces_and_calls_nothing_of_a_run(
         path for path in everything_in(host / "cache") if os.lstat(path).st_mode & 0o022 and not os.path.islink(path)
     ]
     assert others == [], "caches may be read, and changed by their user alone"
+    command_of(run, "resume")
     assert run.wait() == 0, run.text()[-3000:]
     assert all(is_closed(place) for place in (host / "tmp").iterdir()), "what is left in /tmp is closed"
 
