@@ -93,6 +93,13 @@ def test_the_names_that_keys_had_before_are_read_and_said(tmp_path: Path) -> Non
     assert load_config(written).evaluation == load_config(file).evaluation
 
 
+def test_a_key_by_both_names_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("problems.held_out_samples = 1\n[evaluation]\nsamples = 16\n")
+    with pytest.raises(ConfigError, match=r"problems\.held_out_samples is evaluation\.samples now, and both are given"):
+        load_config(file)
+
+
 def test_the_documents_example_and_the_recipes_choose_the_best_checkpoint_as_the_report_does(tmp_path: Path) -> None:
     text = (ROOT / "docs/evaluation.md").read_text(encoding="utf8")
     (tmp_path / "doc.toml").write_text(text.split("```toml\n")[1].split("```")[0])

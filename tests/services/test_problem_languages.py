@@ -12,6 +12,7 @@ from tests.scripted_turns import ScriptedSampler
 from tests.services.test_verifier_worker import ListBroker, settled, working
 
 from nouscoder.config import Config, ConfigError, EnvironmentSection, VerifierSection, load_config
+from nouscoder.config.evaluation import EvaluationSection
 from nouscoder.data.importers.run import import_files
 from nouscoder.data.problem_index import IndexedProblem, held_out_problems, open_index, open_index_of
 from nouscoder.data.problem_parquet import load_problems
@@ -165,6 +166,13 @@ def test_a_local_run_leaves_out_problems_of_languages_that_it_lacks_with_their_n
     assert list(preflight._problem_faults(config)) == []
     python = run_of(tmp_path, in_languages(("python",), ("cpp",)), in_languages(("python",)))
     assert run_languages.with_languages(python) is python, "nothing is left out, so nothing is set"
+    own = tmp_path / "own.jsonl"
+    save_problems(own, in_languages(("rust",), ("python",)))
+    python = python.model_copy(update={"evaluation": EvaluationSection(problems=str(own))})
+    python.in_run_folder(python.problems.held_out).unlink()
+    config = run_languages.with_languages(python)
+    assert config.problems.languages == ("cpp", "python")
+    assert [one.problem_id for one in held_out_problems(config)] == ["p1"], "those of a file of their own too"
 
 
 @pytest.mark.usefixtures("without_rust")

@@ -76,7 +76,8 @@ class Config(Section):
         for old in _moved_in(tree):
             section, name = old.split(".")
             new_section, new_name = MOVED[old].split(".")
-            tree.setdefault(new_section, {})[new_name] = tree[section].pop(name)
+            if isinstance(tree.setdefault(new_section, {}), dict):
+                tree[new_section][new_name] = tree[section].pop(name)
         return tree
 
     @model_validator(mode="after")
@@ -309,6 +310,11 @@ def _moved_in(tree: Mapping[str, Any]) -> list[str]:
     return [old for old, section in sections.items() if isinstance(section, dict) and old.split(".")[1] in section]
 
 
+def _has(tree: Mapping[str, Any], key: str) -> bool:
+    section, name = key.split(".")
+    return isinstance(tree.get(section), dict) and name in tree[section]
+
+
 def moved_keys(given: Given) -> list[str]:
     """A sentence for each key that was given by its old name."""
     places = [(given.file, ""), (given.sets, ""), *((stage, " in a stage") for stage in _changes_of_stages(given.file))]
@@ -349,9 +355,11 @@ def read_given(path: Path | None, overrides: Iterable[str] = (), folder: Path | 
     file: dict[str, Any] = {} if path is None else read_tree(path)
     if path is not None:
         folder = folder or path.absolute().parent
-        place_paths(file, Config, folder)
-        for changes in _changes_of_stages(file):
-            place_paths(changes, Config, folder)
+        for tree in (file, *_changes_of_stages(file)):
+            place_paths(tree, Config, folder)
+            for old in _moved_in(tree):
+                if _has(tree, MOVED[old]):
+                    raise ConfigError(f"{path}: {old} is {MOVED[old]} now, and both are given: remove {old}")
     sets: dict[str, Any] = {}
     for override in overrides:
         _apply(sets, override)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from nouscoder.config import Config
 from nouscoder.data.problem_index import all_held_out, has_index, in_languages, open_index
@@ -111,13 +112,16 @@ def _asked(config: Config) -> list[_Asked]:
     The broker of external services builds the index of the training problems, perhaps where only it sees it.
     """
     train, held_out = (config.in_run_folder(file) for file in (config.problems.train, config.problems.held_out))
+    measured_from = train if config.problems.held_out_share else held_out
+    if config.evaluation.problems:
+        measured_from = Path(config.evaluation.problems)
     found = []
     if train.is_file() and (config.run.services == "local" or has_index(config)):
         with closing(open_index(config)) as index:
             names = {*index.problem_ids, *index.left_out}
             languages = {name: own for name, own in index.languages.items() if name in names}
             found.append(_Asked("training problems", len(names), languages))
-    if (train if config.problems.held_out_share else held_out).is_file():
+    if measured_from.is_file():
         measured = in_languages(config, all_held_out(config))
         found.append(_Asked("held-out problems", len(measured), _not_python(measured)))
     return found
