@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from tests.services.test_data_import import CALL_ROWS, SUM_ROWS, jsonl, lcb
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
+from nouscoder.data.importers.options import ImportOptions
 from nouscoder.data.importers.run import CannotImport, import_files
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText, prompt_text
 from nouscoder.domain.submission import CallTests, Comparator, ComparatorKind, Limits, StdinTests
+from nouscoder.errors import Unusable
 
 CALLED = {
     "question": "Call it.",
@@ -152,3 +155,77 @@ def test_an_import_with_other_options_does_not_go_on_where_one_was(tmp_path: Pat
     with pytest.raises(CannotImport, match="other files or with other options"):
         import_files("taco", [file], out)
     assert import_files("taco", [file], out, options=ImportOptions(max_tests=2)).tests == 2
+
+
+STDIN = {"inputs": ["1\n"], "outputs": ["2\n"]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "fault"),
+    [
+        (("prompt=q", "tests=casess"), r"no row has the column casess \(--column tests=casess\)"),
+        (("propmt=q",), r"the format reads no field propmt: did you mean prompt\?; it looked for .*question"),
+        (("prompt=q", "prompt=q2"), "names a field twice"),
+    ],
+)
+def test_a_column_that_is_not_there_or_not_read_is_refused(
+    tmp_path: Path, columns: tuple[str, ...], fault: str
+) -> None:
+    """The rows were imported all the same, as mathematics with another column."""
+    row = {"q": "Add one.", "cases": STDIN, "answer": "2", "question": "Another text."}
+    options = [word for column in columns for word in ("--column", column)]
+    with pytest.raises(Unusable, match=fault):
+        imported(tmp_path, "generic", [row], *options)
+    assert not list(tmp_path.glob("*.part")), "the next import begins anew"
+
+
+def test_rows_that_name_their_language_keep_it(tmp_path: Path) -> None:
+    rows = [{"question": "Add.", **STDIN, **named} for named in ({}, {"language": "Python3"}, {"languages": ["rust"]})]
+    items = imported(tmp_path, "generic", rows, "--languages", "cpp")
+    assert [item.problem.languages for item in items] == [("cpp",), ("python",), ("rust",)]
+
+
+def test_a_form_is_not_taken_where_it_would_ask_for_another_thing(tmp_path: Path) -> None:
+    """Mathematics, and functions without starter code, were asked to read stdin."""
+    rows = [
+        {"question": "What is 6*7?", "answer": "42"},
+        {"question": "Write cat.", "tests": {"fn_name": "cat", "inputs": [["a"]], "outputs": ["a"]}},
+        {"question": "Add.", **STDIN},
+    ]
+    told = [PromptSettings().text(PromptText.of(item.problem)) for item in imported(tmp_path, "generic", rows)]
+    in_form = imported(tmp_path, "generic", rows, "--prompt", "lcb")
+    asked = [PromptSettings().text(PromptText.of(item.problem)) for item in in_form]
+    assert asked[:2] == told[:2]
+    assert "boxed" in asked[0]
+    assert asked[2].startswith("### Question:\nAdd.")
+
+
+def test_dates_have_types_and_time_zones(tmp_path: Path) -> None:
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    rows = [
+        {"question": "Add.", "inputs": ["1"], "outputs": ["1"], "id": name, "date": date(2025, 1, day)}
+        for name, day in (("a", 1), ("b", 2))
+    ]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    summary = import_files(
+        "generic", [tmp_path / "rows.parquet"], tmp_path / "out.parquet", options=ImportOptions(after="2025-01-02")
+    )
+    assert (summary.problems, summary.rejected) == (1, {"outside_dates": 1})
+    late = [{"question": "Add.", **STDIN, "contest_date": "2024-08-01T23:30:00-05:00"}]
+    assert len(imported(tmp_path, "generic", late, "--after", "2024-08-02")) == 1, "it is the second in UTC"
+
+
+def test_the_mark_of_utf8_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,question,answer\nfirst,What?,42\n", encoding="utf-8-sig")
+    (tmp_path / "a.jsonl").write_text('{"id": "first", "question": "What?", "answer": "42"}\n', encoding="utf-8-sig")
+    for name in ("a.csv", "a.jsonl"):
+        out = tmp_path / f"{name}.parquet"
+        import_files("generic", [tmp_path / name], out)
+        assert [item.problem.problem_id for item in read_parquet(out)] == ["first"]
+
+
+def test_a_limit_of_memory_in_which_nothing_starts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match="--memory-limit: "):
+        imported(tmp_path, "generic", [{"question": "Add.", **STDIN}], "--memory-limit", "1")

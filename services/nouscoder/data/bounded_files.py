@@ -14,6 +14,7 @@ import sys
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property
@@ -43,7 +44,10 @@ class FileTooLarge(FileRefused):
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """The bytes of a file, or of standard input for `-`, decompressed. Raises OSError, also for a broken file."""
+    """The bytes of a file, or of standard input for `-`, decompressed and without UTF-8's mark at its begin.
+
+    Raises OSError, also for a broken file.
+    """
     import zstandard
 
     try:
@@ -55,11 +59,18 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
             elif head == b"\x28\xb5\x2f\xfd":
                 file = stack.enter_context(zstandard.open(file, "rb"))
             else:
-                yield cast("io.BufferedReader", file)
+                yield _without_mark(cast("io.BufferedReader", file))
                 return
-            yield io.BufferedReader(cast("io.RawIOBase", file), _BUFFER_BYTES)
+            yield _without_mark(io.BufferedReader(cast("io.RawIOBase", file), _BUFFER_BYTES))
     except (EOFError, zlib.error, zstandard.ZstdError) as error:
         raise OSError(f"it is not a complete compressed file: {error}") from error
+
+
+def _without_mark(file: io.BufferedReader) -> io.BufferedReader:
+    """The file after the mark of UTF-8 that some programs write first."""
+    if file.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
+        file.read(len(BOM_UTF8))
+    return file
 
 
 @contextmanager

@@ -235,11 +235,15 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class ReferencedProblem:
-    """A problem, its reference solutions and other facts about it, such as contest_date, if any."""
+    """A problem, its reference solutions and other facts about it, such as contest_date, if any.
+
+    `names_languages`: the data set says in which languages it is answered.
+    """
 
     problem: Problem
     references: tuple[Reference, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    names_languages: bool = False
 
 
 _CHECKER = """import sys

@@ -21,7 +21,7 @@ from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import MathCase, MathTests, StdinCase, StdinTests
 
-_TEMPLATE = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+ANSWER_TEMPLATE = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 _MAX_ANSWER = 4000
 
 
@@ -36,7 +36,7 @@ def read_math(row: Row, number: int) -> ReferencedProblem:
         problem_id=optional_text(row, "unique_id", "problem_id", "id", "ID") or f"math-{number}",
         prompt=_question(row),
         tests=MathTests((MathCase(answer),)),
-        prompt_template=_TEMPLATE,
+        prompt_template=ANSWER_TEMPLATE,
         difficulty=optional_text(row, "level", "difficulty"),
         source=optional_text(row, "source", "data_source") or "math",
         family=optional_text(row, "subject", "type"),

@@ -190,7 +190,8 @@ def read_synthetic1(row: Row, number: int) -> ReferencedProblem:
         family=optional_text(row, "source"),
         languages=(language,),
     )
-    return ReferencedProblem(problem, references(row.get("gold_standard_solution"), language) if is_code else ())
+    known = references(row.get("gold_standard_solution"), language) if is_code else ()
+    return ReferencedProblem(problem, known, names_languages=bool(optional_text(info, "language")))
 
 
 def case_tests(cases: Any) -> StdinTests | CallTests:

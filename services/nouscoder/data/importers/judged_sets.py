@@ -77,9 +77,11 @@ try:
 except SystemExit as end:
     code = end.code
 try:
-    points = float(said.getvalue()) if code in (None, 0) else 0.0
+    points = float(said.getvalue()) if code in (None, 0) else None
 except ValueError:
-    points = 0.0
+    points = None
+if points is None:
+    sys.exit(3)  # the checker has failed, not the program
 if 0 < points < 1:
     print("points", points)
     sys.exit(7)
@@ -222,7 +224,7 @@ def read_codeforces(row: Row, number: int) -> ReferencedProblem:
         facts["cf_rating"] = rating
     if start := row.get("contest_start"):
         facts["contest_date"] = (_EPOCH + timedelta(seconds=start)).isoformat()
-    return ReferencedProblem(problem, metadata=facts)
+    return ReferencedProblem(problem, metadata=facts, names_languages=bool(optional_text(row, "language")))
 
 
 def _whole(tests: Any, *, is_complete: bool) -> list[Any]:
@@ -407,7 +409,7 @@ def read_livecodebench_pro(row: Row, number: int) -> ReferencedProblem:
         family=optional_text(row, "platform"),
         languages=("cpp",),
     )
-    return ReferencedProblem(problem, metadata=_facts(row, "problem_title", "platform"))
+    return ReferencedProblem(problem, metadata=_facts(row, "problem_title", "platform"), names_languages=True)
 
 
 def _pro_tests(files: PackageFiles, config: dict[str, Any]) -> CheckerTests:

@@ -7,8 +7,9 @@ columns renamed before it is read; the rest changes the problem that was read.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator
 from nouscoder.data.importers.fields import Reason, Rejected, Row, at_path
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.prompt import PROMPT, PromptForm, prompt_text
+from nouscoder.domain.prompt import PROMPT, PromptForm, PromptSettings, PromptText, prompt_text
 from nouscoder.domain.submission import (
     LANGUAGES,
     CallCase,
@@ -41,6 +42,7 @@ _STARTER = "{starter_code}"
 _SIZE = re.compile(r"([0-9]+)(?:([KMG])iB)?")
 _UNITS = {None: 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 _DATES = ("contest_date", "date")
+_LEAST_MEMORY_BYTES = 8 * 1024**2  # no interpreter starts in less; a smaller number was meant in another unit
 
 
 class WrongOption(Unusable):
@@ -62,7 +64,7 @@ class ImportOptions(Body):
         None, ge=0, description="allowed difference of two numbers, in place of the set's own tolerances; 0: none"
     )
     time_limit_s: float | None = Field(None, gt=0, description="seconds of each test")
-    memory_limit_bytes: int | None = Field(None, gt=0, description="memory of each test")
+    memory_limit_bytes: int | None = Field(None, ge=_LEAST_MEMORY_BYTES, description="memory of each test")
     max_tests: int | None = Field(None, ge=1, description="tests kept of each problem: those with the longest inputs")
     after: str = Field("", description="problems of this day and later, by the date of their contest")
     before: str = Field("", description="problems from before this day")
@@ -94,16 +96,13 @@ class ImportOptions(Body):
                 raise ValueError(f"{name!r} is no language here{did_you_mean(name, LANGUAGES)}")
         return names
 
-    def renamed(self, row: Row) -> Row:
-        """The row, its columns under the names of the format. A column may be inside another: `extra_info.index`."""
-        if not self.columns:
-            return row
-        return {**row, **{name: at_path(row, column) for name, column in self.columns.items()}}
-
     def applied(self, item: ReferencedProblem) -> ReferencedProblem:
         """The problem as the options want it. Raises Rejected for one outside the dates."""
         self._require_date(item)
-        problem = replace(item.problem, languages=self._languages(item.problem))
+        problem = item.problem
+        is_neutral = isinstance(problem.tests, StdinTests | CheckerTests | InteractiveTests)
+        if self.languages and is_neutral and not item.names_languages:
+            problem = replace(problem, languages=tuple(self.languages))
         changed = replace(
             self._asked(problem),
             comparator=self._comparator(problem.comparator),
@@ -124,13 +123,20 @@ class ImportOptions(Body):
             raise Rejected(Reason.OUTSIDE_DATES, f"its date is {date}")
 
     def _asked(self, problem: Problem) -> Problem:
-        """With its template. Starter code that is in the template is not asked for a second time."""
+        """With its template. Starter code that is in the template is not asked for a second time.
+
+        A form that would ask for a program, where the tests are others and no starter code names a function, is not
+        taken: the problem keeps the template of its importer.
+        """
         if not self.prompt:
             return problem
         code = problem.starter_code
         form = _FORMS.get(self.prompt)
         if form is PromptForm.PLAIN:
             return replace(problem, prompt_template="")
+        asked = PromptText.of(replace(problem, prompt_template=""))
+        if form is not None and PromptSettings(prompt_form=form).misleads(asked, problem.tests.type):
+            return problem
         if form is None and _STARTER not in self.prompt:
             return replace(problem, prompt_template=self.prompt)
         template = (
@@ -150,18 +156,65 @@ class ImportOptions(Body):
             found = replace(found, wall_time_s=self.time_limit_s, cpu_time_s=self.time_limit_s)
         return found if self.memory_limit_bytes is None else replace(found, memory_bytes=self.memory_limit_bytes)
 
-    def _languages(self, problem: Problem) -> tuple[str, ...]:
-        names_none = problem.languages == Problem("", "", problem.tests).languages
-        is_neutral = isinstance(problem.tests, StdinTests | CheckerTests | InteractiveTests)
-        return tuple(self.languages) if self.languages and names_none and is_neutral else problem.languages
+
+class Columns:
+    """The columns that `--column` names, in the rows of an import: which were found, and which fields were read.
+
+    A column may be inside another: `extra_info.index`.
+    """
+
+    def __init__(self, columns: Mapping[str, str], found: Iterable[str] = (), read: Iterable[str] = ()) -> None:
+        self._columns = columns
+        self.found = set(found)
+        self.read = set(read)
+
+    def of(self, row: Row) -> Row:
+        """The row, its columns under the names of the format."""
+        if not self._columns:
+            return row
+        given = {name: at_path(row, column) for name, column in self._columns.items()}
+        self.found |= {name for name, value in given.items() if value is not None}
+        return _Watched({**row, **given}, self.read)
+
+    def fault(self) -> str:
+        """What is wrong with the columns, after all rows were read; "" if nothing is."""
+        for name, column in self._columns.items():
+            if name not in self.found:
+                return f"no row has the column {column} (--column {name}={column})"
+            if name not in self.read:
+                fields = sorted(self.read - self._columns.keys())
+                near = did_you_mean(name, fields)
+                return f"the format reads no field {name}{near}; it looked for {', '.join(fields)}"
+        return ""
+
+
+class _Watched(dict[str, Any]):
+    """A row that notes which fields are read."""
+
+    def __init__(self, row: Row, read: set[str]) -> None:
+        super().__init__(row)
+        self._read = read
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._read.add(str(key))
+        return super().__contains__(key)
 
 
 def _instant(date: str) -> datetime | None:
-    """The instant of ISO text without its time zone; None for another text."""
+    """The instant of ISO text, which is in UTC where it names no time zone; None for another text."""
     try:
-        return datetime.fromisoformat(date).replace(tzinfo=None)
+        found = datetime.fromisoformat(date)
     except ValueError:
         return None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
 def _longest(tests: Tests, most: int) -> Tests:
@@ -209,9 +262,12 @@ def prompt_named(name: str) -> str:
 
 def columns_of(given: list[str]) -> dict[str, str]:
     """The fields and columns of texts such as prompt=question. Raises WrongOption."""
-    found = dict(one.split("=", 1) for one in given if "=" in one)
-    if len(found) != len(given) or not all(name and column for name, column in found.items()):
+    pairs = [one.partition("=") for one in given]
+    if not all(name and column for name, _, column in pairs):
         raise WrongOption(f"--column must be FIELD=COLUMN, such as prompt=question, not {', '.join(given)}")
+    found = {name: column for name, _, column in pairs}
+    if len(found) < len(pairs):
+        raise WrongOption(f"--column names a field twice: {', '.join(given)}")
     return found
 
 
@@ -223,5 +279,5 @@ def options_given(prompt: str, memory_limit: str, columns: list[str], **others: 
         return ImportOptions(prompt=prompt_named(prompt), columns=columns_of(columns), **others)
     except ValidationError as error:
         field, wrong = first_fault(error)
-        name = re.sub(r"_s$|\[.*", "", field).replace("_", "-")
+        name = re.sub(r"_s$|_bytes$|\[.*", "", field).replace("_", "-")
         raise WrongOption(f"--{name}: {wrong}") from None

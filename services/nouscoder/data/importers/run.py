@@ -18,7 +18,7 @@ from typing import Any
 from nouscoder.atomic_files import write_whole
 from nouscoder.data.importers.fields import Reason, Rejected
 from nouscoder.data.importers.formats import format_named
-from nouscoder.data.importers.options import ImportOptions
+from nouscoder.data.importers.options import Columns, ImportOptions
 from nouscoder.data.importers.rows import PREFIX, Format, HubRows, SourceRow, file_rows, hub_rows, num_rows
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import column, join, row_of, store_beside, write_rows
@@ -72,6 +72,8 @@ class _State:
     problems: int = 0
     tests: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    columns_found: list[str] = field(default_factory=list)
+    fields_read: list[str] = field(default_factory=list)
 
 
 Source = Path | HubRows
@@ -141,6 +143,7 @@ class _Import:
         self._folder = out.with_name(f"{out.name}.part")
         self._store = TestStore(open_blobs(self._tests or str(store_beside(out)), bulk=True))
         self._state = self._begun(request)
+        self._columns = Columns(self._options.columns, self._state.columns_found, self._state.fields_read)
         self._rows: list[dict[str, Any]] = []
         self._rejections: list[dict[str, Any]] = []
         self._part_began_s = time.monotonic()
@@ -168,6 +171,9 @@ class _Import:
     def finish(self) -> ImportSummary:
         """Join the parts, build the index, and say what was imported. Raises CannotImport when nothing was."""
         state, rejections = self._state, self._out.with_name(f"{self._out.name}.rejected.jsonl")
+        if fault := self._columns.fault():
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise CannotImport(fault)
         with rejections.open("wb") as listed:
             for number in range(state.parts):
                 listed.write(self._rejected(number).read_bytes())
@@ -216,7 +222,7 @@ class _Import:
         if not isinstance(row.value, dict):
             raise Rejected(Reason.MALFORMED, "the row is not a record")
         # Rows without a name are named by their number in all files, because many sets are in several.
-        item = self._format.read(self._options.renamed(row.value), self._before + row.number)
+        item = self._format.read(self._columns.of(row.value), self._before + row.number)
         item = self._options.applied(item)
         item.problem.prompt.encode()  # text that is not Unicode raises ValueError
         _check_languages(item.problem)
@@ -239,6 +245,7 @@ class _Import:
             self._rejected(state.parts).write_text("".join(json.dumps(one) + "\n" for one in self._rejections))
             state.parts += 1
         state.file, state.skip, state.before = file, skip, self._before
+        state.columns_found, state.fields_read = sorted(self._columns.found), sorted(self._columns.read)
         if self._folder.exists():
             write_whole(self._folder / _STATE, json.dumps(asdict(state)).encode())
         self._rows, self._rejections = [], []

@@ -4,7 +4,7 @@ generic: the field names below, or those of `--column`. A question (prompt, ques
 or the messages of a chat, of which the user's last one is taken), and tests, input_output, test_cases, inputs with
 outputs, or an answer, which is compared as mathematics. In verl's layout the question is `prompt`, and the tests or the
 answer are in reward_model.ground_truth. Further fields: problem_id, task_id, question_id or id; starter_code, fn_name,
-languages, solutions or solution, difficulty, source or data_source, family, contest_date or date.
+languages or language, solutions or solution, difficulty, source or data_source, family, contest_date or date.
 
 nouscoder (NousResearch/RLVR_Coding_Problems, lcb_test): problem, tests {input, output, fn_name}, fn_name, problem_type
 (func for functions), starter_code. Outputs are compared as the authors' grader does: |a - b| <= 1e-4 for the numbers of
@@ -29,12 +29,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 
 from nouscoder.data.importers import livecodebench
+from nouscoder.data.importers.answers import ANSWER_TEMPLATE
 from nouscoder.data.importers.contests import case_tests
 from nouscoder.data.importers.fields import (
     Reason,
@@ -162,20 +164,22 @@ def read_generic(row: Row, number: int) -> ReferencedProblem:
         tests = found_tests(found, function)
     else:
         tests = _tests_or_answer(optional_text(row, "answer") or at_path(row, _TRUTH), function)
-    languages = row.get("languages") or ["python"]
-    names = languages.split(",") if isinstance(languages, str) else languages
+    languages = row.get("languages") or row.get("language")
+    names = languages.split(",") if isinstance(languages, str) else languages or ["python"]
     problem = Problem(
         problem_id=optional_text(row, "problem_id", "task_id", "question_id", "id") or f"generic-{number}",
         prompt=question_of(row, "prompt", "question", "problem", "question_content"),
         tests=tests,
         prelude=_prelude(tests),
+        prompt_template=ANSWER_TEMPLATE if isinstance(tests, MathTests) else "",
         difficulty=optional_text(row, "difficulty"),
         source=optional_text(row, "source", "data_source") or "generic",
         family=optional_text(row, "family"),
         starter_code=optional_text(row, "starter_code"),
         languages=tuple(language_name(str(name).strip()) for name in names),
     )
-    return ReferencedProblem(problem, references(row.get("solutions") or row.get("solution")), _dates(row))
+    known = references(row.get("solutions") or row.get("solution"))
+    return ReferencedProblem(problem, known, _dates(row), names_languages=bool(languages))
 
 
 def _tests_or_answer(truth: Any, function: str) -> Tests:
@@ -196,7 +200,8 @@ def _prelude(tests: Tests) -> Prelude:
 
 
 def _dates(row: Row) -> dict[str, str]:
-    facts = {name: optional_text(row, name) for name in ("contest_date", "date")}
+    values = ((name, row.get(name)) for name in ("contest_date", "date"))
+    facts = {name: value.isoformat() if isinstance(value, date) else optional_text(row, name) for name, value in values}
     return {name: value for name, value in facts.items() if value}
 
 
