@@ -257,6 +257,9 @@ def test_each_policy_of_the_configuration_asks_its_problems(tmp_path: Path) -> N
     assert pool("name=pass_rates", rated, "min_pass_rate=0.5", "keep_unknown=true") == {"p3", "p4", "p6"}
     assert pool("name=potential", rated) == set(rates)
     assert pool("name=priorities") == set(_IDS)
+    others = rates_file(tmp_path, {"q0": 1.0})
+    with pytest.raises(Unusable, match="has the pass rate of no problem of the problem file"):
+        pool("name=pass_rates", f'pass_rates="{others}"', "keep_unknown=true")
 
 
 def test_pools_follow_each_other_and_potential_begins_with_the_highest(tmp_path: Path) -> None:

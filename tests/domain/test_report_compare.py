@@ -197,6 +197,13 @@ def test_the_commands_write_the_pages_and_say_where(tmp_path: Path) -> None:
     assert (one / "report.html").is_file()
     wrong = run.invoke(app, ["report", str(tmp_path)])
     assert isinstance(wrong.exception, NotARun)
+    plan = tmp_path / "plan"
+    write_run(plan / "01-short")
+    (plan / "config.toml").write_text("")
+    (plan / "plan.json").write_text("{}")
+    for command in (["report", str(plan)], ["report", "compare", str(plan), str(one)]):
+        wrong = run.invoke(app, command)
+        assert "folder of a plan: name one of its stages, such as" in str(wrong.exception), "it was an empty page"
 
 
 def test_the_commands_of_the_document_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

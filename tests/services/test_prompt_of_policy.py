@@ -18,7 +18,9 @@ import pytest
 from tests.domain.test_prompt import BEGIN, FUNCTION, QUESTION, STARTER, STDIN, SYSTEM
 from tests.services.qwen3_tokenizer import qwen3_folder
 from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
+from nouscoder.cli.app import app
 from nouscoder.cli.evaluate import _asked
 from nouscoder.config import Config, ConfigError, EnvironmentSection, load_config
 from nouscoder.config.tree import write_starter
@@ -217,6 +219,9 @@ def test_init_train_sft_and_eval_ask_alike_and_set_keys_win(
 
     other = with_recorded_prompt(load_config(None, ["generation.environment.prompt_template='{prompt}'"]), trained)
     assert in_training(other, tokenizer, problem_file) != ids
+    words = ["data", "inspect", str(problem_file), "--prompt", "--set", f"policy.path={trained}"]
+    shown = CliRunner().invoke(app, words).output
+    assert recorded.prompt_template.partition("{prompt}")[2].strip()[:20] in shown, "as training asks it"
     assert [*prompt_lines(other.generation.environment, trained)] == [
         "prompts: messages, form plain; the policy was trained with messages, form plain, a template around it"
         f" (prompt_template is not as in {PROMPT_FILE})"

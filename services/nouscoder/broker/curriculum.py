@@ -149,6 +149,8 @@ def _known_rates(file: str, problem_ids: Sequence[str]) -> dict[str, float]:
     """The base pass rates of the run's problems that have one, in the order of the problem file. Raises Unusable."""
     counts = read_pass_rates(Path(file))
     found = {problem_id: counts[problem_id].rate for problem_id in problem_ids if problem_id in counts}
+    if problem_ids and not found:
+        raise Unusable(f"broker.curriculum.pass_rates: {file} has the pass rate of no problem of the problem file")
     if len(found) < len(problem_ids):
         missing = len(problem_ids) - len(found)
         log.warning("problems have no base pass rate", extra={"file": file, "problems": missing})

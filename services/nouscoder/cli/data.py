@@ -110,11 +110,13 @@ def data_inspect(
     """Count the problems and tests of a file. With --flaky, find unreliable tests; exit code 1 when there are any."""
     from nouscoder.config import load_config
     from nouscoder.data import inspect
-    from nouscoder.domain.prompt import PromptSettings
+    from nouscoder.policy_folder.prompt_file import prompt_of, with_recorded_prompt
 
     if prompt:
-        environment = load_config(config_file, overrides or []).generation.environment
-        text, code = inspect.prompts_of(file, environment.record(PromptSettings)), 0
+        config = load_config(config_file, overrides or [])
+        folder = config.in_run_folder(config.policy.path)
+        environment = with_recorded_prompt(config, folder).generation.environment
+        text, code = inspect.prompts_of(file, prompt_of(environment, folder)), 0
     elif flaky:
         section = load_config(config_file, overrides or []).verifier
         text, code = inspect.audit_file(file, section, rounds, as_json=as_json)

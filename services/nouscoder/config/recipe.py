@@ -17,6 +17,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from nouscoder.config.base import ConfigError, Section
+from nouscoder.errors import did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")
@@ -57,7 +58,8 @@ def recipe_path(name: str, kind: str = "") -> Path:
     for folder in _FOLDERS:
         if (folder / kind / f"{name}.toml").is_file():
             return folder / kind / f"{name}.toml"
-    raise ConfigError(f"there is no recipe {name!r}; there are: {', '.join(recipe_names(kind))}")
+    names = recipe_names(kind)
+    raise ConfigError(f"there is no recipe {name!r}{did_you_mean(name, names)}; there are: {', '.join(names)}")
 
 
 class Origin(StrEnum):

@@ -108,14 +108,14 @@ def run_folder(folder: Path) -> Path:
     """`folder`, if it is that of a run. Raises NotARun."""
     if not folder.is_dir():
         raise NotARun(f"there is no folder {folder}")
-    if any((folder / name).is_file() for name in ("config.toml", "metrics.jsonl")):
-        return folder
     if (folder / "plan.json").is_file():
         stages = sorted(file.parent for file in folder.glob("*/metrics.jsonl"))
         raise NotARun(
             f"{folder} is the folder of a plan: "
             + (f"name one of its stages, such as {stages[0]}" if stages else "none of its stages has begun")
         )
+    if any((folder / name).is_file() for name in ("config.toml", "metrics.jsonl")):
+        return folder
     raise NotARun(f"{folder} is not a run folder: it has neither config.toml nor metrics.jsonl")
 
 

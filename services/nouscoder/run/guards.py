@@ -4,7 +4,7 @@ INVARIANT of `LearningSignal`: while rollouts are filtered and no group is kept,
 the first filtered group, and after `run.max_filtered_batches` batches of filtered rollouts `judge` raises
 NothingToLearn.
 
-INVARIANT: a run without a problem left to ask ends, with the reason: `judge` raises NothingToLearn.
+INVARIANT: a run of whose problems generation can make no rollout ends, with the reason: `judge` raises NothingToLearn.
 
 INVARIANT: a batch with a mismatch above run.guards.mismatch_stop that is trained while a GuardWatch looks makes `look`
 raise SamplerMismatch. Batches that were there before do not, so a run can be resumed with what mends it.
@@ -49,6 +49,16 @@ class _Since:
     filtered_s: float | None = None
 
 
+def all_retired(status: RunStatus) -> str:
+    """That the run is over because all problems are retired for good, which is no failure; "" if it is not so."""
+    if status.finished or not status.all_retired:
+        return ""
+    return (
+        f"the run ends after {status.batches_committed} batches: no problem is left to ask, because all are retired"
+        " (broker.curriculum.retire_after) for good (recheck_epochs = 0)"
+    )
+
+
 class LearningSignal:
     """Watches the counts of one run."""
 
@@ -69,11 +79,6 @@ class LearningSignal:
             raise NothingToLearn(
                 f"the run ended: generation can make no rollout of any of the {status.num_problems} problems, such as:"
                 f" {status.refused_reason}"
-            )
-        if status.all_retired:
-            raise NothingToLearn(
-                f"the run ended after {status.batches_committed} batches: no problem is left to ask, because all are"
-                " retired (broker.curriculum.retire_after) for good (recheck_epochs = 0)"
             )
         if status.refused_problems > 2 * self._refused:
             self._refused = status.refused_problems

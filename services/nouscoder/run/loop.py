@@ -64,7 +64,7 @@ from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker import observer_id
 from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once, log_evaluations, while_alive
 from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, summarize
-from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn, SamplerMismatch
+from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn, SamplerMismatch, all_retired
 from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
@@ -182,7 +182,10 @@ async def watch_until_ended(
 
 async def _warnings(watch: RunWatch, learning: LearningSignal, guards: GuardWatch) -> list[str]:
     """What is to be said of the run. Raises NothingToLearn and SamplerMismatch after it has ended the run."""
-    found = []
+    found: list[str | None] = []
+    if watch.status is not None and (reason := all_retired(watch.status)):
+        await watch.finish_run(reason)
+        return [reason]
     try:
         if watch.status is not None and not watch.status.finished:
             found.append(learning.judge(watch.status))

@@ -29,7 +29,7 @@ from nouscoder.run.evaluation import recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
-from nouscoder.run.preflight import checked, checked_inputs, with_policy_folder
+from nouscoder.run.preflight import checked, checked_inputs, require_problems, with_policy_folder
 from nouscoder.run.resume import note_given, refuse_changes_of, resumed, take
 from nouscoder.run.services import KeptGeneration, OpenedRun, deployment
 from nouscoder.run.view import View, open_view
@@ -86,6 +86,7 @@ async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -
             folder.close()
             raise
     RunFolder.refuse_existing(config.run.folder)
+    await asyncio.to_thread(require_problems, config.stage_run(0))
     config = await asyncio.to_thread(with_policy_folder, config)
     stages = [config.stage_run(index) for index in range(len(config.plan.stages))]
     if not config.plan.stages[0].yarn.factor:

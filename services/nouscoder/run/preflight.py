@@ -82,6 +82,7 @@ def _raise(find: Callable[[], list[str]]) -> None:
 
 
 def _checked(config: Config) -> Config:
+    require_problems(config)
     try:
         config = with_policy_folder(config)
         faults = list(_policy_faults(config))
@@ -103,14 +104,23 @@ def _checked(config: Config) -> Config:
     return config
 
 
+def require_problems(config: Config) -> None:
+    """Check the problems before gigabytes of a model are fetched from a hub. Raises ConfigError with their faults."""
+    if _is_on_a_hub(config):
+        _raise(lambda: [*_problem_faults(config)])
+
+
+def _is_on_a_hub(config: Config) -> bool:
+    return not config.in_run_folder(config.policy.path).exists() and is_hub_id(str(config.policy.path))
+
+
 def with_policy_folder(config: Config) -> Config:
     """The configuration with the folder of its policy, with what that says of its prompt, and with its engine.
 
     A policy that is on a hub is downloaded. Raises HubUnavailable and PromptFileUnusable.
     """
-    path = config.policy.path
-    if not config.in_run_folder(path).exists() and is_hub_id(str(path)):
-        policy = config.policy.model_copy(update={"path": downloaded(str(path))})
+    if _is_on_a_hub(config):
+        policy = config.policy.model_copy(update={"path": downloaded(str(config.policy.path))})
         config = config.model_copy(update={"policy": policy})
     folder = config.in_run_folder(config.policy.path)
     config, why = with_engine(with_recorded_prompt(config, folder), folder, beside_learner=True)
