@@ -18,7 +18,7 @@ _SOURCE = """
 #include <stdlib.h>
 #include <unistd.h>
 static void refuse(void) {
-  static const char said[] = "this image is made for CPUs: {name} is an empty library (build with ACCELERATOR=cuda)\\n";
+  static const char said[] = "torch is installed for CPUs: {name} is an empty library (make with ACCELERATOR=cuda)\\n";
   if (write(2, said, sizeof said - 1)) abort();
   abort();
 }
@@ -73,7 +73,7 @@ def main(site_packages: Path, into: Path) -> None:
     if not torch or not real.is_dir():
         sys.exit(f"empty_cuda: {site_packages} has no torch that searches nvidia/cu13/lib")
     folder = into / real.relative_to(site_packages.parents[2])
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, versions in sorted(needed(torch).items()):
         if name not in present:
             make(folder / name, versions)
