@@ -31,6 +31,7 @@ class LeaseLoss(StrEnum):
     TOO_SMALL = "too_small"  # its group lost so many members that it cannot be trained on
     PROBLEM_GONE = "problem_gone"  # its problem is gone from the problem file
     REFUSED = "refused"  # no worker can make a rollout of its problem
+    ABANDONED = "abandoned"  # its agent is gone
     FINISHED = "finished"  # the run is finished
 
 

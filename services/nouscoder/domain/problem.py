@@ -122,8 +122,8 @@ def language_fault(languages: tuple[str, ...], tests_type: str, profile: Profile
         return "text_is_code needs one language, because a program alone does not say which it is in"
     if languages != ("python",) and tests_type in (CallTests.type, AssertTests.type):
         return f"{tests_type} tests need programs in python: in {', '.join(languages)} only whole programs are tested"
-    if languages != ("python",) and profile is Profile.LCB:
-        return "the profile lcb grades only python"
+    if languages != ("python",) and profile.is_lcb:
+        return f"the profile {profile} grades only python"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,9 +72,9 @@ class Rollout(SegmentedTokens):
 
     The first segment is the prompt, given. token_ids [tokens] int32 cover all segments; logprobs [sampled tokens]
     float32 and the spans of `versions` cover the sampled segments, in order. `sampling` is what it was drawn with,
-    `text` is what is graded. `experts` cover the tokens before the last sampled one, when they were recorded. Raises
-    ValueError on construction when they disagree, nothing was sampled, or a log-probability is not a finite
-    number <= 0.
+    `text` is what is graded. `experts` cover the tokens before the last sampled one, when they were recorded.
+    `own_reward` is that of an agent, in place of the verdict's. Raises ValueError on construction when they disagree,
+    nothing was sampled, or a log-probability is not a finite number <= 0.
     """
 
     rollout_id: str
@@ -87,6 +88,7 @@ class Rollout(SegmentedTokens):
     sampling: Sampling
     text: str
     experts: ExpertChoices | None = None
+    own_reward: float | None = None
 
     def __post_init__(self) -> None:
         name = f"rollout {self.rollout_id}"
@@ -97,6 +99,7 @@ class Rollout(SegmentedTokens):
         if sum(segment.num_tokens for segment in self.segments) != len(self.token_ids):
             raise ValueError(f"{name}: segments do not cover the {len(self.token_ids)} tokens")
         check_sampled(name, self.num_sampled_tokens, self.logprobs, self.versions)
+        _check_reward(name, self.own_reward)
         if self.experts is not None and self.experts.num_positions != self.sampled_ranges()[-1][1] - 1:
             num_positions = self.experts.num_positions
             raise ValueError(f"{name}: {num_positions} recorded tokens are not those before the last sampled one")
@@ -136,7 +139,8 @@ class RolloutHeader:
     """What the broker knows of a rollout; the rest is in its record, which the broker never decodes.
 
     The text starts at `text_offset` in the record and has `text_bytes`. A turn is a sampled segment. `has_thinking` is
-    that of the text. Raises ValueError without an id, and when the oldest version is newer than the newest.
+    that of the text. `own_reward` is decided with the rollout; None: the verdict decides. Raises ValueError without an
+    id, when the oldest version is newer than the newest, and for a reward that is not finite.
     """
 
     rollout_id: str
@@ -152,12 +156,19 @@ class RolloutHeader:
     text_bytes: int
     num_turns: int
     has_thinking: bool = False
+    own_reward: float | None = None
 
     def __post_init__(self) -> None:
         if not self.rollout_id:
             raise ValueError("header.rollout_id is empty")
         if self.oldest_version > self.newest_version:
             raise ValueError("header.oldest_version is newer than header.newest_version")
+        _check_reward("header", self.own_reward)
+
+
+def _check_reward(name: str, reward: float | None) -> None:
+    if reward is not None and not math.isfinite(reward):
+        raise ValueError(f"{name}: the reward {reward} is not a finite number")
 
 
 def has_thinking(text: str) -> bool:
@@ -169,7 +180,9 @@ def has_thinking(text: str) -> bool:
     return bool(closed and thinking.removeprefix("<think>").strip())
 
 
-def assemble_rollout(task: Task, parts: Sequence[memoryview[int] | Completion], text: str) -> Rollout:
+def assemble_rollout(
+    task: Task, parts: Sequence[memoryview[int] | Completion], text: str, own_reward: float | None = None
+) -> Rollout:
     """A rollout of `task` from its parts in order: token ids that were given, and completions that were sampled.
 
     It ended as its last completion did. Raises ValueError where `Rollout` does, or when there is no completion.
@@ -192,6 +205,7 @@ def assemble_rollout(task: Task, parts: Sequence[memoryview[int] | Completion], 
         sampling=task.sampling,
         text=text,
         experts=_experts_of(parts),
+        own_reward=own_reward,
     )
 
 

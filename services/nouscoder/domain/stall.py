@@ -44,6 +44,7 @@ class StallCause(StrEnum):
     GENERATION_SILENT = "generation_silent"
     ENGINE_PAUSED = "engine_paused"
     ENGINE_HUNG = "engine_hung"
+    AGENTS_SLOW = "agents_slow"
     ALL_FILTERED = "all_filtered"
     ALL_STALE = "all_stale"
     ALL_GIVEN_UP = "all_given_up"
@@ -122,7 +123,8 @@ class StallSnapshot:
 
     `since_commit_s`: since the last committed batch, or since the first admission. `usual_batch_s`: the median time of
     the last batches, 0 before there are two. `asked_s`: by stream, since a worker last asked for work; absent: never.
-    `lease_s` and `batch_lease_s` are the lengths of leases. A batch has `batch_groups` groups of `group_size` rollouts.
+    `lease_s` and `batch_lease_s` are the lengths of leases. `agent_session_s`: how long an agent may do nothing; 0
+    where no agents make the rollouts. A batch has `batch_groups` groups of `group_size` rollouts.
     """
 
     status: RunStatus
@@ -140,6 +142,7 @@ class StallSnapshot:
     batch_groups: int
     group_size: int
     redis_faults: tuple[StallCause, ...] = ()
+    agent_session_s: float = 0.0
 
 
 # Which workers hold the next batch up.
@@ -359,10 +362,23 @@ def _when_late(snapshot: StallSnapshot) -> Iterator[Blocker]:
         *grading_blockers(snapshot, only_if_nothing_moves=only_if_nothing_moves),
         *sampling_blockers(snapshot, only_if_nothing_moves=only_if_nothing_moves),
     ]
+    if snapshot.agent_session_s and snapshot.sampling and not blockers:
+        blockers.append(_with_agents(snapshot))
     blockers += _outcomes(snapshot)
     if not blockers and not is_moving(snapshot):
         blockers += _nothing_moves(snapshot)
     yield from blockers
+
+
+def _with_agents(snapshot: StallSnapshot) -> Blocker:
+    """Nothing tells whether an agent thinks or has gone, so its rollouts count as moving until their session ends."""
+    return Blocker(
+        StallCause.AGENTS_SLOW,
+        f"{len(snapshot.sampling)} rollouts wait for an agent, or for the next request of theirs: start agents, or see"
+        f" why they are slow. A rollout whose agent has gone is given up {snapshot.agent_session_s:g} s after its last"
+        " request (generation.environment.agent_session_s).",
+        num_items=len(snapshot.sampling),
+    )
 
 
 def _training(snapshot: StallSnapshot, batch: HeldBatch) -> Iterator[Blocker]:

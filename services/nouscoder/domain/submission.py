@@ -100,6 +100,14 @@ class Profile(StrEnum):
 
     PROCESS = "process"  # each test is a real process, like in a shell
     LCB = "lcb"  # like LiveCodeBench's published grader, including its mistakes
+    CODE_GEN = (
+        "code_gen"  # like NeMo Gym's server code_gen: LCB, where the value of a call may be close or alike in JSON
+    )
+
+    @property
+    def is_lcb(self) -> bool:
+        """Whether the program is found and run as by LiveCodeBench's grader: all tests in one process."""
+        return self is not Profile.PROCESS
 
 
 class Prelude(StrEnum):
@@ -209,11 +217,17 @@ class JudgeProgram:
 
 @dataclass(frozen=True, slots=True)
 class CheckerTests:
-    """Tests of a whole program. `checker` judges its output from the files input, output and answer."""
+    """Tests of a whole program. `checker` judges its output from the files input, output and answer.
+
+    `of_code`: the checker judges the program's text. The program is not run: the file `output` is its text, and the
+    checker runs within the limits of the submission, because it may run the program itself. It gets no answer file; the
+    answer is a right program.
+    """
 
     type: ClassVar[str] = "checker"
     cases: Sequence[StdinCase]
     checker: JudgeProgram
+    of_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)

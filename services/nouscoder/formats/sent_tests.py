@@ -48,7 +48,7 @@ class _SentCases(Sequence[Any]):
 
     def __init__(self, text: _Text, max_cases: int) -> None:
         self._text = text
-        fields = dict(_fields(text))
+        fields = dict(fields_of(text))
         names = [name for name in _LISTS if name in fields and text[fields[name][0]] == ord("[")]
         if names not in (["cases"], ["inputs", "outputs"], ["input", "output"]):
             raise NotTests("tests.cases", "is missing: a list of tests, or two lists `inputs` and `outputs`")
@@ -123,7 +123,7 @@ class _SentCases(Sequence[Any]):
         text = self._text
         if text[span[0]] != ord("["):
             return False
-        items = _item_ends(text, span[0])
+        items = item_spans(text, span[0])
         return next(items, None) is not None and next(items, None) is None
 
     def _value(self, span: _Span, field: str) -> Any:
@@ -133,13 +133,13 @@ class _SentCases(Sequence[Any]):
             raise NotTests(field, f"not JSON: {error}") from None
 
 
-def _fields(text: _Text) -> Iterator[tuple[str, _Span]]:
+def fields_of(text: _Text) -> Iterator[tuple[str, _Span]]:
     """The name and the value of each field of the object that is the whole text."""
     at = _after_space(text, 0)
     if text[at : at + 1] != b"{":
         raise NotTests("body", "not a JSON object")
     last = at + 1
-    for number, (begin, end) in enumerate(_item_ends(text, at)):
+    for number, (begin, end) in enumerate(item_spans(text, at)):
         last = end
         name = _TEXT.match(text, begin)
         colon = -1 if name is None else _after_space(text, name.end())
@@ -160,14 +160,14 @@ def _fields(text: _Text) -> Iterator[tuple[str, _Span]]:
 def _items(text: _Text, span: _Span, field: str, most: int) -> list[_Span]:
     """The items of a list."""
     found: list[_Span] = []
-    for item in _item_ends(text, span[0]):
+    for item in item_spans(text, span[0]):
         if len(found) == most:
             raise NotTests(field, f"may hold at most {most} tests")
         found.append(item)
     return found
 
 
-def _item_ends(text: _Text, at: int) -> Iterator[_Span]:
+def item_spans(text: _Text, at: int) -> Iterator[_Span]:
     """The items of the list, or the fields of the object, that begins at a byte. Raises NotTests for other text."""
     is_object = text[at : at + 1] == b"{"
     close = b"}" if is_object else b"]"

@@ -1,10 +1,10 @@
 """The JSON form of tests, which the grading API, problem files and the test store share.
 
 `canonical_parts` writes the canonical form: the fields in the order of the records below, with all defaults (except the
-protocol of a judge program, the arguments of a program and the module of asserts), without white space, in UTF-8.
-`cases` is last, so that a file can be read case by case. The order of keys inside a call's values is kept, because a
-program can see it. NaN and infinity are written like in Python's json module. The SHA-256 of these bytes is the digest
-of the tests.
+protocol of a judge program, the arguments of a program, the module of asserts and `of_code`), without white space, in
+UTF-8. `cases` is last, so that a file can be read case by case. The order of keys inside a call's values is kept,
+because a program can see it. NaN and infinity are written like in Python's json module. The SHA-256 of these bytes is
+the digest of the tests.
 """
 
 from __future__ import annotations
@@ -146,11 +146,15 @@ class CheckerTestsBody(Body):
 
     type: Literal["checker"]
     checker: JudgeProgramBody
+    of_code: bool = Field(
+        False,
+        description="the program is not run: `output` is its text, there is no `answer`, the limits are the checker's",
+    )
     cases: ListOf[CheckedCaseBody] = Field(min_length=1)
 
     def record(self) -> CheckerTests:
         """The domain's record."""
-        return CheckerTests(tuple(case.record() for case in self.cases), self.checker.record())
+        return CheckerTests(tuple(case.record() for case in self.cases), self.checker.record(), self.of_code)
 
 
 class InteractiveTestsBody(Body):
@@ -229,7 +233,8 @@ def head_record(tests: Tests) -> dict[str, object]:
             module = {"module": tests.module} if tests.module else {}  # else as in the digests of earlier versions
             return {"type": tests.type, "setup": tests.setup, **module}
         case CheckerTests():
-            return {"type": tests.type, "checker": _judge_record(tests.checker)}
+            of_code = {"of_code": True} if tests.of_code else {}  # else as in the digests of earlier versions
+            return {"type": tests.type, "checker": _judge_record(tests.checker), **of_code}
         case InteractiveTests():
             head: dict[str, object] = {"type": tests.type, "interactor": _judge_record(tests.interactor)}
             if tests.unbuffered:  # else as in the digests of earlier versions

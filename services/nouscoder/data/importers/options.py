@@ -253,7 +253,7 @@ def prompt_named(name: str) -> str:
     if not name or name in _FORMS:
         return name
     try:
-        return Path(name).read_text(encoding="utf8")
+        return Path(name).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise WrongOption(
             f"--prompt {name} is none of {', '.join(_FORMS)} and no file with a template: {error}"

@@ -11,6 +11,7 @@ of the same layout can take the place of the name. No program of a data set runs
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -24,6 +25,7 @@ from nouscoder.data.importers.fields import Row
 from nouscoder.data.json_records import read_records
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean
+from nouscoder.installation import how_to_install
 
 _BATCH_ROWS = 16
 _SMALL_GROUP_BYTES = 64 * 1024**2
@@ -136,6 +138,7 @@ def _parquet_file(path: Path) -> Iterator[Any]:
 
 
 PREFIX = "hub:"
+_CONTACT_S = 10.0
 
 
 class HubDataUnusable(Unusable):
@@ -159,6 +162,8 @@ class HubRows:
     def rows(self, skip: int) -> Iterator[SourceRow]:
         """The rows without the first `skip`. Raises HubDataUnusable."""
         load = _library()
+        if not Path(self.name).is_dir():
+            self._require_hub()
         try:
             data = load(**self._chosen(), split=self.split, streaming=True)
             for number, value in enumerate(data.skip(skip), skip + 1):
@@ -166,6 +171,22 @@ class HubRows:
         except Exception as error:  # the library raises errors of the network, of the disk, of pyarrow and of its own
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise HubDataUnusable(f"{self} cannot be read: {reason[:300]}") from error
+
+    def _require_hub(self) -> None:
+        """Raises HubDataUnusable at once where there is no way to the hub: the library tries for half a minute."""
+        import httpx  # the learner's image has none
+        from huggingface_hub import constants
+
+        if constants.HF_HUB_OFFLINE:
+            return  # then the library asks nobody
+        try:
+            httpx.head(constants.ENDPOINT, timeout=_CONTACT_S)
+        except httpx.TransportError as error:
+            raise HubDataUnusable(
+                f"{self} cannot be read: {constants.ENDPOINT} is not reached: {error}; where there is a connection:"
+                f" hf download {self.name} --repo-type dataset --local-dir {self.name}, and put the folder"
+                f" {self.name} here, which is read in place of the hub"
+            ) from None
 
     def _chosen(self) -> dict[str, Any]:
         """Arguments of `load_dataset`."""
@@ -202,9 +223,15 @@ def _as_text(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
+def require_datasets() -> None:
+    """Raises HubDataUnusable when the library that reads a hub's data sets is missing."""
+    _library()
+
+
 def _library() -> Any:
     try:
         from datasets import load_dataset
     except ImportError:
-        raise HubDataUnusable("data sets of a hub need the library datasets: pip install 'nouscoder[hub]'") from None
+        raise HubDataUnusable(f"data sets of a hub need the library datasets: {how_to_install('hub')}") from None
+    logging.getLogger("huggingface_hub").handlers.clear()  # its lines would be shown twice
     return load_dataset

@@ -19,9 +19,18 @@ from nouscoder.atomic_files import write_whole
 from nouscoder.data.importers.fields import Reason, Rejected
 from nouscoder.data.importers.formats import format_named
 from nouscoder.data.importers.options import Columns, ImportOptions
-from nouscoder.data.importers.rows import PREFIX, Format, HubRows, SourceRow, file_rows, hub_rows, num_rows
+from nouscoder.data.importers.rows import (
+    PREFIX,
+    Format,
+    HubRows,
+    SourceRow,
+    file_rows,
+    hub_rows,
+    num_rows,
+    require_datasets,
+)
 from nouscoder.data.problem_index import open_index_of
-from nouscoder.data.problem_parquet import column, join, row_of, store_beside, write_rows
+from nouscoder.data.problem_parquet import column, join, require_parquet, row_of, store_beside, write_rows
 from nouscoder.domain.problem import Problem, language_fault
 from nouscoder.errors import Unusable
 from nouscoder.progress_bar import progress_bar
@@ -96,9 +105,12 @@ def import_files(
             raise CannotImport(f"{name} is read from files, not from a hub")
     if out.exists():
         raise CannotImport(f"{out} exists already: give another --out, or delete it")
+    require_parquet()
+    if any(isinstance(file, HubRows) for file in files):
+        require_datasets()
     had_tests = store_beside(out).exists()
     options = options or ImportOptions()
-    chosen = options.model_dump(exclude_defaults=True)
+    chosen = options.model_dump(mode="json", exclude_defaults=True)
     request = {"format": name, "files": [_identity(file) for file in files], "tests": tests, "options": chosen}
     importing = _Import((known, options), files, out, request)
     try:
@@ -185,7 +197,8 @@ class _Import:
                 raise CannotImport(f"there is no row in {', '.join(str(file) for file in self._files)}")
             first = next(rejections_of(rejections))["detail"]
             raise CannotImport(f"no row could be imported; {rejections} has the reason of each, such as: {first}")
-        join([self._part(number) for number in range(state.parts)], self._out, self._tests)
+        made_by = {name: state.request[name] for name in ("format", "options")}
+        join([self._part(number) for number in range(state.parts)], self._out, self._tests, made_by)
         shutil.rmtree(self._folder)
         open_index_of(self._out, tests=self._tests).close()
         return ImportSummary(state.problems, state.tests, dict(state.rejected), str(self._out), str(rejections))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from nouscoder.domain.submission import Profile, Submission
+from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.verifier.grading.progress import SubmissionProgress
@@ -106,7 +106,7 @@ class SubmissionWork:
             nonlocal spent_s
             begun_s = time.monotonic()
             ran = await _within(patience_s, partial(runs.run, index))
-            spent_s = 0.0 if self.submission.profile is Profile.LCB else time.monotonic() - begun_s
+            spent_s = 0.0 if self.submission.profile.is_lcb else time.monotonic() - begun_s
             return ran
 
         result, ruling = await run_with_time_limits(run, self.program.limits, self.run_lock, self.repetitions)
@@ -166,7 +166,10 @@ class WorkerGroup:
         if self._progress.is_known:
             return
         async with asyncio.TaskGroup() as group:
-            self._start_worker(group)
+            if self._max_workers > 1:
+                self._start_worker(group)
+            else:  # in this task
+                await self._run_alone(group)
         if self._failure is not None:
             raise self._failure
         if not self._progress.is_known:
@@ -177,6 +180,16 @@ class WorkerGroup:
         self._active[worker] = None
         self._num_workers += 1
         worker.add_done_callback(self._ended)  # a callback, because a task can be cancelled before its first step
+
+    async def _run_alone(self, group: asyncio.TaskGroup) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        self._active[me] = None
+        self._num_workers += 1
+        try:
+            await self._run_worker(group)
+        finally:
+            self._ended(me)
 
     def _ended(self, worker: _Worker) -> None:
         self._active.pop(worker, None)

@@ -97,7 +97,7 @@ def extract_program(
     completion: str, languages: Sequence[str], profile: Profile = Profile.PROCESS
 ) -> FoundProgram | None:
     """The program in `completion`, in one of `languages`. None when there is none; the verdict is then no_code."""
-    if profile is Profile.LCB:
+    if profile.is_lcb:
         code = _between_last_fences(completion)
         found = None if code is None else FoundProgram(code, languages[0])
     else:

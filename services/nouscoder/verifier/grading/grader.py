@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nouscoder.config import VerifierSection
-from nouscoder.domain.submission import AssertTests, MathTests, Profile, Submission, TestsReference
+from nouscoder.domain.submission import AssertTests, MathTests, Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.http_server.fair_queue import QueueFull as QueueFull
@@ -34,6 +34,7 @@ from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.grading.math_lane import MathLane
 from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import (
+    ProvenCheckers,
     PytestLibrary,
     has_free_order,
     has_parallel_tests,
@@ -102,6 +103,7 @@ class Grader:
         self._run_lock = run_lock or ExclusiveRunLock()
         self._kill_rates = KillRates()
         self._pytest = PytestLibrary(sandbox)
+        self._checkers = ProvenCheckers(sandbox)
         self._has_slots = asyncio.Event()
         self._has_slots.set()
         self._tell_demand: Callable[[], None] = lambda: None
@@ -224,7 +226,7 @@ class Grader:
         blamed when that happens again.
         """
         work = self._work(submission, program, progress.judge, on_outcome)
-        max_workers = self.num_slots if has_parallel_tests(submission) else 1
+        max_workers = min(self.num_slots, progress.judge.num_tests) if has_parallel_tests(submission) else 1
         partner_s = partner_patience_s(submission)
         patience_s = self._policy.attempt_patience_s(program, self._section.max_submission_s, partner_s)
         message = ""
@@ -234,6 +236,7 @@ class Grader:
             try:
                 async with asyncio.timeout(patience_s):
                     await self._pytest.require(submission)
+                    await self._checkers.require(submission)
                     await WorkerGroup(progress, self._slots, work, max_workers, self._policy.min_worker_left_s).run()
                 return progress.verdict()
             except InvalidSubmission:
@@ -271,7 +274,7 @@ class Grader:
 
 async def _judge(submission: Submission) -> Judge:
     """The judge. That of the lcb profile reads all cases; the others read a case when they run it."""
-    if submission.profile is not Profile.LCB or isinstance(submission.tests, TestsReference):
+    if not submission.profile.is_lcb or isinstance(submission.tests, TestsReference):
         return judge_for(submission)
     if any(takes_long(submission.tests, index) for index in range(len(submission.tests.cases))):
         return await in_turn(judge_for, submission)

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 from cachetools import LRUCache
 
-from nouscoder.domain.submission import Profile, Submission, TestsReference
+from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.tests import digest_of
 from nouscoder.verifier.grading.long_work import in_turn
@@ -92,7 +92,7 @@ class SubmissionProgress:
         self._failure: FirstFailure | None = None
         self._fault = ""
         # LiveCodeBench's grader reports no tests after the first failure.
-        self._stops = submission.stop_on_first_failure or submission.profile is Profile.LCB
+        self._stops = submission.stop_on_first_failure or submission.profile.is_lcb
 
     @property
     def is_known(self) -> bool:

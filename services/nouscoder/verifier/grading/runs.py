@@ -1,16 +1,19 @@
 """How a test of each type runs: alone, followed by a checker, together with an interactor (and perhaps followed by a
-checker), or in one process with all others (the lcb profile). Math tests run no process (math_lane.py).
+checker), read by a checker (`of_code`), or in one process with all others (the lcb profile). Math tests run no process
+(math_lane.py).
 
 Each type of tests has one judge (judges/judge.py). A new type needs a judge, a line in `judge_for`, and a line in
 `open_runs` if it does not run like stdin tests.
 
 INVARIANT: an expected output enters only the sandbox of a checker or an interactor, in which no candidate code has run.
 It never enters the candidate's sandbox. A sandbox is asked until it has once imported pytest, and never again. One
-without it refuses tests with a module, because the verdict of a candidate must not depend on it.
+without it refuses tests with a module, because the verdict of a candidate must not depend on it. For the same reason a
+checker of code is used only after it has accepted the right program of each case here; a few thousand are remembered.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,10 +42,11 @@ from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.harness.frames import RESULT_FILE
 from nouscoder.verifier.judges.asserting import AssertJudge, PytestJudge
-from nouscoder.verifier.judges.judge import CallJudge, Judge, StdinJudge, encoded, outcome_of, takes_long
+from nouscoder.verifier.judges.judge import CallJudge, Judge, StdinJudge, encoded, outcome_of, readable, takes_long
 from nouscoder.verifier.judges.lcb import PRELUDE, LcbJudge
 from nouscoder.verifier.judges.mathematics import MathJudge
 from nouscoder.verifier.judges.rulings import (
+    ACCEPTS,
     Ruling,
     by_testlib,
     has_crashed,
@@ -50,7 +54,7 @@ from nouscoder.verifier.judges.rulings import (
     ruling_of_crash,
     ruling_of_interactor,
 )
-from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, Sandbox, Session
+from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, Sandbox, SandboxError, Session
 from nouscoder.verifier.toolchains.languages import installed
 
 _ARGUMENTS = {
@@ -60,6 +64,8 @@ _ARGUMENTS = {
 # A checker says little. One that prints without end should not do so for its 30 s.
 _CHECKER_LIMITS = Limits(wall_time_s=30.0, cpu_time_s=30.0, memory_bytes=2 * 1024**3, output_bytes=8 * 1024**2)
 _INTERACTOR_EXTRA_S = 10.0
+_MOST_PROVEN = 4096
+_PROOF_S = 60.0  # more than a program has, because no repetition follows
 Ran = tuple[RunResult, Ruling | None]
 log = logging.getLogger(__name__)
 _IMPORT_LIMITS = Limits(wall_time_s=60.0, cpu_time_s=60.0)
@@ -78,8 +84,8 @@ def judge_for(submission: Submission) -> Judge:
 def _judge_for(submission: Submission) -> Judge:
     prelude = PRELUDE if submission.prelude is Prelude.LCB else ""
     match submission.tests:
-        case StdinTests() | CallTests() as tests if submission.profile is Profile.LCB:
-            return LcbJudge(tests, submission.limits.wall_time_s)
+        case StdinTests() | CallTests() as tests if submission.profile.is_lcb:
+            return LcbJudge(tests, submission.limits.wall_time_s, submission.profile)
         case StdinTests() | CheckerTests() | InteractiveTests() as tests:
             return StdinJudge(tests, submission.comparator, prelude)
         case CallTests() as tests:
@@ -105,8 +111,12 @@ class CaseRuns(Protocol):
 
 def program_of(submission: Submission, code: str, judge: Judge, since_s: float | None = None) -> Program:
     """The candidate's program in the form that the sandbox takes. `since_s`: see Program."""
-    language = installed()[submission.language]
     limits = submission.limits
+    if isinstance(submission.tests, CheckerTests) and submission.tests.of_code:
+        files = {RESULT_FILE: encoded(code)}
+        checker = _partner(submission.tests.checker, limits)
+        return replace(checker, problem_id=submission.problem_id, since_s=since_s, files=files)
+    language = installed()[submission.language]
     if isinstance(judge, LcbJudge | PytestJudge):
         limits = judge.run_limits(limits)
     factor = language.time_factor
@@ -138,7 +148,8 @@ def has_parallel_tests(submission: Submission) -> bool:
 
 def partner_patience_s(submission: Submission) -> float:
     """Seconds that a checker (which may run twice) or an interactor may take in addition to the candidate."""
-    has_partner = isinstance(submission.tests, CheckerTests | InteractiveTests)
+    tests = submission.tests
+    has_partner = isinstance(tests, InteractiveTests) or (isinstance(tests, CheckerTests) and not tests.of_code)
     return 2 * _CHECKER_LIMITS.wall_time_s + 15.0 if has_partner else 0.0
 
 
@@ -150,6 +161,9 @@ async def open_runs(
     match submission.tests:
         case MathTests():
             raise ValueError("math tests need no sandbox")
+        case CheckerTests() as tests if tests.of_code:
+            async with sandbox.session(program) as session:
+                yield _CodeRuns(session, tests)
         case CheckerTests() as tests:
             async with sandbox.with_partners(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, other):
                 yield _CheckedRuns(candidate, _Checker(other, tests.checker.protocol), tests, judge)
@@ -233,6 +247,23 @@ class _Checker:
         return by_testlib(check, self._protocol)
 
 
+class _CodeRuns:
+    def __init__(self, session: Session, tests: CheckerTests) -> None:
+        self._session = session
+        self._cases = tests.cases
+
+    async def run(self, index: int) -> Ran:
+        """Run the checker on the program's text."""
+        given = {"input": _files(self._cases[index])["input"]}
+        check = await self._session.run(b"", args=("input", RESULT_FILE), files=given)
+        if check.exit in (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT):
+            return check, None
+        if not has_crashed(check) and (ruling := ruling_of_checker(check)).outcome is not VerdictKind.INTERNAL_ERROR:
+            return check, ruling
+        # The checker accepts a right program (`ProvenCheckers`), so this one made it fail.
+        return check, ruling_of_crash(check, ACCEPTS, True)
+
+
 class _DialogueRuns:
     def __init__(self, candidate: Session, partners: list[Session], tests: InteractiveTests) -> None:
         self._candidate = candidate
@@ -291,3 +322,40 @@ class PytestLibrary:
             )
             raise InvalidSubmission("tests.module", "candidates here cannot import pytest (verifier.libraries)")
         self._is_there = True
+
+
+class ProvenCheckers:
+    """Whether checkers of code accept the right programs in the sandboxes of one grader."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._proven: dict[bytes, None] = {}
+
+    async def require(self, submission: Submission) -> None:
+        """Raises InvalidSubmission for a checker that refuses the answer of a case, and SandboxError."""
+        tests = submission.tests
+        if not isinstance(tests, CheckerTests) or not tests.of_code:
+            return
+        for index in range(len(tests.cases)):
+            files = _files(tests.cases[index])
+            key = hashlib.sha256(repr((tests.checker, files)).encode()).digest()
+            if key not in self._proven:
+                limits = submission.limits
+                longer = replace(
+                    limits, wall_time_s=limits.wall_time_s + _PROOF_S, cpu_time_s=limits.cpu_time_s + _PROOF_S
+                )
+                await self._prove(_partner(tests.checker, longer), files, index)
+                self._proven[key] = None
+                if len(self._proven) > _MOST_PROVEN:
+                    del self._proven[next(iter(self._proven))]
+
+    async def _prove(self, checker: Program, files: dict[str, bytes], index: int) -> None:
+        async with self._sandbox.session(checker) as session:
+            check = await session.run(b"", args=("input", "answer"), files=files)
+        if check.exit is Exit.TIME_LIMIT:
+            raise SandboxError("the checker of code did not end in time on the right program")
+        if has_crashed(check) or ruling_of_checker(check).outcome is not VerdictKind.ACCEPTED:
+            said = readable(check.stderr[-500:] or check.stdout[-500:]).strip().rpartition("\n")[2]
+            raise InvalidSubmission(
+                f"tests.cases[{index}]", f"the checker does not accept the right program here: {said}"
+            )

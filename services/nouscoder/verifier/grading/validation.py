@@ -12,6 +12,7 @@ from nouscoder.domain.submission import (
     CallTests,
     CheckerTests,
     InteractiveTests,
+    JudgeProtocol,
     Limits,
     MathTests,
     Prelude,
@@ -21,6 +22,7 @@ from nouscoder.domain.submission import (
     Tests,
     TestsReference,
 )
+from nouscoder.installation import how_to_install
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed
 
@@ -101,6 +103,8 @@ def _validate_files(submission: Submission, bounds: Bounds) -> None:
         raise InvalidSubmission(
             "files", f"may be at most {bounds.num_files}, with {bounds.num_file_chars} characters in total"
         )
+    if submission.files and isinstance(submission.tests, CheckerTests) and submission.tests.of_code:
+        raise InvalidSubmission("files", "cannot be given to a checker of code")
     taken = [installed()[language].source_name for language in submission.languages]
     for name in submission.files:
         if not _FILE_NAME.fullmatch(name) or name in taken:
@@ -129,12 +133,14 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
             _validate_pytest(tests)
         case CheckerTests():
             _require_language(tests.checker.language, "tests.checker.language")
+            if tests.of_code and tests.checker.protocol is not JudgeProtocol.TESTLIB:
+                raise InvalidSubmission("tests.checker.protocol", "must be testlib with of_code")
         case InteractiveTests():
             _require_language(tests.interactor.language, "tests.interactor.language")
             if tests.checker is not None:
                 _require_language(tests.checker.language, "tests.checker.language")
         case MathTests() if not mathematics.is_installed():
-            raise InvalidSubmission("tests.type", "math needs the library math-verify: install nouscoder[math]")
+            raise InvalidSubmission("tests.type", f"math needs the library math-verify: {how_to_install('math')}")
         case _:
             pass
 
@@ -156,6 +162,6 @@ def _validate_profile(submission: Submission) -> None:
     if submission.profile is Profile.PROCESS:
         return
     if submission.files:
-        raise InvalidSubmission("profile", "lcb does not support further files")
+        raise InvalidSubmission("profile", f"{submission.profile} does not support further files")
     if set(submission.languages) != {"python"} or not isinstance(submission.tests, StdinTests | CallTests):
-        raise InvalidSubmission("profile", "lcb grades only python, and only stdin and call tests")
+        raise InvalidSubmission("profile", f"{submission.profile} grades only python, and only stdin and call tests")

@@ -1,9 +1,13 @@
-"""The `lcb` profile: grades a Python program like LiveCodeBench's published grader, including its mistakes.
+"""The profiles `lcb` and `code_gen`: grade a Python program like LiveCodeBench's published grader, with its mistakes.
 
 Source: LiveCodeBench, lcb_runner/evaluation/testing_util.py, as published in May 2025. One process in a sandbox runs
 the program on all tests (lcb_driver.py); the comparison happens here, in the gateway. Verdicts for LiveCodeBench's
 codes: -2 is wrong_answer, -3 is time_limit_exceeded, -4 is runtime_error (also for code that does not compile), and -1
 (the process died) is runtime_error, or time_limit_exceeded if the whole run took more than (limit + 1) per test + 5 s.
+
+code_gen is the server of NeMo Gym (0.4.0) that holds a copy of that grader. There a call's value is also right as a
+number, or a text of one, within 1e-8 + 1e-5 of the expected one, and when JSON writes both alike: tuples inside lists.
+A program that catches the time limit's exception goes on.
 
 Differences from LiveCodeBench: a returned object with its own `__eq__` is always wrong; memory and output are
 limited; the time limit is that of the submission instead of 6 s.
@@ -18,7 +22,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from nouscoder.domain.submission import CallCase, CallTests, JsonValue, Limits, StdinCase, StdinTests
+from nouscoder.domain.submission import CallCase, CallTests, JsonValue, Limits, Profile, StdinCase, StdinTests
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.json_values import give_way, text_json
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -46,6 +50,7 @@ _ENTRY = "lcb_grade"
 _MAX_RUN_S = 600.0
 _LARGE_BYTES = 1_000_000
 _LINE_WEIGHT = 10  # of a line of the driver beside the answer
+_NUMBER_CHARS = 1000  # of a text that is read as a number
 
 
 class LcbJudge:
@@ -54,11 +59,12 @@ class LcbJudge:
     entry_point: str | None = _ENTRY
     prelude = ""
 
-    def __init__(self, tests: StdinTests | CallTests, limit_s: float) -> None:
+    def __init__(self, tests: StdinTests | CallTests, limit_s: float, profile: Profile = Profile.LCB) -> None:
         """Reads all cases. Raises InvalidSubmission for those that LiveCodeBench's own grader does not support."""
         self._limit_s = math.ceil(limit_s)  # an alarm takes whole seconds
         self._entry = tests.entry_point if isinstance(tests, CallTests) else None
         self._cases = tests.cases
+        self._is_code_gen = profile is Profile.CODE_GEN
         self.num_tests = len(tests.cases)
         given: list[str] = []
         self._expected_json: list[str] = []
@@ -72,7 +78,7 @@ class LcbJudge:
 
     def source(self, code: str) -> str:
         """The driver, which holds the code as a string."""
-        return f"{_driver()}\nPRELUDE = {PRELUDE!r}\nSOURCE = {code!r}\n"
+        return f"{_driver()}\nPRELUDE = {PRELUDE!r}\nSOURCE = {code!r}\nIS_CODE_GEN = {self._is_code_gen}\n"
 
     def batch_input(self) -> bytes:
         """The input of the single process."""
@@ -147,7 +153,8 @@ class LcbJudge:
         else:
             try:
                 # Plain ==, as in LiveCodeBench: True equals 1, and 0.1 + 0.2 does not equal 0.3.
-                right = bool(parse_result(result.stdout, self._expected_json[index]) == expected)
+                value = parse_result(result.stdout, self._expected_json[index])
+                right = bool(value == expected) or (self._is_code_gen and _is_close(value, expected))
             except (UnreadableResult, RecursionError):
                 right = False
         return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
@@ -170,6 +177,16 @@ def _values(case: StdinCase | CallCase) -> tuple[JsonValue, JsonValue]:
     if isinstance(case, CallCase):
         return list(case.args), case.expected
     return case.input, case.output
+
+
+def _is_close(value: object, expected: object) -> bool:
+    """As numpy.allclose(float(value), float(expected))."""
+    pair = [one for one in (value, expected) if isinstance(one, int | float) or len(str(one)) <= _NUMBER_CHARS]
+    try:
+        actual, wanted = map(float, pair)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return actual == wanted or (math.isfinite(wanted) and abs(actual - wanted) <= 1e-8 + 1e-5 * abs(wanted))
 
 
 def _split_line(line: bytes) -> tuple[object, JsonValue, str, float] | None:

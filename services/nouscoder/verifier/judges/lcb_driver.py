@@ -1,10 +1,10 @@
 """Runs a Python program inside a sandbox like LiveCodeBench's grader: all tests in one process.
 
-The service never imports this file. A sandbox runs its text, followed by values for PRELUDE and SOURCE. It gets only
-the inputs and writes one line of JSON per test to descriptor 3. The gateway compares the outputs. It reproduces the
-faults of LiveCodeBench's grader on purpose (docs/verdicts.md lists them): the code of a stdin problem becomes the body
-of a function, stdin is a text in memory with a few methods replaced, only output through sys.stdout counts, and the
-time limit is an alarm that the program can turn off.
+The service never imports this file. A sandbox runs its text, followed by values for PRELUDE, SOURCE and IS_CODE_GEN.
+It gets only the inputs and writes one line of JSON per test to descriptor 3. The gateway compares the outputs. It
+reproduces the faults of LiveCodeBench's grader on purpose (docs/verdicts.md lists them): the code of a stdin problem
+becomes the body of a function, stdin is a text in memory with a few methods replaced, only output through sys.stdout
+counts, and the time limit is an alarm that the program can turn off.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from unittest.mock import mock_open, patch
 
 PRELUDE = SOURCE = ""  # replaced by assignments after the end of this text
+IS_CODE_GEN = False
 _REMOVED_FROM_OS = (
     "kill system putenv remove removedirs rmdir fchdir setuid fork forkpty killpg rename renames truncate replace"
     " unlink fchmod fchown chmod chown chroot lchflags lchmod lchown getcwd chdir"
@@ -40,7 +41,8 @@ class TimeoutException(Exception):
 
 def _on_alarm(number: int, frame: object) -> None:
     # LiveCodeBench prints this into the captured output, so a program that catches the exception is wrong.
-    print("timeout occured: alarm went off")  # noqa: T201
+    if not IS_CODE_GEN:
+        print("timeout occured: alarm went off")  # noqa: T201
     raise TimeoutException
 
 
@@ -203,11 +205,17 @@ def _encoded(value: Any, depth: int) -> object:
     for plain in (int, float, str):
         if isinstance(value, plain) and kind.__eq__ is plain.__eq__:
             return plain(value)
-    if isinstance(value, list) and kind.__eq__ is list.__eq__ and depth < 400:
+    lists = (list.__eq__, tuple.__eq__) if IS_CODE_GEN else (list.__eq__,)
+    if isinstance(value, list | tuple) and kind.__eq__ in lists and depth < 400:
         return [_encoded(item, depth + 1) for item in value]
+    if IS_CODE_GEN and isinstance(value, dict) and all(type(k) in (str, int, float, bool, type(None)) for k in value):
+        value = {key if type(key) is str else _dumps(key): item for key, item in value.items()}
     as_dict = (dict.__eq__, Counter.__eq__, OrderedDict.__eq__)
     if isinstance(value, dict) and kind.__eq__ in as_dict and depth < 400 and all(type(k) is str for k in value):
         return {key: _encoded(item, depth + 1) for key, item in value.items()}
+    if IS_CODE_GEN and not depth and not isinstance(value, list | tuple | dict):
+        with contextlib.suppress(Exception):
+            return float(value)
     return {"\0": kind.__name__}
 
 

@@ -3,7 +3,7 @@
 INVARIANT: untrusted text is parsed in forks only. A fork that passes a limit is killed, and so is each that is left
 when this process ends.
 
-`judges.mathematics` starts this process. A request is one line of JSON, the fields of `Request`. Its answer is one
+`judges.mathematics` starts this process. A request is one line of JSON, the fields of `MathRequest`. Its answer is one
 line, `{"id": ID, "codes": "10?", "end": END}` with one code for each gold answer that was compared, in their order (see
 `Code`). `{"id": ID}` alone kills the fork of an earlier request, which then has no answer. Any number of requests is
 answered at the same time, in any order. The CPU time of a fork decides and not the wall time, so that the end does not
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 MEMORY_BYTES = 512 * 1024**2  # of a fork, beside what the library itself takes
 _FILE_BYTES = 1 << 20
 _LOOK_EVERY_S = 0.05
+_IDLE_S = 6.0  # then a comparison gets the share of its niceness, so that its end does not depend on the machine's work
 _READ_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _TRIES = 20
@@ -56,10 +57,11 @@ class End(StrEnum):
     CRASHED = "crashed"
 
 
-class Request(NamedTuple):
+class MathRequest(NamedTuple):
     """The comparison of `answer` with each of `golds`.
 
     `cpu_s` and `wall_s` bound each comparison, `total_s` is the CPU time of all together. `niceness`: see nice(2).
+    `idle`: the files `procs` and `own` of an idle group (sandbox/cgroup.py), in which it begins; empty: nowhere.
     """
 
     id: int
@@ -69,26 +71,30 @@ class Request(NamedTuple):
     wall_s: float
     total_s: float
     niceness: int
+    idle: list[str]
 
 
 class Fork:
     """A running fork and the codes that it has sent."""
 
-    def __init__(self, request: Request, pid: int, pipe: int) -> None:
+    def __init__(self, request: MathRequest, pid: int, pipe: int) -> None:
         self.pid = pid
         self.pipe = pipe
         self._request = request
+        self._own = request.idle[1:]
         self._codes = ""
         self._end: End | None = None
         self._since_s = self._begun_s = time.monotonic()
         self._since_cpu_s = 0.0
 
     def look(self) -> None:
-        """Kill it if it has taken too long."""
+        """Kill it if it has taken too long. Take it out of the idle group after a while."""
         if self._end is not None:
             return
         cpu_s, now_s = cpu_time_s(self.pid), time.monotonic()
         asked = self._request
+        if self._own and now_s - self._begun_s > _IDLE_S:
+            _move(self.pid, self._own.pop())
         is_late = cpu_s - self._since_cpu_s > asked.cpu_s or now_s - self._since_s > asked.wall_s
         if is_late or cpu_s > asked.total_s or now_s - self._begun_s > asked.total_s + asked.wall_s:
             self._end = End.LATE
@@ -134,7 +140,7 @@ def main() -> None:
         for line in _lines(forks):
             asked = json.loads(line)
             if len(asked) > 1:
-                forks[asked["id"]] = _started(Request(**asked))
+                forks[asked["id"]] = _started(MathRequest(**asked))
             elif (fork := forks.pop(asked["id"], None)) is not None:
                 os.kill(fork.pid, signal.SIGKILL)
                 fork.reap()
@@ -163,7 +169,7 @@ def _lines(forks: dict[int, Fork]) -> Iterator[bytes]:
             yield from lines
 
 
-def _started(request: Request) -> Fork:
+def _started(request: MathRequest) -> Fork:
     read_end, write_end = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
@@ -172,8 +178,10 @@ def _started(request: Request) -> Fork:
     return Fork(request, pid, read_end)
 
 
-def _compare_in_fork(request: Request, write_end: int, parent: int) -> None:
+def _compare_in_fork(request: MathRequest, write_end: int, parent: int) -> None:
     try:
+        for procs in request.idle[:1]:
+            _move(os.getpid(), procs)
         _lower(request.niceness)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -196,6 +204,12 @@ def _compare_in_fork(request: Request, write_end: int, parent: int) -> None:
             os.write(write_end, code.encode())
     finally:
         os._exit(0)
+
+
+def _move(pid: int, procs: str) -> None:
+    """Move a process to a group. Where that is refused, its niceness alone counts."""
+    with contextlib.suppress(OSError), open(procs, "w") as file:
+        file.write(str(pid))
 
 
 def _lower(niceness: int) -> None:

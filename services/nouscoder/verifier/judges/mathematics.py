@@ -23,9 +23,10 @@ from nouscoder.domain.submission import MathTests
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.judges import math_worker
 from nouscoder.verifier.judges.judge import readable
-from nouscoder.verifier.judges.math_worker import Code, End, Request
+from nouscoder.verifier.judges.math_worker import Code, End, MathRequest
 from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
+from nouscoder.verifier.sandbox.cgroup import Groups, IdleGroup
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ def is_installed() -> bool:
 class MathLimits:
     """The limits of one comparison, in CPU time and in wall time, which only a very busy machine reaches first.
 
-    `total_s` is the CPU time of all comparisons of a submission. `niceness` lowers their priority.
+    `total_s` is the CPU time of all comparisons of a submission. `niceness` lowers their priority. Those with one begin
+    in an idle group, where there is one.
     """
 
     cpu_s: float = 3.0
@@ -111,6 +113,7 @@ class MathProcess:
         self._replies: dict[int, asyncio.Future[Compared]] = {}  # of the process that runs
         self._numbers = itertools.count()
         self._starting = asyncio.Lock()
+        self._idle: IdleGroup | None = None  # made with the first process, removed at the end
         self._is_closed = False
 
     @property
@@ -126,7 +129,8 @@ class MathProcess:
         process = await self._running()
         assert process.stdin is not None
         number, replies = next(self._numbers), self._replies
-        request = Request(number, golds, answer, limits.cpu_s, limits.wall_s, limits.total_s, limits.niceness)
+        idle = [self._idle.procs, self._idle.own] if self._idle is not None and limits.niceness else []
+        request = MathRequest(number, golds, answer, limits.cpu_s, limits.wall_s, limits.total_s, limits.niceness, idle)
         reply: asyncio.Future[Compared] = asyncio.get_running_loop().create_future()
         replies[number] = reply
         try:
@@ -147,6 +151,9 @@ class MathProcess:
         """Kill the process with its forks, if it runs, and wait for it. No other one starts."""
         self._is_closed = True
         await self._stop()
+        if self._idle is not None:
+            self._idle.remove()
+            self._idle = None
 
     async def _stop(self) -> None:
         process, reading = self._process, self._reading
@@ -165,6 +172,7 @@ class MathProcess:
                 raise SandboxError("comparing mathematics failed: the service stops")
             if self._process is None or self._process.returncode is not None:
                 await self._stop()
+                self._idle = self._idle or Groups().make_idle()
                 try:
                     self._process = await self._started()
                 except OSError as error:

@@ -37,6 +37,9 @@ _PARTNER_ENDED = (b"BrokenPipeError", b"Broken pipe", b"EOFError", b"NoSuchEleme
 _REMARK_CHARS = 500
 
 
+ACCEPTS = RunResult(Exit.EXITED, _RIGHT, 0, 0.0, 0.0, 0, b"", b"")  # how a checker ends that accepts
+
+
 @dataclass(frozen=True, slots=True)
 class Ruling:
     """The decision of a checker, an interactor or the math library on a test, with a remark.
