@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import atheris
 
@@ -25,6 +25,8 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from google.protobuf.message import DecodeError
 
     from nouscoder.config import SandboxSection
+    from nouscoder.data.problem_index import IndexedProblem
+    from nouscoder.domain.problem import GradingRules
     from nouscoder.domain.submission import (
         AssertTests,
         CallCase,
@@ -40,9 +42,14 @@ with atheris.instrument_imports(include=["nouscoder"]):
         Submission,
     )
     from nouscoder.domain.verdict import Verdict, VerdictKind
+    from nouscoder.formats.json_values import ValueCount, json_bytes, json_value, with_whole_characters
+    from nouscoder.http_server.memory_budget import MemoryBudget
     from nouscoder.rpc.convert import InvalidMessage
     from nouscoder.rpc.pairs import SUBMISSION
     from nouscoder.v1 import verdict_pb2
+    from nouscoder.verifier.api.compat.nemo_gym import parse_row
+    from nouscoder.verifier.api.compat.openenv import EpisodeSession
+    from nouscoder.verifier.api.compat.problem_set import NoSuchProblem
     from nouscoder.verifier.api.faults import Absent
     from nouscoder.verifier.api.get_reward import parse_get_reward
     from nouscoder.verifier.api.run_code import parse_run_code
@@ -433,11 +440,79 @@ def submit(data: bytes) -> None:
         _refused_well(lambda: _take(parse_submit(data).submission()))
 
 
+def gym(data: bytes) -> None:
+    """A row of NeMo Gym comes back with the values that were sent, or is refused with its field."""
+
+    def take() -> None:
+        row = parse_row(data, ValueCount.unbounded())
+        validate(row.submission, Bounds())
+        back, sent = (json_value(with_whole_characters(one)) for one in (row.echoed + b'"reward":0}', data))
+        for name in ("responses_create_params", "response"):
+            assert repr(back[name]) == repr(sent[name])  # NaN equals nothing
+
+    _refused_well(take)
+
+
+class _Offered:
+    """A problem set whose hidden tests accept everything."""
+
+    problem_ids = ("p",)
+    _problem = IndexedProblem("p", "Add.", "", GradingRules(), "sha256:", 1, 1)
+
+    def problem(self, problem_id: str) -> IndexedProblem:
+        if problem_id != "p":
+            raise NoSuchProblem("there is no such problem")
+        return self._problem
+
+    def at(self, place: int) -> IndexedProblem:
+        return self.problem("p" if place == 0 else "")
+
+    async def public_verdict(self, *_: object) -> None:
+        return None
+
+    async def hidden_verdict(self, *_: object) -> Verdict:
+        return Verdict(VerdictKind.ACCEPTED, 1, 1, 1, 0.1, "fake")
+
+
+class _Silent:
+    """A client that says nothing more."""
+
+    async def receive(self) -> None:
+        await asyncio.Event().wait()
+
+
+_CODES = ("INVALID_JSON", "VALIDATION_ERROR", "UNKNOWN_TYPE", "EXECUTION_ERROR")
+
+
+def session(data: bytes) -> None:
+    """Messages of an OpenEnv session: each is answered by a frame, and only a step within an episode has a reward."""
+    made = EpisodeSession(cast(Any, _Silent()), cast(Any, _Offered()), MemoryBudget(1 << 20), lambda: None)
+    has_episode = False
+    for line in data.decode("utf8", "replace").split("\n"):
+        frame = _loop.run_until_complete(made._answer(line))
+        if frame is None:
+            return
+        sent = json.loads(json_bytes(frame))
+        match sent["type"]:
+            case "observation":
+                assert (sent["data"]["reward"] is None) == (not sent["data"]["done"]), sent
+                assert has_episode or not sent["data"]["done"], sent
+                has_episode = not sent["data"]["done"]
+            case "error":
+                assert sent["data"]["code"] in _CODES, sent
+                assert sent["data"]["message"] != "the service failed on this message", sent
+                assert len(sent["data"]["message"]) < 10 * _MAX_FAULT_CHARS, sent
+            case other:
+                assert other in ("state", "mcp"), sent
+    if made._reading is not None:
+        made._reading.cancel()
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
         *(extract, text, value, request, message, batch, outcome, frame),
-        *(runner, greeting, reward, submit),
+        *(runner, greeting, reward, submit, gym, session),
     )
 }
 _LINEAR = frozenset({"extract", "text", "value", "outcome"})

@@ -14,6 +14,11 @@ CASES = {"type": "stdin", "cases": [{"input": "1 2\n", "output": "3\n", "args": 
 GRADE = {"code": "print(sum(map(int, input().split())))", "tests": CASES, "limits": LIMITS, "reveal": "all"}
 CALL = {"type": "call", "entry_point": "f", "cases": [{"args": [[1, 2.5, None]], "kwargs": {}, "expected": {"a": 1}}]}
 JUDGE = {"language": "python", "code": "import sys; sys.exit(0)"}
+GYM = {
+    "responses_create_params": {"input": "x"},
+    "response": {"output": [{"type": "message", "content": [{"type": "output_text", "text": "```\nprint(3)\n```"}]}]},
+    "verifier_metadata": {"unit_tests": {"inputs": ["1 2\n"], "outputs": ["3\n"], "fn_name": None}},
+}
 WORDS = [
     b"null",
     b"[]",
@@ -67,6 +72,9 @@ def bodies() -> dict[str, list[bytes]]:
             {"code": "print(1)", "language": "python", "run_timeout": 1, "stdin": "x", "files": {"a": "eA=="}}
         ],
         "/get_reward": [{"query": ["p```python\nprint(3)\n```"], "prompts": ["p"], "labels": [{"tests": CASES}]}],
+        "/verify": [GYM],
+        "/seed_session": [GYM],
+        "/aggregate_metrics": [{"verify_responses": [{"_ng_task_index": 0, "reward": 1.0, "more": [1, "x"]}]}],
         "/submit": [
             {
                 "dataset": "d",

@@ -23,6 +23,8 @@ from nouscoder.bench.controls import bare_spawn, forks_per_second, rate, warm_fo
 from nouscoder.bench.http_load import LeanClient, LoadFault
 from nouscoder.bench.measuring import BenchError, free_addresses, stolen_s, usage_of
 from nouscoder.bench.peers import Peer, PeerBench, PeerLoad, as_lines
+from nouscoder.bench.submission_cost import SlotClocks, SubmissionCost, cost_of, floor
+from nouscoder.bench.submission_cost import as_lines as lines_of_cost
 from nouscoder.client.calls import GRADE_PATH
 
 
@@ -69,6 +71,12 @@ class VerifierBench:
     peers: tuple[PeerBench, ...] = ()
     processes: int = 1  # of the figures in `with_processes`
     with_processes: Throughput | None = None  # submissions of one test
+    one_test_cost: SubmissionCost | None = None  # backend local
+
+    @property
+    def one_test_of_floor(self) -> float | None:
+        """The service's CPU time for a submission of one test, as a multiple of the floor."""
+        return None if self.one_test_cost is None else self.one_test_cost.of_floor
 
 
 def as_text(result: VerifierBench) -> str:
@@ -85,6 +93,7 @@ def as_text(result: VerifierBench) -> str:
         f" p50 {late.p50_s * 1e3:.0f} ms, p99 {late.p99_s * 1e3:.0f} ms",
         f"gateway: {many.gateway_cpu_share:.0%} of the service's CPU (one-test submissions:"
         f" {single.gateway_cpu_share:.0%}); peak memory {result.peak_memory_bytes >> 20} MiB",
+        *(lines_of_cost(result.one_test_cost) if result.one_test_cost is not None else ()),
         *_several_lines(result),
         *(line for peer in result.peers for line in as_lines(peer)),
     ]
@@ -120,6 +129,7 @@ class Bench:
         self._control_s = control_s
         self._client = client
         self._num_sent = 0
+        self._client_s = self._candidates_s = 0.0  # CPU time
         self.peak_memory_bytes = 0
         self.backend = ""
 
@@ -144,6 +154,23 @@ class Bench:
         share = own_s / (own_s + children_s)
         return Throughput(
             num_done, num_tests, wall_s, per_core, spawn_rate, per_core / spawn_rate, gateway_cpu_share=share
+        )
+
+    async def cost(self, num_submissions: int, rounds: int = 4) -> SubmissionCost:
+        """Where the CPU time of a submission of one test goes, in turn with its floor. Only for backend local."""
+        floors = [await asyncio.to_thread(floor, self._control_s)]
+        client_s, candidates_s = self._client_s, self._candidates_s
+        before = SlotClocks.of(self._pid)
+        for _ in range(rounds):
+            await self.load(num_submissions // rounds, 1)
+            floors.append(await asyncio.to_thread(floor, self._control_s))
+        return cost_of(
+            before,
+            SlotClocks.of(self._pid),
+            submissions=num_submissions // rounds * rounds,
+            candidates_s=self._candidates_s - candidates_s,
+            client_s=self._client_s - client_s,
+            floors=floors,
         )
 
     async def capacity(self, num_submissions: int) -> float:
@@ -171,7 +198,7 @@ class Bench:
         """Send so many submissions, some always waiting. Returns the seconds until the last answer."""
         waiting = iter(self._bodies(num_submissions, num_tests))
         answers = []
-        begun = time.perf_counter()
+        begun, client_begun_s = time.perf_counter(), time.process_time()
 
         async def sender() -> None:
             for body in waiting:
@@ -179,6 +206,7 @@ class Bench:
 
         await asyncio.gather(*(sender() for _ in range(_AT_ONCE)))
         wall_s = time.perf_counter() - begun
+        self._client_s += time.process_time() - client_begun_s
         self.peak_memory_bytes = max(self.peak_memory_bytes, usage_of(self._pid).memory_bytes)
         self._check(answers, num_tests)
         return wall_s
@@ -203,6 +231,7 @@ class Bench:
     def _check(self, answers: list[bytes], num_tests: int) -> None:
         for answer in map(json.loads, answers):
             self.backend = str(answer["backend"])
+            self._candidates_s += sum(test["cpu_time_s"] for test in answer["tests"])
             if (answer["verdict"], answer["passed"]) != ("accepted", num_tests):
                 got = f"{answer['verdict']} with {answer['passed']} of {num_tests} passed"
                 raise BenchError(f"a right program got {got}")
@@ -232,18 +261,11 @@ async def bench_verifier(
         warm_forks = await asyncio.to_thread(warm_forks_per_second, control_s)
         many = await bench.throughput(max(8, round(100 * scale)), 50)
         single = await bench.throughput(max(8, round(800 * scale)), 1)
+        cost = await bench.cost(max(8, round(800 * scale))) if bench.backend == "local" else None
         capacity = await bench.capacity(max(8, round(80 * scale)))
         latency = await bench.latency(capacity / 2, max(20, round(400 * scale)))
         cores = os.cpu_count() or 1
-        compared = [
-            PeerBench(
-                peer.kind,
-                peer.url,
-                await load.throughput(many.submissions, 50, bench.load),
-                await load.throughput(single.submissions, 1, bench.load),
-            )
-            for peer, load in loads
-        ]
+        compared = [await _compared(peer, load, bench, many.submissions, single.submissions) for peer, load in loads]
         processes = processes if bench.backend == "local" else 1
         several = await _with_processes(overrides, scale, control_s, processes) if processes > 1 else None
         num_cpu_s = (time.perf_counter() - begun_s) * cores
@@ -261,7 +283,13 @@ async def bench_verifier(
             peers=tuple(compared),
             processes=processes,
             with_processes=several,
+            one_test_cost=cost,
         )
+
+
+async def _compared(peer: Peer, load: PeerLoad, bench: Bench, num_many: int, num_single: int) -> PeerBench:
+    many = await load.throughput(num_many, 50, bench.load)
+    return PeerBench(peer.kind, peer.url, many, await load.throughput(num_single, 1, bench.load))
 
 
 async def _with_processes(overrides: tuple[str, ...], scale: float, control_s: float, processes: int) -> Throughput:

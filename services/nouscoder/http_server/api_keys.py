@@ -14,6 +14,7 @@ file is correct again. If no keys are configured at all, every request is admitt
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -173,7 +174,7 @@ def _fingerprint_of(file: Path) -> tuple[int, ...]:
 
 def _read(file: Path) -> tuple[ApiKey, ...]:
     try:
-        return parse_api_keys(file.read_text("utf8").splitlines(), str(file))
+        return parse_api_keys(file.read_text("utf-8-sig").splitlines(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ApiKeysUnusable(f"{file} cannot be read: {reason}") from error
@@ -213,8 +214,11 @@ def foreign_part(host: str | None, origin: str | None, names: Collection[str]) -
 
 def _is_own(name: str, names: Collection[str]) -> bool:
     """Whether no foreign site can have this name: addresses, names without a dot, and private endings."""
-    if name in names or (name and "." not in name) or name.endswith(_PRIVATE_ENDINGS):
-        return True
+    return name in names or bool(name and "." not in name) or name.endswith(_PRIVATE_ENDINGS) or _is_address(name)
+
+
+@functools.lru_cache(maxsize=64)  # asked for every request
+def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -18,6 +18,7 @@ READ_PATIENCE_S = 60.0
 _PART_PATIENCE_S = 60.0  # for the next part of a body that goes to the disk
 _FILE_PATIENCE_S = 3600.0  # for all of it
 _FLUSH_BYTES = 1024**2
+_UNWATCHED_S = 0.1  # most work ends sooner, and a task that watches for the client costs more than a timer
 
 
 class BodyFault(Exception):
@@ -109,7 +110,8 @@ async def while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
         gone = True
         me.cancel()
 
-    watching = asyncio.create_task(watch())
+    watching: list[asyncio.Task[None]] = []
+    timer = asyncio.get_running_loop().call_later(_UNWATCHED_S, lambda: watching.append(asyncio.create_task(watch())))
     try:
         return await work
     except asyncio.CancelledError:
@@ -118,7 +120,9 @@ async def while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
         me.uncancel()
         raise BodyFault(499, "the client disconnected") from None
     finally:
-        watching.cancel()
+        timer.cancel()
+        for task in watching:
+            task.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

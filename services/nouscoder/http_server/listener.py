@@ -17,7 +17,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,10 +29,13 @@ from nouscoder.errors import Unusable
 from nouscoder.rpc.server import AddressError, socket_host, split_address
 from nouscoder.rpc.tls import Renewed
 
+WebSockets = Callable[..., asyncio.Protocol]  # makes the protocol of a WebSocket: websocket.bounded()
+
 # Delivery of the answers of one connection, piece by piece.
 
 ANSWER_PATIENCE_S = 60.0
 _PIECE_BYTES = 64 * 1024
+_SHORT_BYTES = 2048  # above zero, with which asyncio's TLS would pause for ever
 
 
 class Delivery:
@@ -48,9 +51,10 @@ class Delivery:
     def begin(self) -> None:
         """Have the protocol told of each pause in writing, which it passes on from now on.
 
-        Writing pauses when a byte waits, and goes on when none does. uvloop's TLS tells of a pause at once.
+        Writing pauses when more than a short answer waits, and goes on when nothing does. uvloop sends the head and the
+        body of a short answer together. Its TLS tells of a pause at once.
         """
-        self._transport.set_write_buffer_limits(high=1, low=0)  # high=0: asyncio's TLS would pause for ever
+        self._transport.set_write_buffer_limits(high=_SHORT_BYTES, low=0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
         """Handle one request."""
@@ -105,9 +109,17 @@ else:  # the installed parser: httptools or h11
 STOP_PATIENCE_S = 5.0
 HEAD_PATIENCE_S = 30.0
 MAX_HEAD_BYTES = 65536
+MAX_MESSAGE_BYTES = 1024**2  # of a WebSocket
 _MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 # At most half of the files that the process may have open, so that connections leave the others to its work.
 MOST_CONNECTIONS = 4096 if _MOST_FILES == resource.RLIM_INFINITY else min(4096, _MOST_FILES // 2)
+
+
+@runtime_checkable
+class Upgraded(Protocol):
+    """The protocol of a connection that is no longer HTTP (websocket.py)."""
+
+    closed: Callable[[], None] | None
 
 
 class _Protocol(_UvicornProtocol):
@@ -170,6 +182,14 @@ class _Protocol(_UvicornProtocol):
         if self.closed is not None:
             self.closed()
 
+    def handle_websocket_upgrade(self, *event: Any) -> None:
+        self._wait_no_more()
+        self._delivery.ended()
+        super().handle_websocket_upgrade(*event)
+        after = self.transport.get_protocol()
+        if isinstance(after, Upgraded):
+            after.closed = self.closed
+
     @property
     def _is_unfinished(self) -> bool:
         """Whether bytes of a request are to come."""
@@ -198,32 +218,42 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl.SSLContext | None = None) -> str:
+async def start_http(
+    app: FastAPI,
+    address: str,
+    stack: AsyncExitStack,
+    tls: ssl.SSLContext | None = None,
+    websocket: WebSockets | None = None,
+) -> str:
     """Listen on `address` (port 0 takes a free port) until `stack` closes. Returns the actual address.
 
     Raises AddressError when the address cannot be used.
     """
     listening = listen(address)
     host, _ = split_address(address)
-    await serve_http(app, listening, stack, tls)
+    await serve_http(app, listening, stack, tls, websocket)
     return f"{host}:{listening.getsockname()[1]}"
 
 
 async def serve_http(
-    app: FastAPI, listening: socket.socket, stack: AsyncExitStack, tls: ssl.SSLContext | None = None
+    app: FastAPI,
+    listening: socket.socket,
+    stack: AsyncExitStack,
+    tls: ssl.SSLContext | None = None,
+    websocket: WebSockets | None = None,
 ) -> None:
     """Serve on a listening socket until `stack` closes, which also closes the socket."""
-    _run(_server_of(app, tls), [listening], stack)
+    _run(_server_of(app, tls, websocket), [listening], stack)
 
 
 async def start_taking(
-    app: FastAPI, stack: AsyncExitStack, tls: ssl.SSLContext | None = None
+    app: FastAPI, stack: AsyncExitStack, tls: ssl.SSLContext | None = None, websocket: WebSockets | None = None
 ) -> Callable[[socket.socket, Callable[[], None]], Awaitable[None]]:
     """Serve connections that another process has accepted, until `stack` closes.
 
     Returns the function that takes one. It calls its second argument once, when the connection has ended.
     """
-    server = _server_of(app, tls)
+    server = _server_of(app, tls, websocket)
     task = _run(server, [], stack)
     while not server.started and not task.done():
         await asyncio.sleep(0.001)  # bounded: uvicorn has nothing to wait for
@@ -241,8 +271,8 @@ async def start_taking(
     return take
 
 
-def _server_of(app: FastAPI, tls: ssl.SSLContext | None) -> _Server:
-    """A server for `app` that does not run yet."""
+def _server_of(app: FastAPI, tls: ssl.SSLContext | None, websocket: WebSockets | None) -> _Server:
+    """A server for `app` that does not run yet. Without `websocket` it takes no WebSocket."""
     config = uvicorn.Config(
         app,
         http=_Protocol,
@@ -250,8 +280,11 @@ def _server_of(app: FastAPI, tls: ssl.SSLContext | None) -> _Server:
         log_level="warning",
         access_log=False,
         lifespan="off",
-        ws="none",
+        ws=websocket or "none",  # type: ignore[arg-type]  # a class of its own, or a function that makes one
         ssl_context_factory=None if tls is None else lambda *_: tls,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_ping_interval=None,
+        ws_per_message_deflate=False,
         server_header=False,
         proxy_headers=False,  # nothing here depends on the address or the scheme that a proxy names
         timeout_graceful_shutdown=int(STOP_PATIENCE_S),

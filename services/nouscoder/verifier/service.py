@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import Config, VerifierSection
 from nouscoder.http_server import parsing
 from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
-from nouscoder.http_server.listener import http_context, start_http
+from nouscoder.http_server.listener import WebSockets, http_context, start_http
 from nouscoder.http_server.memory_budget import MemoryBudget, return_large_blocks
 from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
@@ -36,6 +36,8 @@ from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrade
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.capabilities import Capabilities
+from nouscoder.verifier.api.compat import add_protocols
+from nouscoder.verifier.api.compat.problem_set import ProblemSet, open_problem_set
 from nouscoder.verifier.api.rest import DrainState, GradingApi, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.schema import bodies
@@ -76,6 +78,7 @@ class Parts:
     audit: AuditLog | None
     tools: ToolSessions | None
     jobs: Jobs | None
+    problems: ProblemSet
 
     @property
     def isolation(self) -> tuple[str, ...]:
@@ -89,8 +92,8 @@ class Parts:
             self.audit.reopen()
 
     def app(self, page: CollectorRegistry, drain_state: DrainState) -> GradingApi:
-        """The REST API, with `page` as the page of metrics."""
-        return make_app(
+        """The REST API with the protocols of other projects, and with `page` as the page of metrics."""
+        app = make_app(
             self.grader,
             page,
             drain_state,
@@ -103,6 +106,16 @@ class Parts:
             capabilities=Capabilities(self.core, self.isolation),
             jobs=self.jobs,
         )
+        add_protocols(
+            app,
+            grader=self.grader,
+            runner=self.runner,
+            problems=self.problems,
+            budget=self.budget,
+            section=self.section,
+            enter=drain_state.enter,
+        )
+        return app
 
     def servicer(self) -> Servicer:
         """The gRPC API."""
@@ -135,7 +148,7 @@ async def serve(
         await _start_http(section, app, drain_state, stack)
         if share is not None:
             share.serve_metrics(parts.registry, stack)
-            await share.start(app, section, stack)
+            await share.start(app, section, stack, web_sockets(section))
         stack.push_async_callback(_let_finish, parts.grader, section.drain_s)
         served = grpc_served(section, parts.servicer(), parts.registry, GrpcGate(parts.api_keys, parts.budget))
         served = replace(served, shares_address=share is not None)
@@ -186,6 +199,7 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
         audit=audit,
         tools=tools,
         jobs=await stack.enter_async_context(open_jobs(section.jobs, grader, budget, section.max_body_bytes)),
+        problems=await stack.enter_async_context(open_problem_set(section.problems, grader, cache)),
     )
 
 
@@ -241,10 +255,20 @@ def _grader(
     return StoredTestsGrader(grader, client_tests)
 
 
+def web_sockets(section: VerifierSection) -> WebSockets | None:
+    """What makes WebSockets, which only OpenEnv's sessions need."""
+    if not section.problems:
+        return None
+    from nouscoder.http_server.websocket import bounded
+
+    return bounded()
+
+
 async def _start_http(section: VerifierSection, app: FastAPI, drain_state: DrainState, stack: AsyncExitStack) -> None:
     """Start the REST API and the plain health port, if configured."""
     if section.http:
-        log.info("listening", extra={"http": await start_http(app, section.http, stack, http_context(section.tls))})
+        tls = http_context(section.tls)
+        log.info("listening", extra={"http": await start_http(app, section.http, stack, tls, web_sockets(section))})
     if section.health:
         address = await start_http(make_health_app(drain_state), section.health, stack)
         log.info("listening", extra={"health": address})

@@ -1,5 +1,7 @@
 """ASGI middleware that handles request id, API key and deadline of every HTTP request. It does not buffer streams.
 
+A WebSocket is one request. Its API key is checked again for each message.
+
 INVARIANT: no request to a path that is not open (`is_open_path`) reaches the API without a valid API key, unless no
 keys are configured. Then no request that a browser sends for a foreign site reaches the API (api_keys.py).
 Every answer carries the request's id. At its deadline the work of a request is cancelled, which frees its sandbox.
@@ -64,11 +66,11 @@ class Gatekeeper:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = {bytes(name).lower(): bytes(value).decode("latin-1") for name, value in scope["headers"]}
-        answer = _Answer(send, request_id_from(headers.get(b"x-request-id")))
+        answer = _Answer(send, request_id_from(headers.get(b"x-request-id")), is_websocket=scope["type"] == "websocket")
         caller = self._caller(scope["path"], headers, answer.request_id)
         if caller is None:
             await answer.fault(401, "a valid API key is required: Authorization: Bearer TOKEN", None, _CHALLENGE)
@@ -84,6 +86,8 @@ class Gatekeeper:
             await answer.fault(422, f"X-Deadline-S: {error}", "X-Deadline-S")
             return
         set_caller(caller)
+        if answer.is_websocket:
+            receive = self._while_valid(scope["path"], headers, receive)
         if deadline_s is None:
             await self._app(scope, receive, answer.send)
             return
@@ -94,6 +98,17 @@ class Gatekeeper:
             if not limit.expired():
                 raise
             await answer.cut(f"the deadline of {deadline_s:g} s has passed")
+
+    def _while_valid(self, path: str, headers: dict[bytes, str], receive: Receive) -> Receive:
+        """`receive` of a WebSocket, which ends when its API key is no longer valid."""
+
+        async def received() -> Message:
+            message = await receive()
+            if message["type"] == "websocket.receive" and self._caller(path, headers, "") is None:
+                return {"type": "websocket.disconnect", "code": 1008, "reason": "the API key is no longer valid"}
+            return message
+
+        return received
 
     def _caller(self, path: str, headers: dict[bytes, str], request_id: str) -> Caller | None:
         """The caller, or None when a valid API key is required and missing."""
@@ -114,15 +129,16 @@ def is_open_path(path: str) -> bool:
 class _Answer:
     """One answer. It records whether it has begun, so that it can be ended correctly at any time."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, *, is_websocket: bool) -> None:
         self.request_id = request_id
+        self.is_websocket = is_websocket
         self._send = send
         self._begun: str | None = None
         self._ended = False
 
     async def send(self, message: Message) -> None:
         """ASGI's `send`, with the request id added to the headers."""
-        if message["type"] == "http.response.start":
+        if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
             kinds = [bytes(value) for name, value in headers if bytes(name).lower() == b"content-type"]
             self._begun = kinds[0].decode("latin-1") if kinds else ""
@@ -134,13 +150,16 @@ class _Answer:
     async def fault(self, status: int, detail: str, field: str | None, *more: tuple[bytes, bytes]) -> None:
         """Send a complete error answer."""
         headers = [(b"content-type", b"application/json"), *more]
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": fault_record(detail, field)})
+        kind = "websocket.http.response" if self.is_websocket else "http.response"
+        await self.send({"type": f"{kind}.start", "status": status, "headers": headers})
+        await self.send({"type": f"{kind}.body", "body": fault_record(detail, field)})
 
     async def cut(self, detail: str) -> None:
         """End the answer: 504 if it has not begun, else a last record of the stream with the reason."""
         if self._begun is None:
             await self.fault(504, detail, "X-Deadline-S")
+        elif self.is_websocket:
+            await self.send({"type": "websocket.close", "code": 1008, "reason": detail})
         elif not self._ended:
             record = fault_record(detail, "X-Deadline-S")
             await self.send({"type": "http.response.body", "body": last_record(self._begun, record)})

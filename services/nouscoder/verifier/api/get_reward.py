@@ -59,7 +59,7 @@ class GetRewardRequest(BaseModel):
         found = []
         for number, (query, prompt, label) in enumerate(zip(self.query, self.prompts, self.labels, strict=True)):
             try:
-                record = {**_request_of(label, values), "completion": answer_in(query, prompt)}
+                record = {**request_of_label(label, values), "completion": answer_in(query, prompt)}
                 found.append(parse_submission(json_bytes(record), values))
             except InvalidSubmission as error:
                 raise type(error)(f"labels[{number}].{error.field}", str(error)) from None
@@ -131,7 +131,7 @@ async def rewards(grader: Grading, submissions: list[Submission]) -> GetRewardAn
     )
 
 
-def _request_of(label: str | dict[str, Any], values: ValueCount) -> dict[str, Any]:
+def request_of_label(label: object, values: ValueCount) -> dict[str, Any]:
     """The fields of a request from a label. Raises InvalidSubmission."""
     record: Any = label
     if isinstance(label, str):

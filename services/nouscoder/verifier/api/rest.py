@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -49,9 +50,12 @@ from nouscoder.verifier.api.schema import (
 from nouscoder.verifier.api.streaming import batch_lines, lines_of, server_events
 from nouscoder.verifier.api.tests_upload import TestsUpload
 from nouscoder.verifier.grading.grader import Grading
+from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed
+
+log = logging.getLogger(__name__)
 
 # POST /v1/grade without the web framework.
 
@@ -129,6 +133,11 @@ class DrainState:
         """Refuse new submissions from now on."""
         self.draining = True
 
+    def enter(self) -> None:
+        """Called at the begin of a submission. Raises Draining."""
+        if self.draining:
+            raise Draining
+
 
 def make_app(
     grader: Grading,
@@ -150,7 +159,7 @@ def make_app(
     """
     # A redirect to the path without a slash would repeat the Host of the request.
     app = GradingApi(
-        GradeFront(grader, lambda: _enter(drain_state), max_body_bytes),
+        GradeFront(grader, drain_state.enter, max_body_bytes),
         title="NousCoder verifier",
         version=__version__,
         openapi_url=None,  # served by _add_docs
@@ -169,15 +178,15 @@ def make_app(
     of_batch = of_many if budget is None else min(of_many, budget.budget_bytes)
     _add_grading(app, grader, drain_state, max_body_bytes, of_batch)
     _add_get_reward(app, grader, drain_state, max_body_bytes)
-    add_submit(app, grader, lambda: _enter(drain_state), max_body_bytes)
+    add_submit(app, grader, drain_state.enter, max_body_bytes)
     if runner is not None:
-        add_run_code(app, runner, lambda: _enter(drain_state), max_body_bytes)
+        add_run_code(app, runner, drain_state.enter, max_body_bytes)
     if client_tests is not None:
         _add_tests(app, client_tests, drain_state, max_body_bytes)
     if capabilities is not None:
         _add_capabilities(app, capabilities)
     if jobs is not None:
-        add_jobs(app, jobs, lambda: _enter(drain_state), _REQUESTS)
+        add_jobs(app, jobs, drain_state.enter, _REQUESTS)
     else:
         _add_no_jobs(app)
     _add_docs(app)
@@ -196,7 +205,7 @@ def _add_grading(
     @app.post("/v1/grade/stream", responses=FAULTS, openapi_extra=_REQUEST)
     async def grade_stream(request: Request) -> Response:
         """Grade one submission: an event `outcome` for each test as it ends, then one event `verdict`."""
-        _enter(drain_state)
+        drain_state.enter()
         submission = await bodies.parsed(await read_body(request, max_body_bytes), parse_submission)
         events = server_events(grader, submission)
         first = await anext(events)  # awaited before the status is sent, so that a refusal has its own status
@@ -205,7 +214,7 @@ def _add_grading(
     @app.post("/v1/grade/batch", responses=FAULTS, openapi_extra=_LINES)
     async def grade_batch(request: Request) -> Response:
         """Grade many: one request per line with an optional `id`. One answer per line, in order of completion."""
-        _enter(drain_state)
+        drain_state.enter()
         # The body is read completely before the first answer, so that a client may write all before it reads.
         body = await read_body(request, max_batch_bytes)
         return StreamingResponse(batch_lines(grader, lines_of(body)), media_type="application/x-ndjson")
@@ -218,8 +227,12 @@ def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_
     @app.post("/get_reward", response_model=GetRewardAnswer, responses=FAULTS, openapi_extra=extra)
     async def get_reward(request: Request) -> Response:
         """Grade answers as OpenRLHF's remote reward: `labels` are the tests."""
-        _enter(drain_state)
-        submissions = await bodies.parsed(await read_body(request, max_body_bytes), rewarded_submissions)
+        drain_state.enter()
+        try:
+            submissions = await bodies.parsed(await read_body(request, max_body_bytes), rewarded_submissions)
+        except InvalidSubmission as error:  # OpenRLHF shows only the status
+            log.warning("a request for rewards is refused", extra={"field": error.field, "reason": str(error)})
+            raise
         answer = await while_connected(request.receive, rewards(grader, submissions))
         return Response(answer.model_dump_json(), media_type=_JSON)
 
@@ -237,7 +250,7 @@ def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState,
     @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=FAULTS | full, openapi_extra=extra)
     async def put_tests(request: Request) -> Response:
         """Store tests of any size. Submissions of the same client can then name them by their digest."""
-        _enter(drain_state)
+        drain_state.enter()
         stored = await upload.put(request)
         answer = StoredTestsAnswer(digest=stored.digest, num_tests=stored.num_tests, num_bytes=stored.num_bytes)
         return Response(answer.model_dump_json(), media_type=_JSON)
@@ -255,11 +268,6 @@ def _add_no_jobs(app: FastAPI) -> None:
     async def no_jobs() -> Response:
         """Says what turns jobs on."""
         raise Absent("this service keeps no jobs: verifier.jobs.folder is empty")
-
-
-def _enter(drain_state: DrainState) -> None:
-    if drain_state.draining:
-        raise Draining
 
 
 async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -285,7 +293,7 @@ def _add_health(app: FastAPI, drain_state: DrainState) -> None:
     @app.get("/readyz", responses={503: {"model": Fault}})
     async def readyz() -> dict[str, str]:
         """The service accepts submissions."""
-        _enter(drain_state)
+        drain_state.enter()
         return {"status": "ready"}
 
 

@@ -41,7 +41,9 @@ class _Request(Body):
     completion: str | None = Field(None, description="a model's answer; its last fenced block is the program")
     limits: LimitsBody = LimitsBody()
     comparator: ComparatorBody = ComparatorBody()
-    profile: Literal["process", "lcb"] = Field("process", description="lcb: the verdict of LiveCodeBench's grader")
+    profile: Literal["process", "lcb", "code_gen"] = Field(
+        "process", description="lcb: the verdict of LiveCodeBench's grader; code_gen: of NeMo Gym's server code_gen"
+    )
     prelude: Literal["none", "lcb"] = Field("none", description="lcb: LiveCodeBench's star imports, for python")
     stop_on_first_failure: bool = True
     reveal: Literal["first_failure", "none"] = "first_failure"

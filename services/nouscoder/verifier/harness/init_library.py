@@ -28,6 +28,7 @@ class _Settings(ctypes.Structure):
         ("peer", c_int),
         ("two_users", c_int),
         ("gvisor", c_int),
+        ("last_pid", c_int),
         ("tmp_bytes", c_uint64),
         ("tmp_inodes", c_uint64),
         ("base_vm_bytes", c_uint64),
@@ -54,6 +55,11 @@ class Assignment(NamedTuple):
     meta: bytes
     args: bytes
     body: bytes
+
+    def pack(self) -> bytes:
+        """As init does."""
+        numbers = (self.is_first, self.in_dialogue, len(self.meta), len(self.args), len(self.body))
+        return _ASSIGNMENT.pack(self.cpu_time_s, *numbers) + self.meta + self.args + self.body
 
     @staticmethod
     def unpack(assignment: bytes) -> Assignment:
@@ -134,6 +140,7 @@ class Init:
             *descriptors,
             isolation.two_users,
             settings.kernel == "gvisor",
+            isolation.last_pid,
             settings.tmp_bytes,
             settings.tmp_inodes,
             vm_bytes,

@@ -31,6 +31,8 @@ WRITTEN = {
     "etc/hosts": "127.0.0.1 localhost\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+# Folders that task packages name. Links into /tmp, the only place that a run may write to.
+TASK_FOLDERS = ("app", "logs", "solution", "tests", "workspace")
 _OLD = "/old"
 _SEALED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID
 _NAMESPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -44,6 +46,7 @@ class Isolation(Protocol):
     namespaces: int  # made fresh for every submission
     id_map: bytes | None  # of their users (user_namespaces(7)); None without a user namespace
     has_large_pages: bool  # the kernel may have large pages, which make forks cheaper
+    last_pid: int  # a descriptor of the file that sets the next process id; -1 for none
 
     def enter(self) -> None:
         """Leave the host's file system for the read-only root. Called once in the zygote. Raises OSError."""
@@ -62,6 +65,9 @@ class LinuxIsolation:
         self.two_users = settings.uid_init is not None
         two = f"0 {settings.uid_init} 1\n1000 {settings.uid_candidate} 1"
         self.id_map: bytes | None = (two if self.two_users else "0 0 1").encode()
+        self.last_pid = -1
+        with contextlib.suppress(OSError):  # read-only in most containers; each init then opens that of its own /proc
+            self.last_pid = kernel.move_up(os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY | os.O_CLOEXEC))
 
     def enter(self) -> None:
         """Enter a mount namespace of the slot (and, if the service is not root, a user namespace), then the root."""
@@ -92,6 +98,7 @@ class GvisorIsolation:
     namespaces = _NAMESPACES
     id_map: bytes | None = None
     has_large_pages = False
+    last_pid = -1
 
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
@@ -245,6 +252,9 @@ def fill(parts: RootParts) -> None:
         (root / path.lstrip("/")).symlink_to(target)
     for folder in ("etc", "proc", "tmp", "dev", PROGRAM_FOLDER[1:]):
         (root / folder).mkdir(exist_ok=True)
+    for folder in TASK_FOLDERS:
+        with contextlib.suppress(FileExistsError):  # a read-only folder of the configuration is below it
+            (root / folder).symlink_to(f"/tmp/{folder}")
     for name, text in WRITTEN.items():
         (root / name).write_text(text)
     for name, content in parts.copies.items():

@@ -11,6 +11,8 @@ import resource
 import sys
 from typing import Any
 
+from nouscoder.installation import how_to_install
+
 MEMORY_BYTES = 4 * 1024**3
 CPU_TIME_S = 600
 _BATCH_ROWS = 64
@@ -28,7 +30,7 @@ def main(source: str, target: str, max_bytes: int) -> None:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
-        raise _Unreadable("this service cannot read parquet: it needs pip install 'nouscoder[data]'") from None
+        raise _Unreadable(f"this service cannot read parquet: it needs {how_to_install('data')}") from None
     try:
         file = parquet.ParquetFile(source)
         with open(target, "wb") as output:

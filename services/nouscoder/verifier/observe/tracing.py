@@ -34,6 +34,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.errors import Unusable
+from nouscoder.installation import how_to_install
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.gatekeeper import App, Message, Receive, Scope, Send
 from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
@@ -113,7 +114,7 @@ def open_tracing(endpoint: str, stack: AsyncExitStack) -> Tracing | None:
         from nouscoder.verifier.observe.exporter import SpanExport
     except ImportError as error:
         raise TracingUnusable(
-            f"verifier.tracing_endpoint needs OpenTelemetry: install the project's `tracing` extra ({error})"
+            f"verifier.tracing_endpoint needs OpenTelemetry ({error}): {how_to_install('tracing')}"
         ) from error
     export = SpanExport(endpoint)
     stack.push_async_callback(asyncio.to_thread, export.close)

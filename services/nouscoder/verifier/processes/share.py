@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, ConfigError, VerifierSection
 from nouscoder.errors import Unusable
-from nouscoder.http_server.listener import http_context, start_taking
+from nouscoder.http_server.listener import WebSockets, http_context, start_taking
 from nouscoder.logs import configure_logs
 from nouscoder.rpc.metrics_page import serve_on_socket
 from nouscoder.verifier.access.quotas import Quotas
@@ -107,9 +107,11 @@ class Share:
         """Let the parent read the metrics of this process."""
         serve_on_socket(registry, self._place.metrics, stack)
 
-    async def start(self, app: FastAPI, section: VerifierSection, stack: AsyncExitStack) -> None:
+    async def start(
+        self, app: FastAPI, section: VerifierSection, stack: AsyncExitStack, websocket: WebSockets | None
+    ) -> None:
         """Serve the connections that the parent gives to this process."""
-        self._arrivals.take = await start_taking(app, stack, http_context(section.tls))
+        self._arrivals.take = await start_taking(app, stack, http_context(section.tls), websocket)
 
     def ready(self) -> None:
         """Tell the parent that this process takes calls."""
@@ -142,7 +144,7 @@ def main() -> int:
         uvloop.run(serve(order.config, order.with_broker, order.place, channel))
     except Unusable as error:
         sys.stderr.write(f"nouscoder: {error}\n")
-        return os.EX_CONFIG
+        return error.exit_code
     finally:
         if os.getppid() != parent:  # it was killed, and could not remove what all have shared
             shutil.rmtree(order.place.folder, ignore_errors=True)

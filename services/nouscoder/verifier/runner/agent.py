@@ -45,7 +45,7 @@ _CLOSED_EARLY = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 Tls = tuple[ssl.SSLContext, bytes]  # of this container's certificate, and the certificate's digest
 
 
-class Agent:
+class RunnerAgent:
     """The agent of one container."""
 
     def __init__(self, key: bytes, home: str, kernel: str, idle_s: float, tls: Tls | None) -> None:
@@ -353,7 +353,7 @@ def main() -> None:
     idle_s = float(os.environ.pop("NOUSCODER_RUNNER_IDLE_S", "0"))
     kernel = os.environ.pop("NOUSCODER_RUNNER_KERNEL", "gvisor")
     has_tunnel = os.environ.pop("NOUSCODER_RUNNER_TLS", "own") == "tunnel"
-    agent = Agent(key, home, kernel, idle_s, None if has_tunnel else _certificate())
+    agent = RunnerAgent(key, home, kernel, idle_s, None if has_tunnel else _certificate())
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     reap()
     dual = socket.has_dualstack_ipv6()  # the gateway may come by either family

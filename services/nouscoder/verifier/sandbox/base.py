@@ -315,6 +315,8 @@ def check_run_input(program: Program, args: tuple[str, ...], files: Mapping[str,
 
 def _check_files(source_name: str, files: Mapping[str, bytes]) -> None:
     """Raises ValueError."""
+    if not files:
+        return
     if len(files) > _MAX_ARGUMENTS_AND_FILES:
         raise ValueError(f"there may be at most {_MAX_ARGUMENTS_AND_FILES} files")
     for name in files:

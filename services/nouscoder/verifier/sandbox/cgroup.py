@@ -1,5 +1,7 @@
-"""Control groups of the slots, version 1 or 2. They bound the total memory and number of processes of a slot, count its
-CPU time, and give each slot the same share of the CPUs, however many processes it has.
+"""Control groups of the slots, version 1 or 2, and one for work that must keep nobody waiting.
+
+Those of the slots bound the total memory and number of processes of a slot, count its CPU time, and give each slot the
+same share of the CPUs, however many processes it has.
 
 INVARIANT: a group that `Groups` made exists until its own `remove`, and no longer after it. Groups of a service that
 was killed are removed when the next one starts.
@@ -120,10 +122,7 @@ class SlotGroup:
         while self._limit_files:
             os.close(self._limit_files.popitem()[1])
         self._events = self._cpu_v1 = self._cpu_v2 = self._memory = self._kernel_v1 = -1
-        end = time.monotonic() + _REMOVE_LIMIT_S
-        for folder in set(self._folders.values()):
-            while not _removed(folder) and time.monotonic() < end:
-                time.sleep(0.005)
+        _remove(*set(self._folders.values()))
 
 
 def _opened(folders: list[Path], name: str) -> int:
@@ -138,6 +137,22 @@ def _sum_of(fd: int, values: re.Pattern[bytes]) -> int:
 
 
 UNGROUPED = SlotGroup((), "")
+
+
+@dataclass(frozen=True, slots=True)
+class IdleGroup:
+    """A group whose processes use a CPU only while nobody else does, and give it up at once (cpu.idle).
+
+    A process moves to it by writing its pid to the file `procs`, and back to the service's own group by `own`.
+    """
+
+    folder: Path
+    procs: str
+    own: str
+
+    def remove(self) -> None:
+        """Remove the group. Waits up to 2 s for its processes to end. Never raises."""
+        _remove(self.folder)
 
 
 class Groups:
@@ -157,6 +172,21 @@ class Groups:
     def make(self, index: int) -> SlotGroup:
         """The group of slot `index`."""
         return SlotGroup(self._controllers, f"{self._prefix}.{index}")
+
+    def make_idle(self) -> IdleGroup | None:
+        """A group for work that must keep nobody waiting. None where the kernel or its rights offer none."""
+        for parent in sorted({c.folder for c in self._controllers if c.name in ("cpu", "memory")}):
+            folder = parent / f"{self._prefix}.idle"
+            home = next(at for at in (parent / f"{_PREFIX}service", parent) if at.is_dir())
+            try:
+                folder.mkdir()
+                with open(folder / "cpu.idle", "r+") as file:  # not there in the folder of version 1's memory
+                    file.write("1")
+            except OSError:
+                _removed(folder)
+            else:
+                return IdleGroup(folder, str(folder / "cgroup.procs"), str(home / "cgroup.procs"))
+        return None
 
 
 def _version_1(root: Path, own: str) -> list[Controller]:
@@ -212,6 +242,13 @@ def _sweep(folder: Path) -> None:
         pid = group.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             _removed(group)
+
+
+def _remove(*folders: Path) -> None:
+    end = time.monotonic() + _REMOVE_LIMIT_S
+    for folder in folders:
+        while not _removed(folder) and time.monotonic() < end:
+            time.sleep(0.005)
 
 
 def _removed(folder: Path) -> bool:

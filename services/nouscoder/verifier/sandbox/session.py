@@ -38,7 +38,7 @@ from nouscoder.verifier.sandbox.compile_cache import CompileCache, CompiledFiles
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
 from nouscoder.verifier.toolchains.languages import with_memory_limit
 
-_EXITS = {
+_EXITS: Mapping[int, Exit] = {
     frames.RunEnd.EXITED: Exit.EXITED,
     frames.RunEnd.SIGNALLED: Exit.SIGNALLED,
     frames.RunEnd.TIME_LIMIT: Exit.TIME_LIMIT,
@@ -142,9 +142,8 @@ class SlotSession:
             raise SandboxError(f"slot {self.slot.index} sent invalid files: {error}") from error
 
     def bound_memory(self) -> None:
-        """Bound the memory of the runs from now on: what the kernel counts beyond what the slot holds now."""
+        """Bound the memory of the runs to come: what the kernel counts beyond what the slot holds now."""
         self._held_bytes = self.slot.group.held_bytes()
-        self._limit_group(0)
 
     def _limit_group(self, num_input_bytes: int) -> None:
         """Files of the input and the output are memory too, but not the program's. Files in /tmp are."""
@@ -286,7 +285,7 @@ class SlotSession:
             await self.slot.stop()
             raise SandboxError(f"slot {self.slot.index} sent an invalid result: {error}") from error
         # The kernel may have killed another process than the one whose end is reported.
-        exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else _EXITS[frames.RunEnd(r.ended)]
+        exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else _EXITS[r.ended]
         # The harness does not see the CPU time of processes that nobody waited for.
         group_s = self.slot.group.cpu_s() - self._cpu_before_s - _OWN_CPU_S
         if exit_ in (Exit.EXITED, Exit.SIGNALLED) and group_s > self.program.limits.cpu_time_s:

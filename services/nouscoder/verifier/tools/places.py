@@ -38,7 +38,7 @@ class Sharing:
     long_open_s: float = 600.0
 
 
-class Place:
+class ToolPlace:
     """One open session."""
 
     def __init__(self, client: str, now_s: float, changed: Callable[[], None], clock: Callable[[], float]) -> None:
@@ -77,7 +77,7 @@ class Place:
             self._changed()
 
 
-class Places:
+class ToolPlaces:
     """Hands out places. `report_load(waiting, open)` is called at every change."""
 
     def __init__(
@@ -93,14 +93,14 @@ class Places:
         self._report_load = report_load
         self._sharing = sharing or Sharing()
         self._clock = clock
-        self._open: list[Place] = []
-        self._waiting: dict[str, deque[asyncio.Future[Place]]] = {}  # by client, in the order in which they came
+        self._open: list[ToolPlace] = []
+        self._waiting: dict[str, deque[asyncio.Future[ToolPlace]]] = {}  # by client, in the order in which they came
         self._last_told_s: dict[str, float] = {}  # by the client that it was for; of the last `safe_s` seconds
         self._timer: asyncio.TimerHandle | None = None
         report_load(0, 0)
 
     @asynccontextmanager
-    async def place(self, client: str) -> AsyncIterator[Place]:
+    async def place(self, client: str) -> AsyncIterator[ToolPlace]:
         """A place for a session of `client`. Waits for one. Raises QueueFull, at once or while it waits."""
         place = await self._acquire(client)
         try:
@@ -113,10 +113,10 @@ class Places:
         """Sessions that wait for a place."""
         return sum(map(len, self._waiting.values()))
 
-    async def _acquire(self, client: str) -> Place:
+    async def _acquire(self, client: str) -> ToolPlace:
         if self.num_waiting >= self._max_waiting:
             self._make_room(client)
-        waiter: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[ToolPlace] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(waiter)
         self._serve()
         try:
@@ -138,7 +138,7 @@ class Places:
         if not waiter.done():
             waiter.set_exception(QueueFull(_RETRY_AFTER_S))
 
-    def _leave(self, client: str, waiter: asyncio.Future[Place]) -> None:
+    def _leave(self, client: str, waiter: asyncio.Future[ToolPlace]) -> None:
         queue = self._waiting.get(client)
         if queue is None or waiter not in queue:
             return
@@ -147,7 +147,7 @@ class Places:
             del self._waiting[client]
         self._report_load(self.num_waiting, len(self._open))
 
-    def _free(self, place: Place) -> None:
+    def _free(self, place: ToolPlace) -> None:
         self._open.remove(place)
         self._serve()
 
@@ -161,7 +161,7 @@ class Places:
             if queue:
                 self._waiting[client] = queue  # to the end of the round
             if not waiter.done():
-                place = Place(client, self._clock(), self.look, self._clock)
+                place = ToolPlace(client, self._clock(), self.look, self._clock)
                 self._open.append(place)
                 held[client] += 1
                 waiter.set_result(place)
@@ -201,14 +201,14 @@ class Places:
             _take(min(wanted, key=lambda name: held[name]), held, wanted)
         return held, wanted
 
-    def _found(self, client: str, held: Counter[str], now_s: float) -> Place | None:
+    def _found(self, client: str, held: Counter[str], now_s: float) -> ToolPlace | None:
         """The session that must end for `client`: the longest idle one of the client with the most sessions."""
         own, sharing = held[client], self._sharing
 
-        def idle_s(place: Place) -> float:
+        def idle_s(place: ToolPlace) -> float:
             return -math.inf if place.idle_since_s is None else now_s - place.idle_since_s
 
-        def may_end(place: Place) -> bool:
+        def may_end(place: ToolPlace) -> bool:
             others, open_s = held[place.client], now_s - place.opened_s
             if place.is_told or place.idle_since_s is None or others <= own:
                 return False

@@ -36,7 +36,7 @@ from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import Dialogue, Exit, Program, RunResult, Sandbox, SandboxError
 from nouscoder.verifier.toolchains.languages import installed
-from nouscoder.verifier.tools.places import Place, Places, Sharing
+from nouscoder.verifier.tools.places import Sharing, ToolPlace, ToolPlaces
 
 _KEPT_BYTES = 32 * 1024  # of an output: so many of its beginning, and as many of its end
 _OUTPUT_BYTES = 4 * 1024**2  # of an interpreter's whole life
@@ -161,7 +161,7 @@ class ToolSession:
     def __init__(
         self,
         interpreter: SandboxInterpreter,
-        place: Place,
+        place: ToolPlace,
         turn: Callable[[], AbstractAsyncContextManager[None]],
         section: ToolSessionsSection,
         metrics: VerifierMetrics,
@@ -249,7 +249,7 @@ class ToolSessions:
         self._metrics = metrics
         self._section = section
         self._audit = audit
-        self._places = Places(section.sessions, _MAX_WAITING, metrics.tool_load, sharing)
+        self._places = ToolPlaces(section.sessions, _MAX_WAITING, metrics.tool_load, sharing)
         self._turns = FairSlots(min(num_turns, section.sessions), _MAX_WAITING, _ignore_load)
 
     @asynccontextmanager

@@ -20,6 +20,7 @@ void widen_work(struct session *s, uint32_t num_input_bytes);
 int unlinked_file(struct session *s);
 void place_script(struct session *s);
 void open_program(struct session *s);
+bool work_holds_much(void);
 bool program_is_full(void);
 bool seal_program(struct session *s);
 void clean(struct session *s);

@@ -125,9 +125,10 @@ static int show_processes(struct session *s) {
     return own;
 }
 
-/* Open the file that sets the next process id. Only a complete proc mount has it. */
+/* The file that sets the next process id in the writer's namespace. Only a complete proc mount has it: that of the
+ * zygote, or one of this process where a container's is read-only. */
 static int open_last_pid(struct session *s) {
-    if (s->settings->gvisor) return -1;
+    if (s->settings->gvisor || s->settings->last_pid >= 0) return s->settings->last_pid;
     close(mount_proc(s, NULL));
     int fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
     if (umount2("/proc", MNT_DETACH)) fail(s, "umount /proc: %s", strerror(errno));
@@ -184,7 +185,11 @@ static void send_outcome(struct session *s, struct run *run, bool in_time, bool 
     send_result(s, run);
     if (s->program.num_fetch && !in_dialogue)
         send_files(s, FILES, "", 0, "/tmp", s->fetch, s->program.num_fetch, false);
-    clean(s);
+    if (s->has_run || work_holds_much())
+        clean(s);
+    else
+        s->is_unclean = true; /* a submission of one test ends now, and its /tmp with it */
+    s->has_run = true;
     release(&s->arguments);
 }
 
@@ -193,6 +198,8 @@ static bool run_test(struct session *s, struct frame *frame) {
     struct run run = {.program = &s->program};
     bool in_dialogue = frame->kind == DIALOGUE || frame->kind == DIRECT_DIALOGUE;
     renew_network(s);
+    if (s->is_unclean) clean(s);
+    s->is_unclean = false;
     read_arguments(s);
     if (s->go >= 0 && !in_dialogue) {
         release_first(s, &run, frame);

@@ -34,6 +34,7 @@ struct settings {
     int peer;      /* a socket to the slot of the partner; -1 when there is none */
     int two_users; /* init and candidates are different users */
     int gvisor;    /* the kernel below is gVisor's sentry */
+    int last_pid;  /* the file that sets the next process id; -1 where init opens it, or the kernel has none */
     uint64_t tmp_bytes, tmp_inodes, base_vm_bytes;
     const void *filter, *notifying_filter; /* struct sock_fprog */
     int image;          /* the file for the parts of the interpreter's memory; see zygote.c */
@@ -134,6 +135,7 @@ struct session {
     int go;           /* pipe to the waiting process; -1 when there is none */
     uint64_t own_private, own_shared; /* pages of init, which candidates share; 0 before the first measurement */
     bool is_measured;
+    bool has_run, is_unclean; /* a run has ended; /tmp is still that of the first one */
 };
 
 _Noreturn void fail(struct session *s, const char *format, ...) __attribute__((format(printf, 2, 3)));

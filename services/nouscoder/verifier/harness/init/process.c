@@ -257,11 +257,11 @@ void stop_all(void) { kill(-1, SIGSTOP); }
 void continue_all(void) { kill(-1, SIGCONT); }
 
 /* Kill and reap every other process of this pid namespace. Returns the largest resident size among them [KiB].
- * The kill is repeated while any is left, because in gVisor it is not atomic and a concurrent fork can survive it. */
+ * All of them descend from this process, so none is left when it has no child. A kill of all looks at each process of the
+ * host. It is repeated while any is left, because in gVisor it is not atomic and a concurrent fork can survive it. */
 long end_all(void) {
     long peak_kib = 0;
-    kill_all();
-    for (;;) {
+    for (bool is_killed = false;; is_killed = true) {
         int status;
         struct rusage used;
         pid_t pid = wait4(-1, &status, WNOHANG, &used);
@@ -270,7 +270,7 @@ long end_all(void) {
             if (used.ru_maxrss > peak_kib) peak_kib = used.ru_maxrss;
             continue;
         }
-        nanosleep(&(struct timespec){0, KILL_EVERY_NS}, NULL);
+        if (is_killed) nanosleep(&(struct timespec){0, KILL_EVERY_NS}, NULL);
         kill_all();
     }
 }

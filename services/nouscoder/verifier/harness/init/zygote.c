@@ -122,9 +122,19 @@ static char *large_pages(size_t size) {
     return NULL;
 }
 
+static size_t size_of(const struct part *part) { return (size_t)(part->end - part->first); }
+
+/* Where a part begins in the image, whose first `used` bytes are taken. Parts are packed, but one that spans a whole
+ * large page keeps its position in it, so that the page stays one entry of the map until it is written to. */
+static size_t place_of(const struct part *part, size_t used) {
+    uintptr_t first = (uintptr_t)part->first, page = (first + LARGE_BYTES - 1) / LARGE_BYTES * LARGE_BYTES;
+    if (page + LARGE_BYTES > (uintptr_t)part->end) return used;
+    return used + (first - used) % LARGE_BYTES;
+}
+
 /* Between the copy of a part and its replacement only the stack is written to, which is in no part. */
 static bool move(const struct part *part, char *copy) {
-    size_t size = (size_t)(part->end - part->first);
+    size_t size = size_of(part);
     memcpy(copy, part->first, size);
     if (part->protection & PROT_EXEC) __builtin___clear_cache(copy, copy + size);
     return !mprotect(copy, size, part->protection) &&
@@ -136,15 +146,17 @@ int nouscoder_use_large_pages(void) {
     size_t size = 0;
     uint64_t held = private_bytes();
     int num_parts = find_parts();
-    for (int i = 0; i < num_parts; i++) size += (size_t)(areas[i].end - areas[i].first);
+    for (int i = 0; i < num_parts; i++) size = place_of(&areas[i], size) + size_of(&areas[i]);
     size = (size + LARGE_BYTES - 1) / LARGE_BYTES * LARGE_BYTES;
     /* More than that is libraries of preloaded modules: every slot would hold a copy. */
-    char *image = size && size <= MOST_BYTES ? large_pages(size) : NULL, *copy = image;
+    char *image = size && size <= MOST_BYTES ? large_pages(size) : NULL;
     if (!image) return 0;
     bool moved = true;
+    size_t at = 0;
     for (int i = 0; moved && i < num_parts; i++) {
-        moved = move(&areas[i], copy);
-        copy += areas[i].end - areas[i].first;
+        at = place_of(&areas[i], at);
+        moved = move(&areas[i], image + at);
+        at += size_of(&areas[i]);
     }
     munmap(image, size); /* what is left of it */
     if (moved) num_moved = num_parts;

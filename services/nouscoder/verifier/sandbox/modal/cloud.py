@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nouscoder.config import ModalSection
+from nouscoder.installation import how_to_install
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.runners.pool import RunnersUnreachable
@@ -50,7 +51,7 @@ class ModalCloud:
             self._errors = importlib.import_module("modal.exception")
         except ImportError as error:
             raise SandboxUnavailable(
-                "the modal sandbox needs the Python package modal: pip install 'nouscoder[modal]'"
+                f"the modal sandbox needs the Python package modal: {how_to_install('modal')}"
             ) from error
         self._config = config
         self._client: Any = None

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
+from nouscoder.installation import how_to_install
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.kernel import why_not_gvisor, why_not_userns
 from nouscoder.verifier.sandbox.base import Exit, Program, SandboxError, SandboxUnavailable
@@ -387,6 +388,6 @@ def open_source(config: SandboxSection, keys: PoolKeys) -> Source:
         from nouscoder.verifier.sandbox.runners.kubernetes_pods import ManagedPods
     except ImportError as error:
         raise SandboxUnavailable(
-            f"the {config.backend} sandbox needs the Python package kubernetes (extra: cluster)"
+            f"the {config.backend} sandbox needs the Python package kubernetes: {how_to_install('cluster')}"
         ) from error
     return ManagedPods(Path(config.pool_template), config.pool_port)

@@ -400,7 +400,7 @@ def _reason(error: ApiException) -> str:
 
 def _read_template(path: Path) -> dict[str, Any]:
     try:
-        template = json.loads(path.read_text(encoding="utf8"))
+        template = json.loads(path.read_text(encoding="utf-8-sig"))
         if template["kind"] != "Pod" or not template["metadata"]["generateName"]:
             raise ValueError("it is not a Pod with a metadata.generateName")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -105,7 +105,7 @@ class PoolKeys:
 
 
 def _read(path: Path) -> bytes:
-    return handshake.read_key(path.read_text(encoding="utf8"))
+    return handshake.read_key(path.read_text(encoding="utf-8-sig"))
 
 
 class RunnerRefused(SandboxError):
