@@ -4,7 +4,10 @@ INVARIANT: whatever a server sends, at most MAX_ANSWER_BYTES of an answer are in
 `timeout_s`. Nothing is decompressed: a few bytes would become gigabytes.
 
 Retries are bounded. A request is sent again when the server cannot be reached, is overloaded (408, 409, 429) or fails
-(5xx). Any other refusal is final, because it would be refused again.
+(5xx). Any other refusal is final, because it would be refused again. So is an unknown host, and a URL of another kind.
+
+INVARIANT: a server that has never been reached is waited for once, for a short time, by the first request; then every
+request fails at once.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from nouscoder.errors import NousCoderError
+from nouscoder.client.errors import DeadlinePassed, failure_of_transport
+from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.formats.json_values import TooManyValues, ValueCount
 from nouscoder.retry import Retry
 
@@ -27,6 +31,7 @@ KEY_ENVIRONMENT = "OPENAI_API_KEY"
 MAX_ANSWER_BYTES = 64 * 1024**2
 _MAX_WEIGHT = 2_000_000  # of an answer's values: about 100 MB
 _SHOWN_BYTES = 4096  # of a refusal
+_CONTACT_S = 10.0
 _PASSING_STATUSES = frozenset({408, 409, 429})
 
 Answer = TypeVar("Answer")
@@ -35,12 +40,17 @@ Answer = TypeVar("Answer")
 class CompletionFailed(NousCoderError):
     """The server gave no answer to a request. The message names the server and the reason."""
 
+    exit_code = ExitCode.UNAVAILABLE
+
 
 class _Unavailable(Exception):
     """No answer now, perhaps later. The text says why."""
 
 
 _WHILE_UNAVAILABLE = Retry("a completion", (_Unavailable,), for_s=300.0, max_tries=20, wait_s=0.5, max_wait_s=30.0)
+_WHILE_STARTING = Retry(
+    "reaching the server", (_Unavailable,), for_s=15.0, wait_s=0.5, max_wait_s=1.0, log_after_s=0.0, log_every_s=5.0
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,9 @@ class OpenAIServer:
             limits=httpx.Limits(max_connections=num_connections),
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
         )
+        self._first_contact = asyncio.Lock()
+        self._is_reached = False
+        self._absent = ""  # why it was not reached, once it was waited for
 
     async def complete(self, model: str, messages: Sequence[Mapping[str, str]], **settings: Any) -> ChatCompletion:
         """One completion; `settings` are further fields of the request. Raises CompletionFailed."""
@@ -89,17 +102,53 @@ class OpenAIServer:
         async def ask() -> Answer:
             return await self._ask(path, request, read)
 
+        await self._reach()
         try:
             return await _WHILE_UNAVAILABLE.call(ask)
         except _Unavailable as error:
             raise CompletionFailed(f"{self._url} gave no answer to {path}: {error}") from None
+
+    async def _reach(self) -> None:
+        """Wait until the server is there, the first time. Raises CompletionFailed."""
+        if self._is_reached:
+            return
+        async with self._first_contact:
+            if not self._is_reached and not self._absent:
+                try:
+                    await _WHILE_STARTING.call(self._connect)
+                except _Unavailable as error:
+                    self._absent = f"{self._url}: {error}; start it, or correct the URL"
+                except CompletionFailed as error:
+                    self._absent = str(error)
+        if self._absent:
+            raise CompletionFailed(self._absent)
+
+    async def _connect(self) -> None:
+        """Any answer shows that a server is there. Raises _Unavailable and CompletionFailed."""
+        try:
+            async with self._http.stream("GET", f"{self._url}/models", timeout=_CONTACT_S):
+                pass
+        except (httpx.ReadError, httpx.ReadTimeout, httpx.ProtocolError):
+            pass  # it is there, and busy or odd, which the requests will show
+        except httpx.TransportError as error:
+            raise self._failed(error) from None
+        except httpx.InvalidURL as error:
+            raise CompletionFailed(f"{self._url!r} is not a URL: {error}") from None
+        self._is_reached = True
+
+    def _failed(self, error: httpx.TransportError) -> _Unavailable | CompletionFailed:
+        """The error of a request without an answer: whether it can pass."""
+        failure = failure_of_transport(error, "the server")
+        passes = failure.is_passing or isinstance(failure, DeadlinePassed)
+        return _Unavailable(str(failure)) if passes else CompletionFailed(f"{self._url}: {failure}")
 
     async def _ask(self, path: str, request: dict[str, Any], read: Callable[[dict[str, Any]], Answer]) -> Answer:
         status, body = await self._sent(path, request)
         if status in _PASSING_STATUSES or status >= 500:
             raise _Unavailable(f"HTTP {status}: {_shown(body)}")
         if status != 200:
-            raise CompletionFailed(f"{self._url} refused {path}: HTTP {status}: {_shown(body)}")
+            hint = "" if status != 404 or self._url.endswith("/v1") else " (the URL of most servers ends in /v1)"
+            raise CompletionFailed(f"{self._url} refused {path}: HTTP {status}: {_shown(body)}{hint}")
         try:
             ValueCount(most=_MAX_WEIGHT).add(body)
             return read(json.loads(body))  # it takes half of a surrogate pair, which models write
@@ -132,9 +181,7 @@ class OpenAIServer:
         except TimeoutError:
             raise _Unavailable(f"there was no whole answer within {self._timeout_s:g} s") from None
         except httpx.TransportError as error:
-            raise _Unavailable(f"{type(error).__name__}: {error}") from None
-        except httpx.InvalidURL as error:
-            raise CompletionFailed(f"{self._url!r} is not a URL: {error}") from None
+            raise self._failed(error) from None
 
     async def close(self) -> None:
         """Close the connections."""

@@ -25,6 +25,7 @@ from nouscoder.broker.store import MemoryWatch, RunRules, Store, groups_wanted
 from nouscoder.broker.streams import Beat, Graded, LeasedWork, Sampled, Stream, parse_lease
 from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
+from nouscoder.config.generation import AgentSection
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.domain.learner_state import Restored, TrainedState
@@ -244,17 +245,22 @@ class Broker:
             self.waits.tasks.wake()  # cancelled groups freed slots
         return {str(ref): reason for ref, reason in lost.items()}
 
-    async def release_leases(self, worker_id: str, lease_ids: Sequence[str] = (), refused: str = "") -> int:
+    async def release_leases(
+        self, worker_id: str, lease_ids: Sequence[str] = (), refused: str = "", *, abandoned: bool = False
+    ) -> int:
         """Take back these leases of a worker, or all of them: it stops. Other workers get the work at once.
 
         The deliveries do not count. Returns how many leases. With `refused`, the reason why no worker can make a
-        rollout of these tasks, their groups are given up instead, and their problems are not asked again; returns how
-        many rollouts are abandoned. Raises InvalidRequest.
+        rollout of these tasks, their groups are given up instead, and their problems are not asked again. `abandoned`:
+        agents have abandoned these rollouts, which are given up. Returns how many rollouts are abandoned then. Raises
+        InvalidRequest.
         """
         refs = [parse_lease(lease_id) for lease_id in lease_ids]
         if refused:
             ended, work = await streams.refuse(self.store, worker_id, refs, refused)
             log.warning("problems refused: they are not asked again", extra={"reason": refused, "rollouts": ended})
+        elif abandoned:
+            ended, work = await streams.abandon(self.store, worker_id, refs)
         else:
             ended, work = await streams.release(self.store, worker_id, refs)
         self.waits.wake(work)
@@ -312,8 +318,10 @@ class Broker:
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next step."""
         status, num_problems = await self.status(), len(self._problems.problem_ids)
+        made_by = self._config.generation.environment
+        agent_session_s = made_by.agent_session_s if isinstance(made_by, AgentSection) else 0.0
         async with self.store.answers_within(_STATUS_LIMIT_S):
-            return judge(await operations.read_snapshot(self.store, status, self.rules, num_problems))
+            return judge(await operations.read_snapshot(self.store, status, self.rules, num_problems, agent_session_s))
 
     async def _wake_those_with_work(self) -> None:
         self.waits.wake(await streams.read_available(self.store))

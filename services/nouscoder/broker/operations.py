@@ -168,7 +168,9 @@ async def read_status(store: Store, rules: RunRules, run: str) -> RunStatus:
 _ENTRIES_LOOKED_AT = 1000
 
 
-async def read_snapshot(store: Store, status: RunStatus, rules: RunRules, num_problems: int) -> StallSnapshot:
+async def read_snapshot(
+    store: Store, status: RunStatus, rules: RunRules, num_problems: int, agent_session_s: float
+) -> StallSnapshot:
     """Which worker holds what, and what happened since the last committed batch."""
     now_ms, rows, batch, ready, meta_fields, commits, paused, faults = await store.run("holders", _ENTRIES_LOOKED_AT)
     meta = _texts(meta_fields)
@@ -197,6 +199,7 @@ async def read_snapshot(store: Store, status: RunStatus, rules: RunRules, num_pr
         batch_groups=rules.batch_groups,
         group_size=rules.group_size,
         redis_faults=tuple(StallCause(fault.decode()) for fault in faults),
+        agent_session_s=agent_session_s,
     )
 
 

@@ -18,7 +18,7 @@ def configured_url(section: BrokerSection) -> str:
         return section.redis_url
     path = Path(section.redis_url_file)
     try:
-        url = path.read_text(encoding="utf8").strip()
+        url = path.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise RedisAddressUnusable(f"broker.redis_url_file {path} cannot be read: {reason}") from error

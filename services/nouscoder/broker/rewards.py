@@ -1,4 +1,4 @@
-"""Decides rewards by `broker.reward`: a rule, or a function of the user.
+"""Decides rewards by `broker.reward`: a rule, or a function of the user. A rollout of an agent may have its own.
 
 INVARIANT: a reward is a finite number, or there is none. If a user's function fails, there is none: the rollout is
 graded again and finally abandoned, as after an internal_error.
@@ -38,6 +38,8 @@ class Rewards:
         """
         if verdict.is_ours:
             return None
+        if rollout.own_reward is not None:
+            return adjusted(rollout.own_reward, rollout, self._terms)
         if self._user is None:
             return reward_of(rollout, verdict, self._terms)
         try:

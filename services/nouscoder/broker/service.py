@@ -176,7 +176,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.ReleaseLeasesRequest, context: _Context
     ) -> broker_pb2.ReleaseLeasesResponse:
         """Takes back leases of a worker."""
-        released = await self._broker.release_leases(_worker(request.worker_id), request.lease_ids, request.refused)
+        released = await self._broker.release_leases(
+            _worker(request.worker_id), request.lease_ids, request.refused, abandoned=request.abandoned
+        )
         if not request.lease_ids:
             log.info("a worker stopped", extra={"worker_id": request.worker_id, "leases_given_back": released})
         return broker_pb2.ReleaseLeasesResponse(released=released)

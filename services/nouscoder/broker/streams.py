@@ -251,12 +251,22 @@ async def release(store: Store, worker_id: str, refs: Sequence[LeaseRef] = ()) -
 
 async def refuse(store: Store, worker_id: str, refs: Sequence[LeaseRef], reason: str) -> tuple[int, AvailableWork]:
     """No rollout can be made of the problems of these tasks; returns how many are abandoned, and what can be leased."""
+    ended, work = await store.run("refuse", worker_id, reason[:_MAX_REASON_CHARS], *_of_tasks(refs))
+    return int(ended), work_of(work)
+
+
+async def abandon(store: Store, worker_id: str, refs: Sequence[LeaseRef]) -> tuple[int, AvailableWork]:
+    """Agents have abandoned these rollouts; returns how many are given up, and what can be leased now."""
+    ended, work = await store.run("abandon", worker_id, *_of_tasks(refs))
+    return int(ended), work_of(work)
+
+
+def _of_tasks(refs: Sequence[LeaseRef]) -> list[Value]:
     values: list[Value] = []
     for ref in refs:
         _expect(ref, Stream.TASKS)
         values += [ref.entry, ref.ticket]
-    ended, work = await store.run("refuse", worker_id, reason[:_MAX_REASON_CHARS], *values)
-    return int(ended), work_of(work)
+    return values
 
 
 async def drop_groups(store: Store, problems: Mapping[str, str]) -> int:

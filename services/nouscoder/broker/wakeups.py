@@ -177,6 +177,7 @@ class Waits:
         self.batches = Line()
         self.policy = Signal()
         self.ended = False
+        self._num_callers = 0  # in a line, or in their own first look
         self._look = look
         self._looking: asyncio.Task[None] | None = None
         self._policy = ""
@@ -202,7 +203,11 @@ class Waits:
     async def until(self, line: Line, caller: str, look: Look[Answer], nothing: Answer, wait_s: float) -> Answer:
         """Wait in `line` for at most `wait_s` seconds, and never longer than MAX_WAIT_S."""
         self._keep_looking()
-        return await line.wait(caller, look, nothing, 0.0 if self.ended else min(wait_s, MAX_WAIT_S))
+        self._num_callers += 1
+        try:
+            return await line.wait(caller, look, nothing, 0.0 if self.ended else min(wait_s, MAX_WAIT_S))
+        finally:
+            self._num_callers -= 1
 
     async def next_policy(self, seen: int) -> None:
         """Return once the policy has changed since `policy.changes` was `seen`, or after MAX_WAIT_S."""
@@ -217,7 +222,7 @@ class Waits:
         """Runs while somebody waits. Ignores a Redis that does not answer: the looks of the callers report that."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
-            if not (self.tasks or self.grading or self.batches or self.policy.num_waiting):
+            if not (self._num_callers or self.policy.num_waiting):
                 return
             try:
                 self.wake(await self._look())

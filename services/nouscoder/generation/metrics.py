@@ -44,6 +44,7 @@ class ApiRoute(StrEnum):
     CHAT = "/v1/chat/completions"
     TEXT = "/v1/completions"
     MODELS = "/v1/models"
+    SESSIONS = "/v1/sessions"
     OTHER = "other"
 
 

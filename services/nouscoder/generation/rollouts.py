@@ -8,6 +8,8 @@ worker.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +19,24 @@ from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest, StopTexts, checked_max_tokens
-from nouscoder.generation.environments.base import Environment, EnvironmentUnusable, Sampler, TaskRefused
+from nouscoder.generation.environments.agent import AgentSessions
+from nouscoder.generation.environments.base import (
+    Environment,
+    EnvironmentUnusable,
+    Sampler,
+    SessionAbandoned,
+    TaskRefused,
+)
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics, PartialTokens
 from nouscoder.generation.partials import KeepPartials, PartialReports, ResumableSampler
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 
+log = logging.getLogger(__name__)
+
 _POLICY_LIMIT_S = 900.0
+_MOST_AGENTS = 10  # for one rollout of an evaluation
 
 
 class ContextLimit:
@@ -94,7 +106,7 @@ class _Adding:
 
 
 class Rollouts:
-    """Runs tasks in one environment on one engine. `tools` are those of the environment, if it has any."""
+    """Runs tasks in one environment on one engine. `tools` and `sessions` are those of the environment, if any."""
 
     def __init__(
         self,
@@ -105,6 +117,7 @@ class Rollouts:
         metrics: GenerationMetrics | None = None,
         max_tokens_total: int | None = None,
         sampling: RunSampling | None = None,
+        sessions: AgentSessions | None = None,
     ) -> None:
         """`max_tokens_total` holds prompt and completion below what the engine was started for; None: to that."""
         self._sampling = sampling or RunSampling()
@@ -113,6 +126,7 @@ class Rollouts:
         self._sampler: Sampler = engine if max_tokens_total is None else ContextLimit(engine, max_tokens_total)
         self._policies = policies
         self._tools = tools
+        self._sessions = sessions
         self._metrics = metrics or GenerationMetrics()
         self._oldest_versions: dict[str, int] = {}
         self._samplers: dict[str, ResumableSampler] = {}  # the engine has requests of others too
@@ -120,7 +134,7 @@ class Rollouts:
     def start(self, task: Task, kept: PartialRollout | None = None) -> asyncio.Task[Rollout]:
         """Start a task, from `kept` tokens on if there are some.
 
-        The returned asyncio task raises TaskRefused, ToolUnavailable or EngineError.
+        The returned asyncio task raises TaskRefused, ToolUnavailable, SessionAbandoned or EngineError.
         """
         sampler = self._samplers[task.rollout_id] = ResumableSampler(self._sampler, kept)
         version = max(task.min_policy_version, kept.newest_version if kept else 0)
@@ -135,8 +149,8 @@ class Rollouts:
 
     @property
     def num_waiting_for_tools(self) -> int:
-        """Rollouts that need no place in the engine, because they wait for a tool."""
-        return self._tools.num_waiting if self._tools else 0
+        """Rollouts that need no place in the engine, because they wait for a tool or an agent."""
+        return sum(each.num_waiting for each in (self._tools, self._sessions) if each)
 
     @property
     def paused(self) -> bool:
@@ -151,10 +165,12 @@ class Rollouts:
     def progress(self, rollout_ids: Iterable[str]) -> dict[str, int]:
         """For each rollout a number that changes while it is worked on.
 
-        Of one that is being sampled: the tokens of its present turn. Of one that waits: the tokens of all.
+        Of one that is being sampled: the tokens of its present turn. Of one that waits: the tokens of all. One that
+        waits for an agent has limits of its own (environments/agent.py), so its number is also that of the seconds.
         """
         sampled = {name.partition("/")[0]: tokens for name, tokens in self._engine.progress.items()}
-        return {rollout_id: sampled.get(rollout_id, self._engine.num_tokens) for rollout_id in rollout_ids}
+        waiting = self._engine.num_tokens + (int(time.monotonic()) if self._sessions else 0)
+        return {rollout_id: sampled.get(rollout_id, waiting) for rollout_id in rollout_ids}
 
     def oldest_versions(self) -> dict[str, int]:
         """For each rollout with tokens a policy version that its oldest token is not newer than.
@@ -177,8 +193,11 @@ class Rollouts:
         return PartialReports(self._engine, self._samplers, keep, every_tokens, self._metrics)
 
     async def all_of(self, tasks: Sequence[Task]) -> AsyncIterator[Rollout]:
-        """The rollouts in order of completion. Leaving early cancels the rest. Raises the first error of a task."""
-        started = [self.start(task) for task in tasks]
+        """The rollouts in order of completion. Leaving early cancels the rest. Raises the first error of a task.
+
+        A rollout whose agent is gone is made again by another one.
+        """
+        started = [asyncio.create_task(self._with_agents(task)) for task in tasks]
         try:
             for following in asyncio.as_completed(started):
                 yield await following
@@ -186,6 +205,14 @@ class Rollouts:
             for rollout in started:
                 rollout.cancel()
             await asyncio.gather(*started, return_exceptions=True)
+
+    async def _with_agents(self, task: Task) -> Rollout:
+        for _ in range(_MOST_AGENTS - 1):
+            try:
+                return await self.start(task)
+            except SessionAbandoned as error:
+                log.warning("another agent gets the task", extra={"task": task.rollout_id, "reason": str(error)})
+        return await self.start(task)
 
     async def _make(self, task: Task, version: int, sampler: ResumableSampler) -> Rollout:
         while True:

@@ -16,13 +16,14 @@ from typing import Any, cast
 import grpc
 
 from nouscoder.config import Config, ConfigError
-from nouscoder.config.generation import ToolsSection
+from nouscoder.config.generation import AgentSection, ToolsSection
 from nouscoder.domain.policy import Transport, WeightTransfer
 from nouscoder.errors import NousCoderError
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, StagingEngine
 from nouscoder.generation.environments import open_environment
-from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
+from nouscoder.generation.environments.agent import AgentSessions
+from nouscoder.generation.environments.base import SessionAbandoned, TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.rollouts import Rollouts, RunSampling
@@ -148,6 +149,7 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     EngineError: grpc.StatusCode.INVALID_ARGUMENT,  # a task that cannot be sampled
     TaskRefused: grpc.StatusCode.INVALID_ARGUMENT,
     ToolUnavailable: grpc.StatusCode.UNAVAILABLE,
+    SessionAbandoned: grpc.StatusCode.UNAVAILABLE,
     EngineStopped: grpc.StatusCode.UNAVAILABLE,
     PolicyMissing: grpc.StatusCode.UNAVAILABLE,
     PolicyRefused: grpc.StatusCode.FAILED_PRECONDITION,
@@ -286,15 +288,17 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
                 policies = Policies(engine, source, memory, await asyncio.to_thread(tokenizer_digests, folder))
                 tools = await _open_tools(run, of_run)
                 asking = await asyncio.to_thread(_asking, run, folder)
-                rollouts = await _open_rollouts(asking, folder, engine, policies, metrics, tools)
+                sessions = AgentSessions() if isinstance(run.generation.environment, AgentSection) else None
+                parts = (folder, engine, policies, metrics, tools, sessions)
+                rollouts = await _open_rollouts(asking, *parts)
                 evaluations = None
                 if _rollouts_differ(asking):
-                    evaluations = await _open_rollouts(asking.evaluating, folder, engine, policies, metrics, tools)
+                    evaluations = await _open_rollouts(asking.evaluating, *parts)
                 if service is None:
                     service = GenerationService(engine, rollouts, policies, next_run)
                     await start_grpc(_served(config, service, metrics, health), stack)
                 service.serve_run(rollouts, policies, evaluations)
-                await _start_openai(asking, folder, engine, policies, metrics, of_run)
+                await _start_openai(asking, folder, engine, policies, metrics, of_run, sessions)
                 worker = await _worker(run, rollouts, policies, of_run)
                 next_run.begun(run)
                 await run_until_stopped(stop, worker, engine.failed(), next_run.asked())
@@ -320,22 +324,35 @@ def _asking(config: Config, folder: Path) -> Config:
 
 
 async def _open_rollouts(
-    config: Config, folder: Path, engine: Engine, policies: Policies, metrics: GenerationMetrics, tools: Tools | None
+    config: Config,
+    folder: Path,
+    engine: Engine,
+    policies: Policies,
+    metrics: GenerationMetrics,
+    tools: Tools | None,
+    sessions: AgentSessions | None,
 ) -> Rollouts:
     """The rollouts of one run: its environment and its context limit. Raises EnvironmentUnusable."""
-    environment = await asyncio.to_thread(open_environment, config, folder, tools)
+    environment = await asyncio.to_thread(open_environment, config, folder, tools, sessions)
     sampling = await asyncio.to_thread(RunSampling.of, config.generation.sampling, folder)
-    return Rollouts(environment, engine, policies, tools, metrics, config.generation.max_tokens_total, sampling)
+    most = config.generation.max_tokens_total
+    return Rollouts(environment, engine, policies, tools, metrics, most, sampling, sessions)
 
 
 async def _start_openai(
-    config: Config, folder: Path, engine: Engine, policies: Policies, metrics: GenerationMetrics, stack: AsyncExitStack
+    config: Config,
+    folder: Path,
+    engine: Engine,
+    policies: Policies,
+    metrics: GenerationMetrics,
+    stack: AsyncExitStack,
+    sessions: AgentSessions | None,
 ) -> None:
     if config.generation.openai.http:
         # Its libraries are loaded only where it is wanted.
         from nouscoder.generation.openai.api import start_openai
 
-        await start_openai(config, folder, engine, policies, metrics.api, stack)
+        await start_openai(config, folder, engine, policies, metrics.api, stack, sessions=sessions)
 
 
 async def _open_tools(config: Config, stack: AsyncExitStack) -> Tools | None:

@@ -3,16 +3,16 @@
 INVARIANT: every leased task is submitted at most once, under a lease that this worker holds. It leaves `_held` exactly
 once: submitted, lost with its lease, refused (its lease expires, and another worker leases the task), or given back:
 when a tool does not answer, or when the worker stops, other workers get the task at once, with the tokens of a long
-rollout; when no rollout can be made of its problem, the broker does not ask it again. At most `_max_held` tasks are
-held at a time, and as many more as wait for a tool, at most `_max_held` too. A rollout that the broker refuses costs
-only itself.
+rollout; when no rollout can be made of its problem, the broker does not ask it again; when its agent is gone, the
+broker gives the rollout up. At most `_max_held` tasks are held at a time, and as many more as wait for a tool or an
+agent, at most `_max_held` too. A rollout that the broker refuses costs only itself.
 
     loop     waits for                         does
     pull     a policy, and room for tasks      lease_tasks -> rollouts.start
     submit   rollouts that ended               submit_rollouts; never waits for grading
     follow   a newer policy                    loads it into the engine (weights/policies.py)
     drop     leases that were lost             cancels their rollouts; the engine stops sampling them
-    return   rollouts whose tool is away       release_leases
+    return   rollouts without tool or agent    release_leases
     report   new tokens of a long rollout      keep_partials (partials.py)
 The lease keeper sends heartbeats. While the broker does not answer, the loops wait and rollouts continue.
 """
@@ -30,7 +30,7 @@ from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engines.base import EngineError, EngineStopped
-from nouscoder.generation.environments.base import ProblemRefused, ToolUnavailable
+from nouscoder.generation.environments.base import ProblemRefused, SessionAbandoned, ToolUnavailable
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.weights.policies import Policies, follow_policies
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
@@ -70,8 +70,13 @@ class TaskBroker(Protocol):
         """The newest policy, then each newer one."""
         ...
 
-    async def release_leases(self, lease_ids: Sequence[str] = (), refused: str = "") -> None:
-        """Give these leases back; none: all that this worker holds. `refused`: their problems are not asked again."""
+    async def release_leases(
+        self, lease_ids: Sequence[str] = (), refused: str = "", *, abandoned: bool = False
+    ) -> None:
+        """Give these leases back; none: all that this worker holds.
+
+        `refused`: their problems are not asked again. `abandoned`: these rollouts are given up.
+        """
         ...
 
     def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
@@ -107,7 +112,8 @@ class RolloutWorker:
         self._held: dict[str, _HeldTask] = {}
         self._ended: list[Rollout] = []
         self._some_ended = asyncio.Event()
-        self._returned: list[tuple[str, str]] = []  # lease id, and why its problem is refused, if it is
+        # Lease id, why its problem is refused, if it is, and whether an agent has abandoned it.
+        self._returned: list[tuple[str, str, bool]] = []
         self._some_returned = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -180,10 +186,11 @@ class RolloutWorker:
         if held is None or held.future is not future:
             return
         error = None if future.cancelled() else future.exception()
-        if isinstance(error, (ToolUnavailable, ProblemRefused)):
-            is_refused = isinstance(error, ProblemRefused)
+        if isinstance(error, (ToolUnavailable, ProblemRefused, SessionAbandoned)):
+            refused = str(error) if isinstance(error, ProblemRefused) else ""
             log.warning("task given back", extra={"rollout_id": rollout_id, "reason": str(error)})
-            self._returned.append((self._leave(rollout_id, keeper).lease_id, str(error) if is_refused else ""))
+            lease_id = self._leave(rollout_id, keeper).lease_id
+            self._returned.append((lease_id, refused, isinstance(error, SessionAbandoned)))
             self._some_returned.set()
             return
         if future.cancelled() or error is not None:
@@ -220,9 +227,10 @@ class RolloutWorker:
             await self._some_returned.wait()
             self._some_returned.clear()
             returned, self._returned = self._returned, []
-            for reason in dict.fromkeys(reason for _, reason in returned):
+            for reason, abandoned in dict.fromkeys((reason, abandoned) for _, reason, abandoned in returned):
+                leases = [name for name, *why in returned if why == [reason, abandoned]]
                 try:
-                    await self._broker.release_leases([name for name, of in returned if of == reason], reason)
+                    await self._broker.release_leases(leases, reason, abandoned=abandoned)
                 except PeerError as error:
                     log.warning("leases not given back, they run out", extra={"reason": str(error)})
 

@@ -1370,10 +1370,13 @@ class ReleaseLeasesRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    ABANDONED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
     refused: _builtins.str
     """Why no worker can make a rollout of these tasks: their problems are not asked again. Empty: others get the work."""
+    abandoned: _builtins.bool
+    """Agents have abandoned these rollouts: they are given up, and their groups go on without them."""
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The leases that the worker gives back; empty: all, because it stops."""
@@ -1384,10 +1387,11 @@ class ReleaseLeasesRequest(_message.Message):
         worker_id: _builtins.str = ...,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
         refused: _builtins.str = ...,
+        abandoned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "refused", b"refused", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "lease_ids", b"lease_ids", "refused", b"refused", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -191,6 +191,7 @@ class RolloutHeader(_message.Message):
     TEXT_BYTES_FIELD_NUMBER: _builtins.int
     NUM_TURNS_FIELD_NUMBER: _builtins.int
     HAS_THINKING_FIELD_NUMBER: _builtins.int
+    OWN_REWARD_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """From its task."""
     group_id: _builtins.str
@@ -217,6 +218,8 @@ class RolloutHeader(_message.Message):
     """Number of turns, that is of sampled segments."""
     has_thinking: _builtins.bool
     """Whether the text has a thinking part that is closed and not empty."""
+    own_reward: _builtins.float
+    """The reward that was decided with the rollout, such as an agent's; absent: the verdict decides."""
     def __init__(
         self,
         *,
@@ -233,11 +236,14 @@ class RolloutHeader(_message.Message):
         text_bytes: _builtins.int = ...,
         num_turns: _builtins.int = ...,
         has_thinking: _builtins.bool = ...,
+        own_reward: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_own_reward", b"_own_reward", "own_reward", b"own_reward"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "group_id", b"group_id", "has_thinking", b"has_thinking", "newest_version", b"newest_version", "num_prompt_tokens", b"num_prompt_tokens", "num_tokens", b"num_tokens", "num_turns", b"num_turns", "oldest_version", b"oldest_version", "problem_id", b"problem_id", "record_bytes", b"record_bytes", "rollout_id", b"rollout_id", "text_bytes", b"text_bytes", "text_offset", b"text_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_own_reward", b"_own_reward", "finish_reason", b"finish_reason", "group_id", b"group_id", "has_thinking", b"has_thinking", "newest_version", b"newest_version", "num_prompt_tokens", b"num_prompt_tokens", "num_tokens", b"num_tokens", "num_turns", b"num_turns", "oldest_version", b"oldest_version", "own_reward", b"own_reward", "problem_id", b"problem_id", "record_bytes", b"record_bytes", "rollout_id", b"rollout_id", "text_bytes", b"text_bytes", "text_offset", b"text_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__own_reward: _TypeAlias = _typing.Literal["own_reward"]  # noqa: Y015
+    _WhichOneofArgType__own_reward: _TypeAlias = _typing.Literal["_own_reward", b"_own_reward"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__own_reward) -> _WhichOneofReturnType__own_reward | None: ...
 
 Global___RolloutHeader: _TypeAlias = RolloutHeader  # noqa: Y015

@@ -123,6 +123,8 @@ class _ProfileEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Profile.Value
     """Each test is a real process, as a person would run it."""
     PROFILE_LCB: _Profile.ValueType  # 2
     """As LiveCodeBench's published grader, including its mistakes."""
+    PROFILE_CODE_GEN: _Profile.ValueType  # 3
+    """As NeMo Gym's server code_gen: LiveCodeBench's grader, with a wider comparison of the values of calls."""
 
 class Profile(_Profile, metaclass=_ProfileEnumTypeWrapper):
     """The rules by which tests are run and judged."""
@@ -133,6 +135,8 @@ PROFILE_PROCESS: Profile.ValueType  # 1
 """Each test is a real process, as a person would run it."""
 PROFILE_LCB: Profile.ValueType  # 2
 """As LiveCodeBench's published grader, including its mistakes."""
+PROFILE_CODE_GEN: Profile.ValueType  # 3
+"""As NeMo Gym's server code_gen: LiveCodeBench's grader, with a wider comparison of the values of calls."""
 Global___Profile: _TypeAlias = Profile  # noqa: Y015
 
 class _Prelude:
@@ -421,6 +425,9 @@ class CheckerTests(_message.Message):
 
     CASES_FIELD_NUMBER: _builtins.int
     CHECKER_FIELD_NUMBER: _builtins.int
+    OF_CODE_FIELD_NUMBER: _builtins.int
+    of_code: _builtins.bool
+    """The checker judges the program's text, which is not run."""
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___StdinCase]:
         """In the order of the data set; output is the checker's answer file."""
@@ -434,10 +441,11 @@ class CheckerTests(_message.Message):
         *,
         cases: _abc.Iterable[Global___StdinCase] | None = ...,
         checker: Global___JudgeProgram | None = ...,
+        of_code: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checker", b"checker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "checker", b"checker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "checker", b"checker", "of_code", b"of_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

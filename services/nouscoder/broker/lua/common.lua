@@ -266,6 +266,13 @@ local function drop_letter(letter)
   return fields
 end
 
+-- A rollout is given up; its group goes on without it, if two are left.
+local function abandon(id, from)
+  local group = group_of(id)
+  leave_all({id}, from, 'abandoned')
+  if num_alive(group) < 2 then cancel_group(group, 'abandoned', 'too_small') else close_member(group) end
+end
+
 -- Gives a rollout up: a bounded list of dead letters keeps what is known of it, and its record, for people to look at.
 local function dead_letter(stream, id, from, reason, worker, delivery)
   local key, letter = rollout_key(id), {'stream', stream, 'rollout', id, 'reason', reason, 'worker', worker or '',
@@ -280,9 +287,7 @@ local function dead_letter(stream, id, from, reason, worker, delivery)
     drop_letter(redis.call('XRANGE', P .. 'dead', '-', '+', 'COUNT', 1)[1][1])
   end
   count('dead:' .. stream)
-  local group = group_of(id)
-  leave_all({id}, from, 'abandoned')
-  if num_alive(group) < 2 then cancel_group(group, 'abandoned', 'too_small') else close_member(group) end
+  abandon(id, from)
 end
 
 -- A lease is lost: the rollout waits again, or is given up after too many deliveries. Those that their worker gave back

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nouscoder.generation.engines.base import Engine, EngineError, EngineUnusable
 from nouscoder.generation.engines.stepped import StepEngine, SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.policy_folder.engine_choice import with_engine
+from nouscoder.policy_folder.engine_choice import missing_engine, with_engine
 from nouscoder.policy_folder.weights_files import (
     INDEX_FILE,
     WEIGHTS_FILE,
@@ -87,8 +86,8 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
 def _vllm_engine(
     config: Config, policy_folder: Path, metrics: GenerationMetrics
 ) -> AbstractAsyncContextManager[Engine]:
-    if find_spec("vllm") is None:
-        raise EngineUnusable('generation.engine is "vllm", and vLLM is not installed: see docs/operating.md')
+    if missing := missing_engine(config):
+        raise EngineUnusable(missing[0])
     from nouscoder.generation.engines.vllm import VllmEngine
 
     settings = config.generation.model_copy(update={"engine_tokens_total": config.engine_tokens})

@@ -210,7 +210,7 @@ WaitingT = TypeVar("WaitingT", bound=WaitingRow)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class EnginePlaces:
     """How many requests are decoded at a time. Guests have places beside those of rollouts, and never take theirs."""
 
     rollouts: int

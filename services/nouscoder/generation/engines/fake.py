@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, float32, int32, spans_of
-from nouscoder.generation.engines.base import EngineError, Places, SampleRequest, checked_max_tokens
+from nouscoder.generation.engines.base import EngineError, EnginePlaces, SampleRequest, checked_max_tokens
 
 _LOGPROB = -0.5
 _HEADER_BYTES = 8
@@ -80,7 +80,7 @@ class FakeEngine:
         script: Script = default_script,
         step_s: float = 0.0,
     ) -> None:
-        self._places = Places(max_running, guest_places)
+        self._places = EnginePlaces(max_running, guest_places)
         self._max_tokens_total = max_tokens_total
         self._script = script
         self._step_s = step_s

@@ -45,7 +45,7 @@ class PromptPass:
         self._slots = slice(first_slot, first_slot + len(source_rows))
         self._source_rows = source_rows
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store keys and values [prompts, kv_heads, width, size]. Several slots may share one prompt."""
         width = keys.shape[2]
         for stored, new in zip(self._cache.layer(layer, keys, values), (keys, values), strict=True):
@@ -74,7 +74,7 @@ class DecodePass:
         self._longest = longest
         self._rows = torch.arange(len(lengths), device=lengths.device)
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Keys and values [rows, kv_heads, 1, size] -> all so far, [rows, kv_heads, longest, size]."""
         all_keys, all_values = self._cache.layer(layer, keys, values)
         all_keys[self._rows, :, self._lengths] = keys[:, :, 0]

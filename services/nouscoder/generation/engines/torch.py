@@ -18,7 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from nouscoder.domain.tokens import Completion, SampledTokens
-from nouscoder.generation.engines.base import EngineError, EngineUnusable, Places, SampleRequest, checked_max_tokens
+from nouscoder.generation.engines.base import (
+    EngineError,
+    EnginePlaces,
+    EngineUnusable,
+    SampleRequest,
+    checked_max_tokens,
+)
 from nouscoder.generation.engines.decoder import Decoder
 from nouscoder.generation.engines.slots import ExpertRecorder, KeyValueCache, PromptPass, Row, Slots
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts, tied_names
@@ -120,7 +126,7 @@ class TorchEngine:
             raise EngineUnusable(str(error)) from error
         self._weights = ModelWeights(self._decoder.model)
         self._capacity = min(max_tokens_total, self._decoder.positions)
-        self._places = Places(max_running, guest_places)
+        self._places = EnginePlaces(max_running, guest_places)
         self._cache = KeyValueCache(self._places.total, self._capacity)
         self._slots = Slots(self._cache, self._places.total, self._capacity, self._device)
         self._waiting: dict[str, Row] = {}

@@ -29,7 +29,7 @@ from nouscoder.config.generation import GenerationSection
 from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.architecture import Architecture
-from nouscoder.generation.engines.base import EngineError, EngineStopped, Places, SampleRequest
+from nouscoder.generation.engines.base import EngineError, EnginePlaces, EngineStopped, SampleRequest
 from nouscoder.generation.engines.vllm_control import VllmControl, VllmStaging
 from nouscoder.generation.engines.vllm_requests import VllmRequests
 from nouscoder.generation.engines.vllm_start import start_vllm
@@ -75,7 +75,7 @@ class VllmEngine:
         self._metrics = metrics
         self._architecture = Architecture(folder)
         self._capacity = min(settings.engine_tokens, self._architecture.max_tokens)
-        self._places = Places(settings.max_running, settings.guest_places)
+        self._places = EnginePlaces(settings.max_running, settings.guest_places)
         self._version: int | None = None
         self._weights: dict[str, Any] = {}  # where those in use came from: the fields of PolicyUpdateInfo
         self._paused_until_s: float | None = None

@@ -15,8 +15,8 @@ from typing import Any
 from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, VersionSpan, float32, int32
 from nouscoder.generation.engines.base import (
     EngineError,
+    EnginePlaces,
     EngineStopped,
-    Places,
     SampleRequest,
     checked_max_tokens,
     seed_of,
@@ -174,7 +174,7 @@ class VllmRequests:
         self._waiting[request.request_id] = row
         future.add_done_callback(lambda _: self._leave(row))
 
-    def admit(self, places: Places, policy_version: int) -> None:
+    def admit(self, places: EnginePlaces, policy_version: int) -> None:
         """Give waiting requests to vLLM that have a place."""
         for row in places.admitted(self._waiting.values(), self._running.values()) if self._waiting else ():
             request_id = row.request.request_id

@@ -6,7 +6,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nouscoder.config.generation import EntryPointSection, InterpreterSection, ToolsSection
+from nouscoder.config.generation import AgentSection, EntryPointSection, InterpreterSection, ToolsSection
+from nouscoder.generation.environments.agent import Agent, AgentSessions
 from nouscoder.generation.environments.base import Environment, EnvironmentUnusable
 from nouscoder.generation.environments.feedback import Feedback
 from nouscoder.generation.environments.interpreter import WithInterpreter
@@ -20,13 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["open_environment"]
 
 
-def open_environment(config: Config, policy_folder: Path, tools: Tools | None = None) -> Environment:
+def open_environment(
+    config: Config, policy_folder: Path, tools: Tools | None = None, sessions: AgentSessions | None = None
+) -> Environment:
     """The environment that `config.generation.environment` names. Raises EnvironmentUnusable."""
     settings, max_tokens_total = config.generation.environment, config.generation.max_tokens_total
     try:
         tokenizer = load_tokenizer(policy_folder)
     except TokenizerError as error:
         raise EnvironmentUnusable(str(error)) from error
+    if isinstance(settings, AgentSection):
+        return Agent(tokenizer, settings, sessions or AgentSessions(), max_tokens_total)
     if not isinstance(settings, ToolsSection):
         return SingleTurn(tokenizer, settings)
     if tools is None:

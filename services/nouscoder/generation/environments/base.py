@@ -29,6 +29,10 @@ class ProblemRefused(TaskRefused):
     """
 
 
+class SessionAbandoned(NousCoderError):
+    """The agent that made the rollout is gone: it has asked for nothing within its limit."""
+
+
 class ToolUnavailable(NousCoderError):
     """A tool gave no answer in time. The task is given back: the rollout can be made later, or by another worker."""
 
@@ -47,5 +51,5 @@ class Environment(Protocol):
     name: str
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
-        """Run the task. Raises TaskRefused, ToolUnavailable, or EngineError from the sampler."""
+        """Run the task. Raises TaskRefused, ToolUnavailable, SessionAbandoned, or EngineError from the sampler."""
         ...

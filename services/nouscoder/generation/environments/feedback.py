@@ -11,24 +11,14 @@ expected outputs are not in this process.
 from __future__ import annotations
 
 from nouscoder.config.generation import FeedbackSection
+from nouscoder.domain.feedback import feedback_on
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.tokens import Completion, FinishReason
-from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.generation.environments.base import Sampler
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
-
-_FAULTS = {
-    VerdictKind.WRONG_ANSWER: "The output is wrong.",
-    VerdictKind.TIME_LIMIT_EXCEEDED: "The program exceeded the time limit.",
-    VerdictKind.MEMORY_LIMIT_EXCEEDED: "The program exceeded the memory limit.",
-    VerdictKind.OUTPUT_LIMIT_EXCEEDED: "The program printed too much.",
-    VerdictKind.RUNTIME_ERROR: "The program failed.",
-    VerdictKind.COMPILE_ERROR: "The program does not compile.",
-    VerdictKind.NO_CODE: "The answer holds no program.",
-}
-_REQUEST = "Write the corrected program."
 
 
 class Feedback:
@@ -65,36 +55,3 @@ class Feedback:
         if verdict.kind is VerdictKind.ACCEPTED:
             return []
         return self._prompts.reply_to(answer, feedback_on(verdict, self._settings.feedback_chars))
-
-
-def feedback_on(verdict: Verdict, max_chars: int) -> str:
-    """The message about a verdict that is not accepted. Each text in it has at most `max_chars` characters."""
-    lines = [_FAULTS[verdict.kind]]
-    failure = verdict.first_failure
-    if failure is None:
-        lines += _labelled("Message", verdict.detail, max_chars)
-    else:
-        is_wrong = verdict.kind is VerdictKind.WRONG_ANSWER
-        start = _start_of_difference(failure.output, failure.expected, max_chars) if is_wrong else 0
-        lines += _labelled("Input", failure.input, max_chars)
-        lines += _labelled("Expected output", _from(start, failure.expected), max_chars)
-        lines += _labelled("Output", _from(start, failure.output), max_chars) if is_wrong else []
-        # The end of a traceback says what went wrong.
-        lines += _labelled("Errors", failure.stderr.strip()[-max_chars:], max_chars)
-    return "\n".join([*lines, _REQUEST])
-
-
-def _labelled(label: str, text: str, max_chars: int) -> list[str]:
-    shown = text.rstrip()
-    return [f"{label}:\n{shown if len(shown) <= max_chars else shown[:max_chars] + '...'}"] if shown else []
-
-
-def _start_of_difference(output: str, expected: str, max_chars: int) -> int:
-    """Where to begin so that the first difference is among the next `max_chars` characters."""
-    pairs = enumerate(zip(output, expected, strict=False))
-    first = next((place for place, (got, wanted) in pairs if got != wanted), min(len(output), len(expected)))
-    return 0 if first < max_chars else first - max_chars // 2
-
-
-def _from(start: int, text: str) -> str:
-    return f"...{text[start:]}" if start else text

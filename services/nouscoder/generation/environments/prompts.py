@@ -96,10 +96,13 @@ class Episode:
         self.give(reply)
         return True
 
-    def finished(self, text: str) -> Rollout:
-        """The rollout, with the `text` to grade. Raises TaskRefused when the tokens are not a valid rollout."""
+    def finished(self, text: str, own_reward: float | None = None) -> Rollout:
+        """The rollout, with the `text` to grade. `own_reward` takes the place of the verdict's.
+
+        Raises TaskRefused when the tokens are not a valid rollout.
+        """
         try:
-            return assemble_rollout(self._task, self._parts, text)
+            return assemble_rollout(self._task, self._parts, text, own_reward)
         except ValueError as error:
             raise TaskRefused(f"task {self._task.rollout_id}: {error}") from error
 
@@ -134,9 +137,18 @@ class Prompts:
 
     def begin(self, task: Task, sampler: Sampler) -> Episode:
         """A rollout in progress that begins with the prompt of the task. Raises ProblemRefused."""
-        episode = Episode(task, sampler, self._stop_ids)
+        episode = self.empty(task, sampler)
         episode.give(self.prompt_of(task))
         return episode
+
+    def empty(self, task: Task, sampler: Sampler) -> Episode:
+        """A rollout in progress without a token."""
+        return Episode(task, sampler, self._stop_ids)
+
+    def messages_of(self, task: Task) -> list[Message]:
+        """The prompt of the task as messages; one of the user for a policy without a chat template."""
+        text = PromptText.of(task)
+        return self._asking.messages(text) if self.as_messages else [Message(Role.USER, self._asking.text(text))]
 
     def prompt_of(self, task: Task) -> list[int]:
         """Token ids [tokens] of the task's prompt. Raises ProblemRefused."""
@@ -172,17 +184,12 @@ class Prompts:
         The answer keeps its own stop token: the template's is left out where it is the same. There are no ids when the
         vocabulary cannot write `text`, such as the output of a program in a small vocabulary.
         """
+        ended_with = answer.token_ids[-1] if answer.finish_reason is FinishReason.STOP else None
+        messages = [Message(Role.USER, text)]
         try:
-            if not self.as_messages:
-                return self._tokenizer.encode_inside(f"\n{text}\n")
-            ids = self._tokenizer.encode_reply(Message(Role.USER, text), self._thinking)
+            return self._tokenizer.reply_ids(messages, ended_with, self._thinking, in_chat=self.as_messages)
         except TokenizerError:
             return []
-        ended = [answer.token_ids[-1]] if answer.finish_reason is FinishReason.STOP else []
-        for end in ([*self._tokenizer.turn_end], ids[:1]):  # a turn may end with several tokens
-            if end and ended == end[-1:] and ids[: len(end)] == end:
-                return ids[len(end) :]
-        return ids
 
     def text_of(self, answer: Completion) -> str:
         """The text of an answer, without its stop token. A text of generation.sampling.stop stays."""

@@ -1,6 +1,7 @@
 """The routes of the API, who may use them, and the start of the API in a process of its own.
 
     POST /v1/chat/completions, /v1/completions    whole, or as server-sent events with "stream": true
+    POST /v1/sessions, /v1/sessions/ID/reward     agents make rollouts (agents.py)
     GET  /v1/models                               the policy in use
     GET  /healthz, /readyz                        the process is alive; a policy is in use
 
@@ -39,10 +40,12 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.prompt import AUTO, PromptSettings
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
+from nouscoder.generation.environments.agent import AgentSessions
 from nouscoder.generation.metrics import ApiCounts, ApiMetrics, ApiRoute, GenerationMetrics
+from nouscoder.generation.openai.agents import KEY_BEGIN, AgentDesk, Agents, AgentSession
 from nouscoder.generation.openai.completions import Completions, PreparedRequest, PromptEncoder, event
 from nouscoder.generation.openai.guests import GuestEngine, open_desk
-from nouscoder.generation.openai.places import Place, PlaceTaken, RequestPlaces
+from nouscoder.generation.openai.places import PlaceTaken, RequestPlace, RequestPlaces
 from nouscoder.generation.openai.process import start_front
 from nouscoder.generation.openai.sampling import ApiSampler
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, CompletionRequest, busy, parsed
@@ -63,14 +66,23 @@ _ROUTES = {route.value for route in ApiRoute}
 _RETRY_AFTER_S = "1"
 _BODIES_IN_BUDGET = 32  # the memory budget, in largest bodies
 _PLACE = "nouscoder.place"
+_SESSION = "nouscoder.session"  # of the agent whose key the request has
+_NO_AGENTS = "there are no sessions of agents: generation.environment.kind is not agent"
 
 
 class ApiGate:
     """ASGI middleware around `app`: admits and counts requests. `hosts`: public names of a service without tokens."""
 
     def __init__(
-        self, app: ASGIApp, api_keys: ApiKeys, hosts: Collection[str], places: RequestPlaces, counts: ApiCounts
+        self,
+        app: ASGIApp,
+        api_keys: ApiKeys,
+        hosts: Collection[str],
+        places: RequestPlaces,
+        counts: ApiCounts,
+        agents: Agents | None = None,
     ) -> None:
+        self._agents = agents
         self._app = app
         self._api_keys = api_keys
         self._hosts = frozenset(host.lower() for host in hosts)
@@ -96,21 +108,27 @@ class ApiGate:
     async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         headers = {bytes(name).lower(): bytes(value).decode("latin-1") for name, value in scope["headers"]}
         try:
-            client = self._client(scope, headers)
+            kind, _, secret = headers.get(b"authorization", "").partition(" ")
+            secret = secret.strip() if kind.lower() == "bearer" else ""
+            session = None
+            if self._agents is not None and secret.startswith(KEY_BEGIN):
+                session = self._agents.session_of(secret)
+            client = self._client(scope, headers, secret, session)
         except ApiFault as fault:
             await response(fault)(scope, receive, answer.send)
             return
         try:
             with self._places.place(client) as place:
-                await self._app({**scope, CLIENT_KEY: client, _PLACE: place}, receive, answer.send)
+                await self._app({**scope, CLIENT_KEY: client, _PLACE: place, _SESSION: session}, receive, answer.send)
         except PlaceTaken as error:
             await answer.cut(busy(str(error)), scope, receive)
 
-    def _client(self, scope: Scope, headers: dict[bytes, str]) -> str:
+    def _client(self, scope: Scope, headers: dict[bytes, str], secret: str, session: AgentSession | None) -> str:
         """Whose request it is. Raises ApiFault when it is not admitted."""
         if not self._api_keys.is_open:
-            kind, _, secret = headers.get(b"authorization", "").partition(" ")
-            key = self._api_keys.find(secret.strip()) if kind.lower() == "bearer" else None
+            if session is not None:
+                return session.client
+            key = self._api_keys.find(secret) if secret else None
             if key is None:
                 message = "a valid token is required: Authorization: Bearer TOKEN"
                 raise ApiFault(401, message, code="invalid_api_key")
@@ -165,7 +183,7 @@ _REFUSALS = Refusals(
 )
 
 
-def make_app(completions: Completions, max_body_bytes: int) -> FastAPI:
+def make_app(completions: Completions, max_body_bytes: int, agents: Agents | None = None) -> FastAPI:
     """The API, for any caller; ApiGate admits callers."""
     # A redirect to the path without a slash would repeat the Host of the request.
     app = FastAPI(
@@ -173,7 +191,7 @@ def make_app(completions: Completions, max_body_bytes: int) -> FastAPI:
     )
     _add_faults(app)
 
-    async def answered(request: Request, read: Callable[[bytes, Place], Awaitable[PreparedRequest]]) -> Response:
+    async def answered(request: Request, read: Callable[[bytes, RequestPlace], Awaitable[PreparedRequest]]) -> Response:
         body = await read_body(request, max_body_bytes)
         prepared = await while_connected(request.receive, read(body, request.scope[_PLACE]))
         del body
@@ -187,13 +205,22 @@ def make_app(completions: Completions, max_body_bytes: int) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        """A completion of a conversation."""
-        return await answered(request, completions.of_chat)
+        """A completion of a conversation, or the next turn of an agent's."""
+        session = request.scope[_SESSION]
+        if session is None or agents is None:
+            return await answered(request, completions.of_chat)
+        body = await read_body(request, max_body_bytes)
+        whole, media_type = await while_connected(request.receive, agents.chat(session, body))
+        return Response(whole, media_type=media_type)
 
     @app.post("/v1/completions")
     async def text_completions(request: Request) -> Response:
         """A completion of a text."""
+        if request.scope[_SESSION] is not None:
+            raise ApiFault(400, "a session takes chat completions only: the texts of a rollout are messages")
         return await answered(request, completions.of_text)
+
+    _add_sessions(app, max_body_bytes, agents)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -212,6 +239,24 @@ def make_app(completions: Completions, max_body_bytes: int) -> FastAPI:
         return {"status": f"ready with policy version {completions.policy_version}"}
 
     return app
+
+
+def _add_sessions(app: FastAPI, max_body_bytes: int, agents: Agents | None) -> None:
+    @app.post("/v1/sessions", status_code=201)
+    async def claim_session(request: Request) -> dict[str, Any]:
+        """A rollout for an agent to make."""
+        if agents is None:
+            raise ApiFault(404, _NO_AGENTS)
+        body = await read_body(request, max_body_bytes)
+        return await while_connected(request.receive, agents.claim(body, request.scope[CLIENT_KEY]))
+
+    @app.post("/v1/sessions/{session_id}/reward")
+    async def close_session(session_id: str, request: Request) -> dict[str, Any]:
+        """The agent has made its rollout."""
+        if agents is None:
+            raise ApiFault(404, _NO_AGENTS)
+        body = await read_body(request, max_body_bytes)
+        return await agents.close(request.scope[_SESSION], session_id, body)
 
 
 async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -265,8 +310,11 @@ async def serve_api(
     stack: AsyncExitStack,
     *,
     thinking: str = AUTO,
+    sessions: AgentDesk | None = None,
 ) -> None:
     """Serve on a listening socket until `stack` closes. `thinking` is for requests that say nothing of it.
+
+    `sessions` are those of agents, if agents make the rollouts of the run.
 
     Raises ApiKeysUnusable, TlsUnusable and EngineUnusable.
     """
@@ -276,20 +324,17 @@ async def serve_api(
         stop_ids = await asyncio.to_thread(lambda: decoder.stop_ids)  # it may wait for the chat template
     except TokenizerError as error:
         raise EngineUnusable(str(error)) from error
-    completions = Completions(
-        name,
-        engine,
-        ApiSampler(engine, decoder.decode, stop_ids, settings.slots),
-        PromptEncoder(encoder, capacity, PromptSettings(thinking=thinking).enable_thinking),
-        decoder.decode,
-        settings.request_limit_s,
-        counts,
-    )
-    app = make_app(completions, settings.max_body_bytes)
+    prompts = PromptEncoder(encoder, capacity, PromptSettings(thinking=thinking).enable_thinking)
+    sampler = ApiSampler(engine, decoder.decode, stop_ids, settings.slots)
+    limit_s, agents = settings.request_limit_s, None
+    completions = Completions(name, engine, sampler, prompts, decoder.decode, limit_s, counts)
+    if sessions is not None:
+        agents = Agents(sessions, name, prompts, decoder.decode, stop_ids, limit_s, counts)
+    app = make_app(completions, settings.max_body_bytes, agents)
     budget = MemoryBudget(_BODIES_IN_BUDGET * settings.max_body_bytes)
     app.add_middleware(CountMemory, budget=budget, is_open_path=OPEN.__contains__, refusals=_REFUSALS)
     places = RequestPlaces(settings.max_requests)
-    app.add_middleware(ApiGate, api_keys=_api_keys(settings), hosts=settings.hosts, places=places, counts=counts)
+    app.add_middleware(ApiGate, _api_keys(settings), settings.hosts, places, counts, agents)
     await serve_http(app, listening, stack, http_context(settings.tls))
 
 
@@ -306,6 +351,7 @@ async def start_openai(
     stack: AsyncExitStack,
     *,
     waits: bool = False,
+    sessions: AgentSessions | None = None,
 ) -> str:
     """Serve in a process of its own until `stack` closes. Returns the address in use, at once unless it `waits`.
 
@@ -326,7 +372,7 @@ async def start_openai(
         "capacity": min(most, context_tokens(folder) or most),
         "thinking": config.generation.environment.thinking,
     }
-    listens = start_front(begin, desk, metrics, listening, stack)
+    listens = start_front(begin, desk, metrics, listening, stack, sessions)
     address = f"{settings.http.rpartition(':')[0]}:{listening.getsockname()[1]}"
     log.info("listening", extra={"openai": address})
     if waits:

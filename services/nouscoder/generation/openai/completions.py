@@ -16,12 +16,12 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from nouscoder.domain.conversation import Role
+from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.rollout import Sampling
 from nouscoder.formats.json_values import give_way
 from nouscoder.generation.metrics import ApiCounts, ApiTokens
 from nouscoder.generation.openai.guests import GuestEngine
-from nouscoder.generation.openai.places import Place
+from nouscoder.generation.openai.places import RequestPlace
 from nouscoder.generation.openai.sampling import ApiSampler, CompletionPiece, StreamUnread, WantedCompletion
 from nouscoder.generation.openai.schema import (
     DEFAULT_COMPLETION_TOKENS,
@@ -83,6 +83,16 @@ class PromptEncoder:
         else:
             raise invalid("the policy has no chat template: it takes one message, of the user", "messages")
         return self._checked(ids, "messages")
+
+    async def of_replies(self, replies: Sequence[Message], ended_with: int | None, client: str) -> tuple[int, ...]:
+        """Token ids between an answer, which `ended_with` that token, and the next one. Raises ApiFault."""
+        self._check_length(sum(len(reply.content) for reply in replies), "messages")
+        tokenizer = self._tokenizer
+
+        def encode() -> list[int]:
+            return tokenizer.reply_ids(replies, ended_with, self._thinking, in_chat=tokenizer.has_chat_template)
+
+        return self._checked(await self._encoded(encode, "messages", client), "messages")
 
     async def of_completion(self, request: CompletionRequest, client: str) -> list[tuple[int, ...]]:
         """Token ids of each prompt. Raises ApiFault."""
@@ -282,7 +292,7 @@ class Completions:
         """The names that a request may give. Raises ApiFault before the first policy."""
         return [self._name, f"{self._name}@{self.policy_version}"]
 
-    async def of_chat(self, body: bytes, place: Place) -> PreparedRequest:
+    async def of_chat(self, body: bytes, place: RequestPlace) -> PreparedRequest:
         """The request in the body of /v1/chat/completions, which takes its place.
 
         Raises ApiFault, MemoryBudgetExceeded, QueueFull and PlaceTaken.
@@ -295,7 +305,7 @@ class Completions:
         form = AnswerForm(self._name, self._decode, is_chat=True, with_logprobs=request.logprobs)
         return self._prepared(request, [prompt], min(limits, default=None), form, place.client)
 
-    async def of_text(self, body: bytes, place: Place) -> PreparedRequest:
+    async def of_text(self, body: bytes, place: RequestPlace) -> PreparedRequest:
         """The request in the body of /v1/completions. Raises as `of_chat`."""
         request = await parsed_body(CompletionRequest, body)
         self._check_model(request.model)

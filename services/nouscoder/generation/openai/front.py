@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from nouscoder.config.generation import OpenAISection
-from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens
+from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.errors import Unusable
-from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
-from nouscoder.generation.openai.link import Link, Record, request_record, tokens_of
+from nouscoder.generation.engines.base import EngineStopped, SampleRequest
+from nouscoder.generation.openai.link import FrontLink, Record, completion_of, error_of, request_record, tokens_of
 from nouscoder.http_server.memory_budget import return_large_blocks
 from nouscoder.logs import configure_logs
 
@@ -29,7 +30,7 @@ _COUNTS_EVERY_S = 0.5
 class LinkedEngine:
     """A GuestEngine that is in the worker."""
 
-    def __init__(self, link: Link, policy_version: int | None) -> None:
+    def __init__(self, link: FrontLink, policy_version: int | None) -> None:
         self._link = link
         self._futures: dict[str, asyncio.Future[Completion]] = {}
         self._pieces: dict[str, list[SampledTokens]] = {}  # of the samples that are followed
@@ -64,11 +65,10 @@ class LinkedEngine:
         match record:
             case {"policy": int() as version}:
                 self.policy_version = version
-            case {"id": str() as name, "error": message} if name in self._futures:
-                kind = EngineStopped if record.get("is_stopped") else EngineError
-                self._futures[name].set_exception(kind(message))
-            case {"id": str() as name, "end": reason, "tokens": tokens} if name in self._futures:
-                self._futures[name].set_result(tokens_of(tokens).ended(FinishReason(reason)))
+            case {"id": str() as name, "error": _} if name in self._futures:
+                self._futures[name].set_exception(error_of(record))
+            case {"id": str() as name, "end": _} if name in self._futures:
+                self._futures[name].set_result(completion_of(record))
             case {"id": str() as name, "tokens": tokens} if name in self._pieces:
                 self._pieces[name].append(tokens_of(tokens))
 
@@ -77,6 +77,81 @@ class LinkedEngine:
         self._pieces.pop(name, None)
         if future.cancelled():
             self._link.send({"cancel": name})
+
+
+class LinkedSessions:
+    """An AgentDesk that is in the worker."""
+
+    def __init__(self, link: FrontLink) -> None:
+        self._link = link
+        self._asked: dict[str, asyncio.Future[Any]] = {}
+        self._is_over = False
+        self.on_end: Callable[[str, str], None] = lambda session_id, why: None
+
+    async def claim(self) -> tuple[str, dict[str, Any]]:
+        """As AgentSessions.claim."""
+        name, claimed = self._ask({})
+        self._link.send({"claim": name})
+        try:
+            session: tuple[str, dict[str, Any]] = await claimed
+        except asyncio.CancelledError:
+            self._link.send({"unclaim": name})
+            if claimed.done() and not claimed.cancelled():
+                self.give_back(claimed.result()[0])
+            raise
+        return session
+
+    def turn(self, session_id: str, given: Sequence[int], max_tokens: int | None) -> asyncio.Future[Completion]:
+        """As AgentSessions.turn."""
+        return self._ask({"turn": session_id, "given": list(given), "max_tokens": max_tokens})[1]
+
+    def close(self, session_id: str, reward: float | None, answer: str | None) -> asyncio.Future[None]:
+        """As AgentSessions.close."""
+        return self._ask({"close": session_id, "reward": reward, "answer": answer})[1]
+
+    def give_back(self, session_id: str) -> None:
+        """As AgentSessions.give_back."""
+        self._link.send({"give_back": session_id})
+
+    def end(self) -> None:
+        """The worker is gone. Nobody answers any more, so what is asked from now on fails at once."""
+        self._is_over = True
+        for asked in list(self._asked.values()):
+            if not asked.done():
+                asked.set_exception(EngineStopped("the service is stopping"))
+                asked.exception()  # retrieved, because nobody may wait for it any more
+
+    def take(self, record: Record) -> None:
+        """Handle a message of the worker."""
+        asked = self._asked.get(record.get("id", ""))
+        waits = asked is not None and not asked.done()
+        match record:
+            case {"session_ended": str() as session_id, "why": str() as why}:
+                self.on_end(session_id, why)
+            case {"session": str() as session_id, "about": about}:
+                if asked is not None and waits:
+                    asked.set_result((session_id, about))
+                else:
+                    self.give_back(session_id)
+            case {"error": _} if asked is not None and waits:
+                asked.set_exception(error_of(record))
+            case {"end": _} if asked is not None and waits:
+                asked.set_result(completion_of(record))
+            case {"closed": _} if asked is not None and waits:
+                asked.set_result(None)
+
+    def _ask(self, record: Record) -> tuple[str, asyncio.Future[Any]]:
+        """The name of a request, which is sent if there is one, and the future of its answer."""
+        name = f"agent-{secrets.token_hex(12)}"
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._is_over:
+            future.set_exception(EngineStopped("the service is stopping"))
+            return name, future
+        self._asked[name] = future
+        future.add_done_callback(lambda _: self._asked.pop(name, None))
+        if record:
+            self._link.send({**record, "id": name})
+        return name, future
 
 
 class LinkedCounts:
@@ -93,7 +168,7 @@ class LinkedCounts:
         """As ApiMetrics.count_tokens."""
         self._counts.append(["tokens", kind, number])
 
-    async def send(self, link: Link) -> None:
+    async def send(self, link: FrontLink) -> None:
         """Never returns."""
         while True:
             await asyncio.sleep(_COUNTS_EVERY_S)
@@ -104,36 +179,47 @@ class LinkedCounts:
 
 async def serve(link_number: int, listening_number: int) -> None:
     """Serve until the link closes."""
-    link = await Link.on(socket.socket(fileno=link_number))
+    link = await FrontLink.on(socket.socket(fileno=link_number))
     records = link.records()
     begin = (await anext(records))["start"]
     engine, counts = LinkedEngine(link, begin["policy_version"]), LinkedCounts()
+    sessions = LinkedSessions(link) if begin["has_agents"] else None
     async with AsyncExitStack() as stack:
         try:
-            await _listen(begin, engine, counts, socket.socket(fileno=listening_number), stack)
+            await _listen(begin, engine, counts, socket.socket(fileno=listening_number), stack, sessions)
         except Unusable as error:
             link.send({"unusable": str(error)})
             return
         sending = asyncio.create_task(counts.send(link))
         link.send({"ready": True})
-        await _follow(records, engine)
+        await _follow(records, engine, sessions)
         sending.cancel()
 
 
 async def _listen(
-    begin: Record, engine: LinkedEngine, counts: LinkedCounts, listening: socket.socket, stack: AsyncExitStack
+    begin: Record,
+    engine: LinkedEngine,
+    counts: LinkedCounts,
+    listening: socket.socket,
+    stack: AsyncExitStack,
+    sessions: LinkedSessions | None,
 ) -> None:
     """Raises Unusable."""
     from nouscoder.generation.openai.api import serve_api
 
     settings = OpenAISection.model_validate(begin["settings"])
     folder, capacity, thinking = Path(begin["folder"]), begin["capacity"], begin["thinking"]
-    await serve_api(settings, begin["name"], folder, capacity, engine, counts, listening, stack, thinking=thinking)
+    parts = (engine, counts, listening, stack)
+    await serve_api(settings, begin["name"], folder, capacity, *parts, thinking=thinking, sessions=sessions)
 
 
-async def _follow(records: AsyncIterator[Record], engine: LinkedEngine) -> None:
+async def _follow(records: AsyncIterator[Record], engine: LinkedEngine, sessions: LinkedSessions | None) -> None:
     async for record in records:
         engine.take(record)
+        if sessions is not None:
+            sessions.take(record)
+    if sessions is not None:
+        sessions.end()
 
 
 if __name__ == "__main__":

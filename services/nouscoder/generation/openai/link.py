@@ -4,8 +4,12 @@ The process of the API handles what strangers send, so the worker reads nothing 
 
     from the API   {"ready": true} or {"unusable": MESSAGE}, once
                    {"sample": {...}}, {"follow": ID}, {"cancel": ID}, {"counts": [...]}
+                   {"claim": ID}, {"unclaim": ID}, {"give_back": SESSION}
+                   {"turn": SESSION, "id": ID, ...}, {"close": SESSION, "id": ID, ...}
     to the API     {"start": {...}}, once; {"policy": VERSION}
                    {"id": ID, "tokens": {...}}, {"id": ID, "end": REASON, "tokens": {...}}, {"id": ID, "error": MESSAGE}
+                   {"id": ID, "session": SESSION, "about": {...}}, {"id": ID, "closed": true}
+                   {"session_ended": SESSION, "why": MESSAGE}
 """
 
 from __future__ import annotations
@@ -17,15 +21,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from nouscoder.domain.rollout import Sampling
-from nouscoder.domain.tokens import SampledTokens, VersionSpan, float32, int32
-from nouscoder.generation.engines.base import SampleRequest
+from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, VersionSpan, float32, int32
+from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
+from nouscoder.generation.environments.agent import AgentFault
 
 _MOST_BYTES = 64 * 1024**2  # of a message: a prompt or a completion of a million tokens has 10 MiB
 
 Record = dict[str, Any]
 
 
-class Link:
+class FrontLink:
     """One end. Its messages are small or few, so nobody waits until they have left."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,7 +38,7 @@ class Link:
         self._writer = writer
 
     @classmethod
-    async def on(cls, end: socket.socket) -> Link:
+    async def on(cls, end: socket.socket) -> FrontLink:
         """The link of one end of a socket pair."""
         return cls(*await asyncio.open_connection(sock=end, limit=_MOST_BYTES))
 
@@ -79,6 +84,27 @@ def request_of(record: Record) -> SampleRequest:
         stop_token_ids=frozenset(record["stops"]),
         is_guest=True,
     )
+
+
+def end_record(name: str, completion: Completion) -> Record:
+    """The end of a sample."""
+    return {"id": name, "end": completion.finish_reason.value, "tokens": tokens_record(completion)}
+
+
+def completion_of(record: Record) -> Completion:
+    """The completion in the end of a sample."""
+    return tokens_of(record["tokens"]).ended(FinishReason(record["end"]))
+
+
+def error_record(name: str, error: BaseException) -> Record:
+    """The error of a sample, or of a request of an agent."""
+    return {"id": name, "error": str(error), "kind": type(error).__name__}
+
+
+def error_of(record: Record) -> Exception:
+    """The error in a record."""
+    kinds = {kind.__name__: kind for kind in (EngineStopped, AgentFault)}
+    return kinds.get(record["kind"], EngineError)(record["error"])
 
 
 def tokens_record(tokens: SampledTokens) -> Record:

@@ -19,7 +19,7 @@ class PlaceTaken(Exception):
         super().__init__(f"{num_places} requests are in progress, the most that are taken; retry later")
 
 
-class Place:
+class RequestPlace:
     """That of one request, once it is taken."""
 
     def __init__(self, places: RequestPlaces, client: str) -> None:
@@ -45,12 +45,12 @@ class RequestPlaces:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._taken: dict[str, list[Place]] = {}  # by client, the oldest first
+        self._taken: dict[str, list[RequestPlace]] = {}  # by client, the oldest first
 
     @contextmanager
-    def place(self, client: str) -> Iterator[Place]:
+    def place(self, client: str) -> Iterator[RequestPlace]:
         """A place for one request, which takes it when it needs it. Raises PlaceTaken when it is lost."""
-        place = Place(self, client)
+        place = RequestPlace(self, client)
         try:
             yield place
         except asyncio.CancelledError:
@@ -63,8 +63,8 @@ class RequestPlaces:
         finally:
             self._remove(place)
 
-    def take(self, place: Place) -> None:
-        """See `Place.take`."""
+    def take(self, place: RequestPlace) -> None:
+        """See `RequestPlace.take`."""
         if sum(map(len, self._taken.values())) >= self._most:
             most = max(self._taken, key=self._asked)
             if self._asked(most) <= self._asked(place.client) + place.num_completions:
@@ -77,7 +77,7 @@ class RequestPlaces:
     def _asked(self, client: str) -> int:
         return sum(place.num_completions for place in self._taken.get(client, ()))
 
-    def _remove(self, place: Place) -> None:
+    def _remove(self, place: RequestPlace) -> None:
         own = self._taken.get(place.client, [])
         if place in own:
             own.remove(place)

@@ -17,12 +17,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 from nouscoder.domain.tokens import Completion
-from nouscoder.generation.engines.base import EngineStopped, EngineUnusable
+from nouscoder.generation.engines.base import EngineUnusable
+from nouscoder.generation.environments.agent import AgentSessions
 from nouscoder.generation.metrics import ApiMetrics
 from nouscoder.generation.openai.guests import GuestDesk
-from nouscoder.generation.openai.link import Link, Record, request_of, tokens_record
+from nouscoder.generation.openai.link import FrontLink, Record, end_record, error_record, request_of, tokens_record
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +37,10 @@ _PIECES_EVERY_S = 0.05
 class _Front:
     """One process and its samples."""
 
-    def __init__(self, desk: GuestDesk, metrics: ApiMetrics) -> None:
+    def __init__(self, desk: GuestDesk, metrics: ApiMetrics, sessions: AgentSessions | None) -> None:
         self._desk = desk
+        self._sessions = sessions
+        self._claims: dict[str, asyncio.Task[None]] = {}
         self._metrics = metrics
         self._samples: dict[str, asyncio.Future[Completion]] = {}
         self._followed: dict[str, int] = {}  # samples whose pieces are wanted, and how many tokens were sent
@@ -50,9 +54,10 @@ class _Front:
             process = await asyncio.create_subprocess_exec(
                 *command, pass_fds=numbers, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
             )
-        self._link = await Link.on(ours)
+        self._link = await FrontLink.on(ours)
         try:
-            self._link.send({"start": {**begin, "policy_version": self._desk.policy_version}})
+            of_worker = {"policy_version": self._desk.policy_version, "has_agents": self._sessions is not None}
+            self._link.send({"start": {**begin, **of_worker}})
             records = self._link.records()
             async with asyncio.timeout(_START_LIMIT_S):
                 first: Record = await anext(records, {})
@@ -69,15 +74,21 @@ class _Front:
 
     async def _answer(self, records: AsyncIterator[Record]) -> None:
         telling = [asyncio.create_task(self._tell_policies()), asyncio.create_task(self._send_pieces())]
+        if self._sessions is not None:
+            self._sessions.on_end = lambda session_id, why: self._link.send({"session_ended": session_id, "why": why})
         try:
             async for record in records:
                 self._take(record)
+                if self._sessions is not None:
+                    self._take_of_agents(record, self._sessions)
         finally:
-            for task in telling:
+            for task in (*telling, *self._claims.values()):
                 task.cancel()
-            await asyncio.gather(*telling, return_exceptions=True)
+            await asyncio.gather(*telling, *self._claims.values(), return_exceptions=True)
             for sample in list(self._samples.values()):
                 sample.cancel()
+            if self._sessions is not None:
+                self._sessions.give_back_all()
 
     def _take(self, record: Record) -> None:
         match record:
@@ -98,12 +109,35 @@ class _Front:
         self._followed.pop(name, None)
         if sample.cancelled():
             return
-        error = sample.exception()
-        if error is not None:
-            self._link.send({"id": name, "error": str(error), "is_stopped": isinstance(error, EngineStopped)})
-            return
-        completion = sample.result()
-        self._link.send({"id": name, "end": completion.finish_reason.value, "tokens": tokens_record(completion)})
+        self._send_answer(name, sample)
+
+    def _send_answer(self, name: str, answer: asyncio.Future[Any]) -> None:
+        """Send a completion, that a session is closed (None), or an error."""
+        if (error := answer.exception()) is not None:
+            self._link.send(error_record(name, error))
+        else:
+            completion = answer.result()
+            self._link.send({"id": name, "closed": True} if completion is None else end_record(name, completion))
+
+    def _take_of_agents(self, record: Record, sessions: AgentSessions) -> None:
+        match record:
+            case {"claim": str() as name}:
+                self._claims[name] = asyncio.create_task(self._claim(name, sessions))
+                self._claims[name].add_done_callback(lambda _: self._claims.pop(name, None))
+            case {"unclaim": str() as name} if name in self._claims:
+                self._claims[name].cancel()
+            case {"give_back": str() as session_id}:
+                sessions.give_back(session_id)
+            case {"turn": str() as session_id, "id": str() as name, "given": list() as given, "max_tokens": most}:
+                turn = sessions.turn(session_id, given, most)
+                turn.add_done_callback(lambda ended: self._send_answer(name, ended))
+            case {"close": str() as session_id, "id": str() as name, "reward": reward, "answer": answer}:
+                closing = sessions.close(session_id, reward, answer)
+                closing.add_done_callback(lambda ended: self._send_answer(name, ended))
+
+    async def _claim(self, name: str, sessions: AgentSessions) -> None:
+        session_id, about = await sessions.claim()
+        self._link.send({"id": name, "session": session_id, "about": about})
 
     async def _tell_policies(self) -> None:
         version = -1
@@ -134,7 +168,12 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
 
 
 def start_front(
-    begin: Record, desk: GuestDesk, metrics: ApiMetrics, listening: socket.socket, stack: AsyncExitStack
+    begin: Record,
+    desk: GuestDesk,
+    metrics: ApiMetrics,
+    listening: socket.socket,
+    stack: AsyncExitStack,
+    sessions: AgentSessions | None = None,
 ) -> asyncio.Future[None]:
     """Serve the API in a process of its own until `stack` closes. Returns a future that is done when it listens.
 
@@ -152,7 +191,7 @@ def start_front(
         wait_s = _FIRST_WAIT_S
         while True:
             begun_s = time.monotonic()
-            reason = await _Front(desk, metrics).run(listening, begin, told)
+            reason = await _Front(desk, metrics, sessions).run(listening, begin, told)
             lasted = time.monotonic() - begun_s > _LONGEST_WAIT_S
             wait_s = _FIRST_WAIT_S if lasted else min(_LONGEST_WAIT_S, 2 * wait_s)
             log.error("the process of the API is started again", extra={"reason": reason, "wait_s": wait_s})

@@ -223,7 +223,7 @@ class ApiSampler:
         shown = _shown(completion)
         token_ids = completion.token_ids[:shown].tolist()
         return CompletionPiece(
-            self._decode(token_ids), token_ids, completion.logprobs[:shown].tolist(), _ending(completion)
+            self._decode(token_ids), token_ids, completion.logprobs[:shown].tolist(), ended_as(completion)
         )
 
     async def _pieces(self, sample: _Sample) -> AsyncGenerator[CompletionPiece]:
@@ -263,7 +263,7 @@ class ApiSampler:
             completing.cancel()
         shown = _shown(completion)
         piece = await read(completion.token_ids[num_read:shown].tolist(), completion.logprobs[num_read:shown].tolist())
-        ending = _ending(completion)
+        ending = ended_as(completion)
         if text.stopped:
             ending = CompletionEnd(FinishReason.STOP, num_read, ending.oldest_version, ending.newest_version)
         yield CompletionPiece(piece.text + text.end(), piece.token_ids, piece.logprobs, ending)
@@ -310,7 +310,8 @@ def _shown(completion: Completion) -> int:
     return len(completion.token_ids) - (completion.finish_reason is FinishReason.STOP)
 
 
-def _ending(completion: Completion) -> CompletionEnd:
+def ended_as(completion: Completion) -> CompletionEnd:
+    """How a completion of an engine ended."""
     versions = [span.policy_version for span in completion.versions]
     return CompletionEnd(completion.finish_reason, len(completion.token_ids), min(versions), max(versions))
 

@@ -43,7 +43,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # The parts of a fault's place that name a type among several, not a field.
 _TYPES = ("str", "list[")
-_ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
 
 
 class ApiFault(NousCoderError):
@@ -85,10 +91,13 @@ class TextPart(_Model):
 
 
 class ChatMessage(_Model):
-    """One message of the conversation."""
+    """One message of the conversation. Clients send an answer back with the fields that it had, which are empty."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | ListOf[TextPart]
+    refusal: None = None
+    tool_calls: None = None
+    tool_call_id: str | None = None
 
     def message(self) -> Message:
         """For the chat template."""
@@ -182,7 +191,23 @@ class CompletionRequest(SamplingRequest):
         return found
 
 
-Parsed = TypeVar("Parsed", bound=SamplingRequest)
+class ClaimRequest(_Model):
+    """The body of /v1/sessions: an agent waits for a rollout so many seconds."""
+
+    wait_s: float = Field(30.0, ge=0, le=600)
+
+
+class CloseRequest(_Model):
+    """The body of /v1/sessions/ID/reward: `answer` is graded in place of the last completion, if there is one.
+
+    `reward` takes the place of the reward of the verdict.
+    """
+
+    reward: float | None = None
+    answer: str | None = None
+
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 def parsed(kind: type[Parsed], body: bytes) -> Parsed:

@@ -18,7 +18,7 @@ from typing import TextIO
 
 from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import PolicyManifest, Shard
-from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.errors import ExitCode, NousCoderError, Unusable
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta
 from nouscoder.private_folder import NotPrivate, private_folder
 
@@ -34,6 +34,8 @@ _POLICIES = "????????-*"
 
 class PolicyUnusable(NousCoderError):
     """The weights differ from the manifest, do not fit the engine, or cannot be fetched."""
+
+    exit_code = ExitCode.DAMAGED
 
 
 class PolicyGone(PolicyUnusable):

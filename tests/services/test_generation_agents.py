@@ -1,0 +1,431 @@
+"""Rollouts that agents make over HTTP: their tokens, their rewards, refusals, and sessions that nobody closes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from socket import socket
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+from tests.e2e.test_trainer_packages import output_of
+from tests.services.test_generation_openai import CAPACITY, CHARACTERS, CHAT, LIMIT_S, published, saying
+
+from nouscoder.config import ConfigError, load_config
+from nouscoder.config.generation import AgentSection, OpenAISection
+from nouscoder.demo.policy import EOS_ID
+from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.tokens import Segment
+from nouscoder.generation.engines.base import EngineStopped
+from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.engines.stepped import SteppedEngine
+from nouscoder.generation.environments.agent import Agent, AgentSessions
+from nouscoder.generation.environments.base import EnvironmentUnusable, SessionAbandoned, ToolUnavailable
+from nouscoder.generation.metrics import ApiMetrics, GenerationMetrics
+from nouscoder.generation.openai.api import serve_api
+from nouscoder.generation.openai.front import LinkedSessions
+from nouscoder.generation.openai.guests import GuestDesk, open_desk
+from nouscoder.generation.openai.link import FrontLink
+from nouscoder.generation.openai.process import start_front
+from nouscoder.generation.rollouts import Rollouts
+from nouscoder.generation.weights.policies import Policies
+from nouscoder.http_server import listener
+from nouscoder.http_server.api_keys import new_api_key
+from nouscoder.policy_folder.tokenizer import load_tokenizer
+from nouscoder.run.loop import agent_lines
+
+TASK = Task("g000001-0", "g000001", "p1", "Print 1.", Sampling(max_new_tokens=60, seed=7))
+ANSWERS = ["run it", "print(1)", "again"]
+
+
+@dataclass
+class Service:
+    rollouts: Rollouts
+    sessions: AgentSessions
+    http: httpx.AsyncClient
+
+    async def claim(self, **fields: Any) -> dict[str, Any]:
+        answer = await self.http.post("/v1/sessions", json=fields)
+        assert answer.status_code == 201, answer.text
+        record: dict[str, Any] = answer.json()
+        return record
+
+    async def ask(self, session: dict[str, Any], messages: list[dict[str, str]], **fields: Any) -> httpx.Response:
+        body = {"model": "any name", "messages": messages, **fields}
+        return await self.http.post(CHAT, json=body, headers=key_of(session))
+
+    async def say(self, session: dict[str, Any], messages: list[dict[str, str]], **fields: Any) -> None:
+        """Ask, and append the answer to the messages."""
+        answer = await self.ask(session, messages, **fields)
+        assert answer.status_code == 200, answer.text
+        messages.append(answer.json()["choices"][0]["message"])
+
+    async def close(self, session: dict[str, Any], **fields: Any) -> httpx.Response:
+        return await self.http.post(f"/v1/sessions/{session['id']}/reward", json=fields, headers=key_of(session))
+
+
+def key_of(session: dict[str, Any]) -> dict[str, str]:
+    return {"authorization": f"Bearer {session['key']}"}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of characters, without a chat template."""
+    made = tmp_path_factory.mktemp("policy")
+    CHARACTERS.save(made)
+    return made
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, tmp_path: Path, *answers: str, in_process: bool = True, **settings: Any
+) -> AsyncIterator[Service]:
+    """The API and the rollouts of an engine that answers the turns of a rollout with `answers`.
+
+    The API is in this process, which is faster, or in its own, as in a run.
+    """
+    said = answers or ANSWERS
+    section = AgentSection(**{name: settings.pop(name) for name in ("agent_session_s",) if name in settings})
+    async with AsyncExitStack() as stack:
+
+        def script(request: Any) -> list[int]:
+            return CHARACTERS.encode(said[int(request.request_id.partition("/")[2] or 0)])
+
+        metrics = GenerationMetrics()
+        inner = FakeEngine(max_running=4, max_tokens_total=CAPACITY, guest_places=8, script=script)
+        engine = await stack.enter_async_context(SteppedEngine(inner, metrics))
+        policies = Policies(engine)
+        await policies.update(published(tmp_path, 3))
+        sessions = AgentSessions()
+        environment = Agent(load_tokenizer(folder), section, sessions, CAPACITY)
+        rollouts = Rollouts(environment, engine, policies, max_tokens_total=CAPACITY, sessions=sessions)
+        desk = await stack.enter_async_context(open_desk(engine, policies, 8))
+        listening = listener.listen("127.0.0.1:0")
+        parts: tuple[GuestDesk, ApiMetrics, socket, AsyncExitStack] = (desk, metrics.api, listening, stack)
+        if in_process:
+            await serve_api(OpenAISection(**settings), "mine", folder, CAPACITY, *parts, sessions=sessions)
+        else:
+            begin = {"settings": settings, "name": "mine", "folder": str(folder), "capacity": CAPACITY}
+            await start_front({**begin, "thinking": "auto"}, *parts, sessions=sessions)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=LIMIT_S))
+        yield Service(rollouts, sessions, http)
+
+
+def segments(rollout: Rollout) -> list[tuple[str, bool]]:
+    """The text of each segment, and whether it was sampled."""
+    found, start = [], 0
+    for segment in rollout.segments:
+        ids = rollout.token_ids[start : start + segment.num_tokens].tolist()
+        found.append((CHARACTERS.decode(ids), segment.is_sampled))
+        start += segment.num_tokens
+    return found
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+async def test_two_turns_of_an_agent_become_one_rollout_with_exactly_their_tokens(
+    folder: Path, tmp_path: Path, in_process: bool
+) -> None:
+    async with serving(folder, tmp_path, in_process=in_process) as service:
+        making = service.rollouts.start(TASK)
+        session = await service.claim()
+        assert (session["problem_id"], session["messages"]) == ("p1", [user("Print 1.")])
+        assert (session["max_new_tokens"], session["sampling"]) == (60, {"temperature": 1.0, "top_p": 1.0})
+        messages = list(session["messages"])
+        await service.say(session, messages)
+        messages.append(user("output: 1"))
+        assert service.rollouts.num_waiting_for_tools == 1
+        await service.say(session, messages)
+        assert [message["content"] for message in messages[1::2]] == ANSWERS[:2]
+        closed = await service.close(session)
+        rollout = await making
+        assert closed.json() == {"id": session["id"], "turns": 2, "tokens": len(rollout.token_ids)}
+    assert segments(rollout) == [
+        ("Print 1.", False), ("run it", True), ("\noutput: 1\n", False), ("print(1)", True)
+    ]  # fmt: skip
+    assert rollout.sampled_token_ids.tolist() == [
+        token for text in ANSWERS[:2] for token in (*CHARACTERS.encode(text), EOS_ID)
+    ]
+    assert set(rollout.logprobs) == {-0.5}
+    assert (rollout.num_versions, rollout.oldest_version) == (1, 3)
+    assert (rollout.text, rollout.own_reward, rollout.segments[0]) == ("print(1)", None, Segment(9, False))
+
+
+async def test_messages_are_written_by_the_chat_template_up_to_the_answer_and_after_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    """An answer keeps its own tokens; the template writes what is around it, once."""
+    chat = tmp_path / "chat"
+    shutil.copytree(folder, chat)
+    file = chat / "tokenizer_config.json"
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}[assistant]"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    with pytest.raises(EnvironmentUnusable, match="agents ask in messages"):
+        Agent(load_tokenizer(chat), AgentSection(prompt_as="text"), AgentSessions(), CAPACITY)
+    async with serving(chat, tmp_path) as service:
+        making = service.rollouts.start(TASK)
+        session = await service.claim()
+        messages = [{"role": "system", "content": "Call."}, *session["messages"]]
+        await service.say(session, messages)
+        messages += [{"role": "tool", "content": "1"}, user("<eos>go on")]
+        await service.say(session, messages)
+        await service.close(session)
+        rollout = await making
+    assert segments(rollout) == [
+        ("[system]Call.[user]Print 1.[assistant]", False),
+        (ANSWERS[0], True),
+        ("[tool]1[user]<eos>go on[assistant]", False),
+        (ANSWERS[1], True),
+    ]
+    # The ends of the messages, in the first segment and the third, and those that the policy sampled.
+    assert rollout.token_ids.tolist().count(EOS_ID) == 2 + 1 + 2 + 1
+
+
+async def test_an_agent_may_give_the_reward_and_the_answer_that_is_graded(folder: Path, tmp_path: Path) -> None:
+    async with serving(folder, tmp_path) as service:
+        making = service.rollouts.start(TASK)
+        session = await service.claim()
+        for nothing in ({}, {"reward": 1.0}):
+            refused = await service.close(session, **nothing)
+            assert (refused.status_code, "no completion yet" in refused.text) == (409, True)
+        await service.say(session, session["messages"])
+        assert (await service.close(session, reward="good")).status_code == 400
+        assert (await service.close(session, reward=0.25, answer="print(2)")).status_code == 200
+        rollout = await making
+        assert (rollout.own_reward, rollout.text) == (0.25, "print(2)")
+        again = await service.close(session, reward=1.0)
+        assert (again.status_code, "its agent has closed it" in again.text) == (410, True)
+        assert (await service.ask(session, [user("more")])).status_code == 410
+
+
+async def test_the_same_messages_again_get_the_same_completion(folder: Path, tmp_path: Path) -> None:
+    """A client repeats a request whose answer was lost. It is the same turn, also as a stream."""
+    async with serving(folder, tmp_path) as service:
+        making = service.rollouts.start(TASK)
+        session = await service.claim()
+        first, again = await asyncio.gather(*(service.ask(session, session["messages"]) for _ in range(2)))
+        assert first.json()["choices"] == again.json()["choices"]
+        stream = await service.ask(
+            session, session["messages"], stream=True, stream_options={"include_usage": True}, logprobs=True
+        )
+        events = [json.loads(line[6:]) for line in stream.text.split("\n\n") if line.startswith("data: {")]
+        assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ANSWERS[0]}
+        assert len(events[0]["choices"][0]["logprobs"]["content"]) == len(ANSWERS[0])
+        assert events[1]["usage"] == first.json()["usage"]
+        await service.close(session)
+        assert len((await making).segments) == 2
+
+
+async def test_what_a_session_cannot_do_is_refused_and_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    long = "x" * (CAPACITY - 10)
+    async with serving(folder, tmp_path) as service:
+        making = service.rollouts.start(TASK)
+        session = await service.claim()
+        messages = list(session["messages"])
+        for fields, sentence in (
+            ({"temperature": 0.5}, "temperature: a rollout is sampled with the run's 1"),
+            ({"n": 2}, "n is decided by the run"),
+            ({"seed": 3}, "seed is decided by the run"),
+            ({"stop": "x"}, "stop is decided by the run"),
+            ({"tools": [{"type": "function"}]}, "tools is not supported"),
+        ):
+            refused = await service.ask(session, messages, **fields)
+            assert (refused.status_code, sentence in refused.text) == (400, True), refused.text
+        await service.say(session, messages, temperature=1.0)
+        for others in ([user("Print 2.")], messages, [*messages[:1], user("go on")], [user("Print 2."), *messages[1:]]):
+            refused = await service.ask(session, others)
+            assert (refused.status_code, "must begin with the 2 that were said" in refused.text) == (409, True)
+        refused = await service.ask(session, [*messages, user(long)])
+        assert (refused.status_code, "generation.max_tokens_total" in refused.text) == (400, True)
+        text = await service.http.post(
+            "/v1/completions", json={"model": "mine", "prompt": "x"}, headers=key_of(session)
+        )
+        assert text.status_code == 400
+        other_path = await service.http.post("/v1/sessions/other/reward", headers=key_of(session))
+        assert other_path.status_code == 401
+        spaced = [messages[0], {"role": "assistant", "content": f" {ANSWERS[0]}\n"}, user("go on")]
+        await service.say(session, spaced)
+        await service.close(session)
+        rollout = await making
+    assert segments(rollout)[2:] == [("\ngo on\n", False), (ANSWERS[1], True)]
+
+
+async def test_a_session_has_as_many_tokens_as_a_rollout_may_have(folder: Path, tmp_path: Path) -> None:
+    async with serving(folder, tmp_path, "a" * 100, "b" * 100, "c") as service:
+        making = service.rollouts.start(TASK)
+        session = await service.claim()
+        messages = list(session["messages"])
+        await service.say(session, messages, max_tokens=20)
+        messages.append(user("go on"))
+        await service.say(session, messages)
+        refused = await service.ask(session, [*messages, user("more")])
+        assert (refused.status_code, "has sampled as many tokens" in refused.text) == (400, True)
+        await service.close(session)
+        rollout = await making
+    assert (rollout.num_sampled_tokens, rollout.finish_reason) == (60, "length")
+
+
+async def test_a_session_whose_agent_is_gone_is_abandoned_and_an_evaluation_asks_another(
+    folder: Path, tmp_path: Path
+) -> None:
+    async with serving(folder, tmp_path, agent_session_s=0.05) as service:
+        making = service.rollouts.start(TASK)
+        gone = await service.claim()
+        with pytest.raises(SessionAbandoned, match="the agent asked for nothing"):
+            await making
+        late = await service.close(gone)
+        assert (late.status_code, "asked for nothing" in late.text) == (410, True)
+
+        async def one() -> list[Rollout]:
+            return [rollout async for rollout in service.rollouts.all_of([replace(TASK, rollout_id="eval-0")])]
+
+        evaluating = asyncio.create_task(one())
+        await service.claim()  # this agent is gone, too
+        while True:  # a slow machine may abandon a session of this one
+            session = await service.claim()
+            asked = await service.ask(session, session["messages"])
+            if asked.is_success and (await service.close(session)).is_success:
+                break
+        (rollout,) = await evaluating
+        assert rollout.text == ANSWERS[0]
+
+
+async def test_a_rollout_that_ends_ends_its_session_and_the_next_agent_waits_for_another(
+    folder: Path, tmp_path: Path
+) -> None:
+    async with serving(folder, tmp_path) as service:
+        none = await service.http.post("/v1/sessions", json={"wait_s": 0})
+        assert (none.status_code, none.json()["error"]["code"]) == (503, "no_session")
+        unclaimed, making = (service.rollouts.start(replace(TASK, rollout_id=name)) for name in ("r1", "r2"))
+        unclaimed.cancel()
+        await asyncio.gather(unclaimed, return_exceptions=True)
+        session = await service.claim()
+        making.cancel()
+        await asyncio.gather(making, return_exceptions=True)
+        stale = await service.ask(session, session["messages"])
+        assert (stale.status_code, "its rollout has ended" in stale.text) == (410, True)
+        waiting = asyncio.create_task(service.claim())
+        last = service.rollouts.start(TASK)
+        assert (await waiting)["id"] != session["id"]
+        last.cancel()
+
+
+async def test_an_api_that_ends_gives_its_sessions_back(folder: Path, tmp_path: Path) -> None:
+    """Before its first turn a session waits for another agent; later its rollout is given back, and does not count."""
+    async with serving(folder, tmp_path) as service:
+        making = service.rollouts.start(TASK)
+        lost = await service.claim()
+        service.sessions.give_back_all()
+        session = await service.claim()
+        assert session["id"] == lost["id"]
+        assert session["key"] != lost["key"]
+        await service.say(session, session["messages"])
+        service.sessions.give_back_all()
+        with pytest.raises(ToolUnavailable, match="has ended, and its sessions with it"):
+            await making
+
+
+async def test_a_claim_that_is_given_up_loses_no_session() -> None:
+    sent: list[dict[str, Any]] = []
+    linked = LinkedSessions(cast("FrontLink", SimpleNamespace(send=sent.append)))
+    claiming = asyncio.create_task(linked.claim())
+    await asyncio.sleep(0)
+    claiming.cancel()
+    await asyncio.gather(claiming, return_exceptions=True)
+    name = sent[0]["claim"]
+    linked.take({"id": name, "session": "s1", "about": {}})  # the worker had one just then
+    assert sent[1:] == [{"unclaim": name}, {"give_back": "s1"}]
+    claiming = asyncio.create_task(linked.claim())
+    await asyncio.sleep(0)
+    linked.end()
+    with pytest.raises(EngineStopped, match="stopping"):
+        await claiming
+
+
+async def test_what_is_asked_of_a_worker_that_is_gone_fails_at_once() -> None:
+    """It waited until the process ended, and uvicorn then answered 500 without a reason."""
+    gone = cast(asyncio.StreamWriter, SimpleNamespace(is_closing=lambda: True))
+    sessions = LinkedSessions(FrontLink(asyncio.StreamReader(), gone))
+    sessions.end()
+    with pytest.raises(EngineStopped, match="stopping"):
+        await sessions.claim()
+    with pytest.raises(EngineStopped, match="stopping"):
+        await sessions.close("s", None, None)
+
+
+async def test_keys_of_sessions_are_for_sessions_and_tokens_are_for_agents(folder: Path, tmp_path: Path) -> None:
+    secret, line = new_api_key("agents")
+    (tmp_path / "tokens").write_text(line)
+    async with serving(folder, tmp_path, tokens_file=str(tmp_path / "tokens")) as service:
+        assert (await service.http.post("/v1/sessions", json={})).status_code == 401
+        making = service.rollouts.start(TASK)
+        token = {"authorization": f"Bearer {secret}"}
+        session = (await service.http.post("/v1/sessions", headers=token)).json()
+        made_up = {**session, "key": session["key"] + "x"}
+        assert (await service.ask(made_up, session["messages"])).status_code == 401
+        with_token = await service.http.post(f"/v1/sessions/{session['id']}/reward", headers=token)
+        assert with_token.status_code == 401
+        await service.say(session, session["messages"])
+        assert (await service.close(session)).status_code == 200
+        await making
+
+
+async def test_without_agents_there_are_no_sessions(folder: Path, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        metrics = GenerationMetrics()
+        inner = FakeEngine(max_running=4, max_tokens_total=CAPACITY, guest_places=8, script=saying("x"))
+        engine = await stack.enter_async_context(SteppedEngine(inner, metrics))
+        desk = await stack.enter_async_context(open_desk(engine, Policies(engine), 8))
+        listening = listener.listen("127.0.0.1:0")
+        await serve_api(OpenAISection(), "mine", folder, CAPACITY, desk, metrics.api, listening, stack)
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=LIMIT_S))
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/sessions"
+        for path in ("", "/any/reward"):
+            answer = await http.post(url + path)
+            assert (answer.status_code, "kind is not agent" in answer.text) == (404, True)
+
+
+@pytest.mark.trainers
+async def test_the_openai_client_makes_a_rollout(folder: Path, tmp_path: Path) -> None:
+    async with serving(folder, tmp_path) as service:
+        making = service.rollouts.start(TASK)
+        url = str(service.http.base_url).rstrip("/")
+        found = await asyncio.to_thread(output_of, "openai_session.py", url)
+        rollout = await making
+    print(f"openai {found['openai']}: {found['closed']}")
+    assert (found["streamed"], "must begin with the 4" in found["refused"]) == (ANSWERS[1], True)
+    assert (found["closed"]["turns"], rollout.own_reward, len(rollout.segments)) == (2, 0.5, 4)
+
+
+async def test_curl_makes_a_rollout_of_two_turns(folder: Path, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / "agent_with_tools" / "rollout.sh"
+    async with serving(folder, tmp_path, 'print("\\(a\\n)")\n', "print(1)") as service:
+        making = service.rollouts.start(replace(TASK, prompt="a \\n b\n"))
+        command = (str(script), str(service.http.base_url).rstrip("/"))
+        curl = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+        printed, errors = await curl.communicate()
+        assert curl.returncode == 0, errors
+        assert b"again: print(1)\n" in printed
+        rollout = await making
+    assert (rollout.own_reward, len(rollout.segments), rollout.text) == (1.0, 4, "print(1)")
+
+
+def test_a_run_with_agents_needs_their_address_and_says_it() -> None:
+    of_agents = 'generation.environment={kind = "agent"}'
+    with pytest.raises(ConfigError, match=r"kind agent needs openai\.http, the address at which agents claim sessions"):
+        load_config(None, [of_agents])
+    (line,) = agent_lines(load_config(None, [of_agents, "generation.openai.http=127.0.0.1:8010"]))
+    assert "http://127.0.0.1:8010/v1/sessions" in line
+    assert not agent_lines(load_config(None))
