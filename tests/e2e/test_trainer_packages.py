@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -10,16 +11,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.domain.test_docs_trainers import documented_packages
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "trainer_packages"
 pytestmark = pytest.mark.trainers
 
 
+@functools.cache
+def told_versions(python: Path) -> None:
+    """Print what the environment has of the packages of docs/trainers.md."""
+    names = [name for name, _ in documented_packages()]
+    script = (
+        "import sys; from importlib.metadata import distributions as all;"
+        "print(*sorted(f'{d.name} {d.version}' for d in all() if d.name in sys.argv[1:]), sep=', ')"
+    )
+    subprocess.run([str(python), "-c", script, *names], check=True)
+
+
 def output_of(script: str, *arguments: str, venv: str = ".venv-trainers") -> Any:
     """The last line that the script prints, as JSON. The test fails without the environment."""
     python = ROOT / venv / "bin" / "python"
     assert python.exists(), f"{python} is missing: run make test-trainers"
+    told_versions(python)
     command = [str(python), str(SCRIPTS / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -63,8 +77,8 @@ def test_verls_reward_managers_and_its_own_grading_give_the_right_scores(grading
     }
 
 
-def test_a_rubric_of_verifiers_gives_1_and_0_and_an_error_without_a_verdict(grading_url: str) -> None:
-    assert output_of("rubric_rewards.py", grading_url) == [[1.0, False], [0.0, False], [0.0, True]]
+def test_a_task_of_verifiers_gives_1_and_0_and_an_error_without_a_verdict(grading_url: str) -> None:
+    assert output_of("verifiers_task.py", grading_url) == [[1.0, ""], [0.0, ""], [None, "Unreachable"]]
 
 
 def test_a_trainer_gets_batches_of_atropos_without_groups_that_nobody_graded(grading_url: str) -> None:
@@ -82,8 +96,25 @@ def test_openrlhf_takes_rewards_of_its_remote_url_and_sends_again_what_is_refuse
     }
 
 
+needs_312 = pytest.mark.skipif(
+    bool(os.environ.get("NOUSCODER_WITHOUT_312")), reason="no Python 3.12: make test-trainers PYTHON_312=..."
+)
+
+
+@needs_312
+def test_miles_takes_rewards_of_its_remote_url_and_leaves_out_groups_without_a_verdict(grading_url: str) -> None:
+    """Its rollout asks for 3 groups; each second one gets a 503."""
+    found = output_of("miles_rewards.py", grading_url, venv=".venv-skyrl-miles")
+    assert found == {"accepted": [1.0, 0.0] * 3, "reward": [1.0, -1.0] * 3, "asked": 5, "kept": 3}
+
+
+@needs_312
+def test_the_documented_environment_of_skyrl_gives_1_and_0_and_ends_without_a_verdict(grading_url: str) -> None:
+    found = output_of("skyrl_env.py", grading_url, venv=".venv-skyrl-miles")
+    assert found == {"right": 1.0, "wrong": 0.0, "lost": "Unreachable"}
+
+
+@needs_312
 def test_a_resources_server_of_nemo_gym_gives_1_and_0_and_fails_without_a_verdict(grading_url: str) -> None:
-    if os.environ.get("NOUSCODER_WITHOUT_NEMO_GYM"):
-        pytest.skip("no Python 3.12 for NeMo Gym: make test-trainers PYTHON_312=...")
     found = output_of("nemo_gym_server.py", grading_url, venv=".venv-nemo-gym")
     assert found == [[200, 1.0], [200, 0.0], [500, None]]

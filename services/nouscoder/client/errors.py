@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 
 _RUN_CODE_BUSY = 504  # what POST /run_code answers when it found no slot; its usual clients repeat only that
 _BAD_REQUEST = frozenset({400, 404, 405, 408, 409, 413, 414, 415, 422, 431})
@@ -46,6 +46,8 @@ class GradingFailed(NousCoderError):
 class AuthenticationFailed(GradingFailed):
     """The API key is missing or invalid, or the service refuses requests from this site."""
 
+    exit_code = ExitCode.UNUSABLE
+
 
 class BadRequest(GradingFailed):
     """The request is at fault. `field` names the part, such as `limits.wall_time_s`; "" when it is not known."""
@@ -58,14 +60,19 @@ class BadRequest(GradingFailed):
 class StorageFull(GradingFailed):
     """No more tests or jobs can be stored, until the client deletes some or they expire."""
 
+    exit_code = ExitCode.UNUSABLE
+
 
 class TlsFailed(GradingFailed):
     """The two sides do not trust each other's certificates, or one of them does not speak TLS."""
+
+    exit_code = ExitCode.UNUSABLE
 
 
 class Unreachable(GradingFailed):
     """The service does not answer."""
 
+    exit_code = ExitCode.UNAVAILABLE
     is_passing = True
 
 
@@ -78,6 +85,7 @@ class UnknownHost(Unreachable):
 class Overloaded(GradingFailed):
     """The queue or the client's quota is full, or the service drains."""
 
+    exit_code = ExitCode.UNAVAILABLE
     is_passing = True
 
 
@@ -87,6 +95,8 @@ class JobEnded(GradingFailed):
 
 class DeadlinePassed(GradingFailed):
     """There was no answer in time."""
+
+    exit_code = ExitCode.UNAVAILABLE
 
 
 def failure_of(response: httpx.Response) -> GradingFailed:
@@ -108,19 +118,19 @@ def failure_of(response: httpx.Response) -> GradingFailed:
     return GradingFailed(*about)
 
 
-def failure_of_transport(error: httpx.TransportError) -> GradingFailed:
+def failure_of_transport(error: httpx.TransportError, service: str = "the grading service") -> GradingFailed:
     """The error of a request without an answer."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, httpx.UnsupportedProtocol):
-        return BadRequest(f"the URL of the grading service is not usable: {error}", field="url")
+        return BadRequest(f"the URL of {service} is not usable: {error}", field="url")
     if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
-        return DeadlinePassed(f"the grading service does not answer in time: {reason}")
+        return DeadlinePassed(f"{service} does not answer in time: {reason}")
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            return TlsFailed(f"TLS with the grading service fails: {cause}")
+            return TlsFailed(f"TLS with {service} fails: {cause}")
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-            return UnknownHost(f"the grading service does not answer: its host name is not known: {cause}")
-    return Unreachable(f"the grading service does not answer: {reason}")
+            return UnknownHost(f"{service} does not answer: its host name is not known: {cause}")
+    return Unreachable(f"{service} does not answer: {reason}")
 
 
 def record_of(response: httpx.Response) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Rules(TypedDict, total=False):
     other_languages: Sequence[str]
     limits: Limits
     comparator: Comparator
-    profile: Literal["process", "lcb"]
+    profile: Literal["process", "lcb", "code_gen"]
     prelude: Literal["none", "lcb"]
     stop_on_first_failure: bool
     reveal: Literal["first_failure", "none"]

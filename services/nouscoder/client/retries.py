@@ -7,6 +7,7 @@ be sent twice.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -32,7 +33,29 @@ _MAX_BACKOFF_S = 5.0
 _MAX_DELAY_S = 60.0
 _NO_TIME_S = 0.001
 
+_SILENT_S = 1.0  # shorter waits are not logged
+
 Outcome = httpx.Response | httpx.TransportError
+
+
+class _AtMostEvery(logging.Filter):
+    """Passes one record in `seconds`, because all requests fail at the same time while a service is away."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._passed_s = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the last one is old enough."""
+        if record.created - self._passed_s < self._seconds:
+            return False
+        self._passed_s = record.created
+        return True
+
+
+log = logging.getLogger(__name__)
+log.addFilter(_AtMostEvery(5.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +115,10 @@ class Attempts:
         if self._waited_s >= self.patience.limit_s(failure):
             raise failure from cause
         delay_s = self._delay_s(retry_after)
+        if isinstance(failure, Unreachable) and self._waited_s > _SILENT_S:
+            # In the message itself: programs that use the client print it without the fields of `extra`.
+            left_s = max(0.0, self.patience.limit_s(failure) - self._waited_s)
+            log.warning("%s; it is tried for %.0f s more", failure, left_s)
         if delay_s >= self._left_s():
             message = f"{failure}; the deadline of {self.deadline_s:g} s passes before the next attempt"
             raise DeadlinePassed(message, failure.status, failure.request_id) from cause

@@ -1,20 +1,26 @@
 """Rewards for trainers of other projects, one module for each (docs/trainers.md). None of them imports its trainer.
 
-INVARIANT: a failure of the service or of the way to it never becomes a reward.
+INVARIANT: a failure of the service or of the way to it never becomes a reward. A fault that every request has is raised
+at once. A fault of the data set is raised in the first batch, and when no completion of a batch has a reward.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from nouscoder.client.errors import BadRequest, GradingFailed
+from nouscoder.client.errors import BadRequest, GradingFailed, Unreachable
 from nouscoder.client.records import GradeAnswer
 
 # What the adapters share: the text of a completion, and the reward of a result.
 
 log = logging.getLogger(__name__)
+
+_NOT_FOUND, _INVALID = frozenset({404, 405}), 422
+_OF_THE_COMPLETION = ("completion", "code", "files")
 
 Completion = str | Sequence[Mapping[str, Any]]
 
@@ -34,14 +40,48 @@ def score_of(answer: GradeAnswer) -> float:
     return float(answer["verdict"] == "accepted")
 
 
-def reward_or_none(result: GradeAnswer | GradingFailed) -> float | None:
-    """1 for accepted, -1 for a wrong program, None for our failures and for tests that cannot be graded.
+@dataclass(slots=True)
+class AdapterRewards:
+    """The rewards of one batch after the other: 1 for accepted, -1 for a wrong program, None when there is no verdict.
 
-    Raises AuthenticationFailed, TlsFailed and other errors that every request has.
+    The reasons of None are logged, each once in a batch, in the message itself: trainers print no other fields.
     """
-    if not isinstance(result, GradingFailed):
-        return result["reward"]
-    if not result.is_passing and not isinstance(result, BadRequest):
-        raise result
-    log.warning("no reward", extra={"reason": str(result)})
-    return None
+
+    has_graded: bool = False  # a batch before
+
+    def of(self, results: Sequence[GradeAnswer | GradingFailed]) -> list[float | None]:
+        """The rewards of a batch. Raises GradingFailed, see the INVARIANT of this package."""
+        reasons = Counter[str]()
+        for result in results:
+            if isinstance(result, GradingFailed):
+                if is_of_every_request(result) or (is_of_the_data_set(result) and not self.has_graded):
+                    raise result
+                reasons[str(result)] += 1
+            elif result["reward"] is None:
+                reasons[f"the grading service failed: {result['verdict']}: {result['detail']}"] += 1
+        rewards = [None if isinstance(result, GradingFailed) else result["reward"] for result in results]
+        failures = [result for result in results if isinstance(result, GradingFailed)]
+        if len(failures) == len(results) and failures:
+            self._refuse(failures)
+        for reason, count in reasons.items():
+            log.warning("no reward for %d of %d completions: %s", count, len(results), reason)
+        self.has_graded = self.has_graded or any(reward is not None for reward in rewards)
+        return rewards
+
+    def _refuse(self, failures: Sequence[GradingFailed]) -> None:
+        """Raises the first failure of a batch without an answer, when it is not the service that is busy or away."""
+        first = failures[0]
+        if all(map(is_of_the_data_set, failures)) or (isinstance(first, Unreachable) and not self.has_graded):
+            raise first
+
+
+def is_of_every_request(failure: GradingFailed) -> bool:
+    """Whether the way to the service is at fault, such as the URL, the key or TLS, or the service as a whole."""
+    if isinstance(failure, BadRequest):
+        return failure.status in _NOT_FOUND or failure.field == "url"
+    return not failure.is_passing
+
+
+def is_of_the_data_set(failure: GradingFailed) -> bool:
+    """Whether the tests, or the rules of the reward function, are at fault, and not the completion."""
+    return isinstance(failure, BadRequest) and failure.status == _INVALID and failure.field not in _OF_THE_COMPLETION
