@@ -213,6 +213,7 @@ def test_the_page_of_rollouts_lists_filters_and_colours_and_runs_no_token(tmp_pa
     elements = Elements(seen.dom)
     assert (elements.count("img"), elements.count("link")) == (0, 0)
     assert elements.count("script") == 2, "its own, and the data"
+    assert '<a href="report.html">' in seen.dom
     assert elements.count("span", "clipped") > 3
     assert elements.count("span", "up-") > 10
     assert "32 of 32 shown" in seen.dom
@@ -223,7 +224,9 @@ function set(name, value) { form.elements[name].value = value; form.dispatchEven
 set("reward", "0"); seen.push(told());
 set("reward", ""); set("version_to", "0"); seen.push(told());
 set("version_to", ""); set("tokens", "400"); seen.push(told());
-set("tokens", "");
+set("tokens", ""); set("verdict", "wrong_answer"); seen.push(told());
+set("problem", "LONG_name"); seen.push(told());
+set("verdict", ""); set("problem", "");
 const rows = [...document.querySelectorAll("table.rollouts tbody tr")];
 rows[0].click();
 const spans = [...document.querySelectorAll("pre.tokens span.token")];
@@ -242,7 +245,8 @@ document.body.replaceChildren(Object.assign(document.createElement("pre"), {text
     driven.write_text(text.replace("</body>", f"{driver}</body>"), encoding="utf8")
     told = browse(driven, tmp_path).dom.split("<pre>")[1].split("</pre>")[0].split("|")
     assert told[:3] == ["16 of 32 shown", "8 of 32 shown", "4 of 32 shown"]
-    assert told[3:] == ["30", "true", "[100 tokens are left out]", "true", "true"]
+    assert told[3:5] == ["16 of 32 shown", "12 of 32 shown"], "by verdict, then by problem too"
+    assert told[5:] == ["30", "true", "[100 tokens are left out]", "true", "true"]
 
 
 def test_the_report_of_an_evaluation_is_one_file_that_runs_no_sample(tmp_path: Path) -> None:

@@ -47,7 +47,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart. `xs` [points] ascend. `low` and `high` bound the vertical axis if given. `unit` follows each value."""
+    """One chart. `xs` [points] ascend. `low` and `high` bound the vertical axis if given. `unit` follows each value.
+
+    Its series are lines, or layers of one bar at each point.
+    """
 
     title: str
     x_label: str
@@ -57,6 +60,7 @@ class Chart:
     low: float | None = None
     high: float | None = None
     note: str = ""
+    is_layered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import Unusable
 from nouscoder.report.charts import Chart, Series, format_number, heads, line_chart
 from nouscoder.report.curves import Drawn, at_k, by_batch, common_k, figure, over_batches
 from nouscoder.report.markup import escape, html_page, section
@@ -20,7 +20,7 @@ from nouscoder.report.run_data import EvaluationData, RunData, number, read_run,
 MAX_RUNS = 8  # page.css has this many kinds of lines
 
 
-class CannotCompare(NousCoderError):
+class CannotCompare(Unusable):
     """The runs make no comparison. The message says why."""
 
 

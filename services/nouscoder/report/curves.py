@@ -24,25 +24,27 @@ _TIME_PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A chart, its SVG text, and whether it has layers instead of lines."""
+    """A chart and its SVG text."""
 
     chart: Chart
     svg: str
-    is_layered: bool = False
 
 
 def curves(run: RunData) -> list[Drawn]:
     """The charts with at least one value, in reading order."""
     if not run.metrics:
         return []
-    batches = by_batch(run.metrics)
-    shares = time_chart(batches)
-    drawn = [
-        *_lines([pass_rate_chart(run, batches), *_evaluation_charts(run, batches), *_batch_charts(batches)]),
-        Drawn(shares, share_chart(shares), is_layered=True),
-        *_lines(_step_charts(run.metrics)),
-    ]
+    drawn = [Drawn(chart, share_chart(chart) if chart.is_layered else line_chart(chart)) for chart in charts(run)]
     return [item for item in drawn if item.svg]
+
+
+def charts(run: RunData) -> list[Chart]:
+    """Every chart of a run in reading order, also those without a value. Always the same number of them."""
+    batches = by_batch(run.metrics)
+    return [
+        *(pass_rate_chart(run, batches), *_evaluation_charts(run, batches), *_batch_charts(batches)),
+        *(time_chart(batches), *_step_charts(run.metrics)),
+    ]
 
 
 def by_batch(metrics: Sequence[Record]) -> list[list[Record]]:
@@ -120,7 +122,9 @@ def time_chart(batches: Sequence[Lines]) -> Chart:
     totals = [(item.name, sum(value or 0.0 for value in item.values)) for item in series]
     words = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in totals)
     xs = tuple(number(lines[0], "batch_id") or float(index) for index, lines in enumerate(batches))
-    return Chart("Where the learner's time went", "batch", xs, series, " s", note=f"In total: {words}.")
+    return Chart(
+        "Where the learner's time went", "batch", xs, series, " s", note=f"In total: {words}.", is_layered=True
+    )
 
 
 def _batch_charts(batches: Sequence[Lines]) -> list[Chart]:
@@ -180,10 +184,6 @@ def _step_charts(metrics: Sequence[Record]) -> list[Chart]:
     ]
 
 
-def _lines(charts: Sequence[Chart]) -> list[Drawn]:
-    return [Drawn(chart, line_chart(chart)) for chart in charts]
-
-
 def _last_steps(batches: Sequence[Lines]) -> tuple[float, ...]:
     return tuple(number(lines[-1], "step") or 0.0 for lines in batches)
 
@@ -224,7 +224,7 @@ def _mark(drawn: Drawn, index: int) -> str:
     """The mark of a series in the legend: a layer, a dot when no two values are joined, else a line."""
     series = drawn.chart.series[index]
     values = [value for value in series.values if value is not None] if series.joined else series.values
-    if drawn.is_layered:
+    if drawn.chart.is_layered:
         return f'<rect class="fill-{index}" x="6" y="0" width="10" height="10"/>'
     if all(left is None or right is None for left, right in pairwise(values)):
         return f'<circle class="fill-{index}" cx="11" cy="5" r="4"/>'

@@ -178,8 +178,9 @@ def _lengths(record: Record) -> str:
         ),
         unit=" samples",
         note=f"Each bar covers {width} {unit}.",
+        is_layered=True,
     )
-    return figure(Drawn(chart, count_chart(chart), is_layered=True))
+    return figure(Drawn(chart, count_chart(chart)))
 
 
 def _disagreements(record: Record) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nouscoder.domain.run_status import Ledger
+from nouscoder.errors import NousCoderError
 from nouscoder.report.charts import dumbbell, format_number
 from nouscoder.report.curves import curves, figure
 from nouscoder.report.markup import escape, html_page, section, tiles
@@ -14,15 +15,27 @@ from nouscoder.report.run_data import Record, RunData, number, read_run, whole_n
 from nouscoder.report.samples import pairs, pairs_section, training_section, write_rollouts_page
 
 _CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."
-_TOKENS_NOTE = '<p class="note">rollouts.html beside this page shows tokens of rollouts by ratio and clip.</p>'
+_TOKENS_NOTE = '<p class="note"><a href="rollouts.html">rollouts.html</a> shows tokens by ratio and clip.</p>'
 _FINAL = ("trained", "filtered", "stale", "abandoned", "lost")
 
 
+class NothingToReport(NousCoderError):
+    """A run folder without a batch and without an evaluation."""
+
+
 def write_report(run_folder: Path) -> Path:
-    """Write report.html and rollouts.html into the run folder. Raises FileNotFoundError when it is missing."""
+    """Write report.html and rollouts.html into the run folder.
+
+    Raises FileNotFoundError when it is missing, and NothingToReport when the run has neither trained nor evaluated.
+    """
     report = run_folder / "report.html"
     partial = run_folder / "report.html.part"
-    partial.write_bytes(page(read_run(run_folder)).encode("utf8"))
+    run = read_run(run_folder)
+    if run.is_empty:
+        raise NothingToReport(
+            f"the run in {run_folder} has trained nothing and evaluated nothing yet, so it has no report"
+        )
+    partial.write_bytes(page(run).encode("utf8"))
     os.replace(partial, report)
     write_rollouts_page(run_folder)
     return report
@@ -61,12 +74,18 @@ def _headline(run: RunData) -> str:
     before = _first(number(run.summary, "pass_at_1_before"), run.before.pass_at_1 if run.before else None)
     after = _first(number(run.summary, "pass_at_1_after"), run.after.pass_at_1 if run.after else None)
     change = "" if before is None or after is None else f'<span class="change-word">{after - before:+.3f}</span>'
-    unfinished = "" if run.summary else '<p class="warning">This run has not ended: it has no summary yet.</p>'
+    unfinished = "" if run.summary else f'<p class="warning">{_unfinished(run)}</p>'
     return (
         f'<p class="hero"><span class="hero-label">held-out pass@1</span>'
         f'<span class="hero-value">{_rate(before)} <span aria-label="to">→</span> {_rate(after)}</span>{change}</p>'
         f"{unfinished}{tiles(_facts(run))}{_ledger(run.summary)}"
     )
+
+
+def _unfinished(run: RunData) -> str:
+    if run.metrics:
+        return "This run has not ended: it has no summary yet."
+    return "This run has trained nothing yet, so it has no curves; it has not ended."
 
 
 def _facts(run: RunData) -> dict[str, str]:
@@ -84,7 +103,7 @@ def _facts(run: RunData) -> dict[str, str]:
 
 def _ledger(summary: Record) -> str:
     """The numbers of the ledger. The balance is computed here again, not taken from the summary."""
-    ledger = _ledger_of(summary)
+    ledger = ledger_of(summary)
     if ledger is None:
         return ""
     in_flight = ", ".join(f"{escape(name)} {count}" for name, count in ledger.in_flight.items() if count)
@@ -97,7 +116,8 @@ def _ledger(summary: Record) -> str:
     return f'<p class="ledger">ledger {badge} admitted <b>{ledger.admitted}</b> = {terms} + {flight}</p>'
 
 
-def _ledger_of(summary: Record) -> Ledger | None:
+def ledger_of(summary: Record) -> Ledger | None:
+    """The ledger in a summary.json, None when it is not there whole."""
     counts = {name: whole_number(summary, f"ledger.{name}") for name in ("admitted", *_FINAL)}
     known = {name: count for name, count in counts.items() if count is not None}
     if len(known) < len(counts):

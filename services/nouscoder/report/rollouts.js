@@ -55,20 +55,24 @@ function showRollout(place, one, colours) {
   place.replaceChildren(element("h3", words), element("pre", one.prompt, "prompt"), text);
 }
 
-function rolloutViewer(data) {
-  const rollouts = JSON.parse(data.textContent).map((one) => ({ one, told: facts(one) }));
-  const form = data.parentElement.querySelector("form.rollout-filters");
-  const body = data.parentElement.querySelector("table.rollouts tbody");
-  const place = data.parentElement.querySelector("div.rollout");
+// The list in `section`. Returns a function that adds rollouts; of more than `limit` the oldest are left out. The
+// newest one is shown until another one is chosen.
+function rolloutViewer(section, records, limit = Infinity) {
+  const rollouts = [];
+  const form = section.querySelector("form.rollout-filters");
+  const body = section.querySelector("table.rollouts tbody");
+  const place = section.querySelector("div.rollout");
   const columns = ["step", "versions", "reward", "advantage", "length", "clipped", "verdict", "problem"];
-  let chosen = rollouts[rollouts.length - 1];
+  let chosen = null, shown = null;
 
   function show() {
-    showRollout(place, chosen.one, form.elements.colours.value);
-    for (const item of rollouts) item.row.toggleAttribute("aria-current", item === chosen);
+    shown = chosen ?? rollouts[rollouts.length - 1];
+    if (!shown) return;
+    showRollout(place, shown.one, form.elements.colours.value);
+    for (const item of rollouts) item.row.toggleAttribute("aria-current", item === shown);
   }
 
-  for (const item of rollouts) {
+  function addRow(item) {
     item.row = document.createElement("tr");
     for (const name of columns) item.row.append(element("td", item.told[name]));
     const button = element("button", item.told.step);
@@ -84,24 +88,41 @@ function rolloutViewer(data) {
   }
 
   function apply() {
-    const limits = form.elements;
+    const limits = form.elements, inSteps = (told) => within(told.step, limits.step.value, limits.step_to.value);
     let count = 0;
     for (const item of rollouts) {
-      const { reward, newest, oldest, length } = item.told;
+      const { reward, newest, oldest, length, verdict, problem } = item.told;
       const fits = within(reward, limits.reward.value, limits.reward_to.value)
         && within(newest, limits.version.value, "") && within(oldest, "", limits.version_to.value)
-        && within(length, limits.tokens.value, limits.tokens_to.value);
+        && within(length, limits.tokens.value, limits.tokens_to.value)
+        && (!limits.verdict.value || verdict === limits.verdict.value)
+        && problem.toLowerCase().includes(limits.problem.value.trim().toLowerCase());
       item.row.hidden = !fits;
-      count += fits;
+      if (!inSteps(item.told)) item.row.hidden = true;
+      count += !item.row.hidden;
     }
     form.querySelector("output").textContent = count + " of " + rollouts.length + " shown";
   }
 
+  function add(records) {
+    for (const one of records) {
+      const item = { one, told: facts(one) };
+      rollouts.push(item);
+      addRow(item);
+    }
+    rollouts.sort((a, b) => a.one.batch_id - b.one.batch_id);
+    while (rollouts.length > limit) rollouts.shift().row.remove();
+    apply();
+    if (!chosen) show();
+  }
+
   form.addEventListener("input", () => { apply(); show(); });
   form.addEventListener("submit", (event) => event.preventDefault());
-  apply();
-  show();
+  add(records);
+  return add;
 }
 
-document.querySelectorAll("#rollouts-data").forEach(rolloutViewer);
+document.querySelectorAll("#rollouts-data").forEach((data) => {
+  rolloutViewer(data.parentElement, JSON.parse(data.textContent));
+});
 document.querySelectorAll("table.rollouts").forEach(sortable);

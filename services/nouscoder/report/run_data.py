@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import Unusable
 from nouscoder.recorded_evaluations import AFTER, BEFORE, evaluation_files
 
 Record = Mapping[str, Any]
@@ -99,8 +99,14 @@ class RunData:
             found.setdefault(number(self.metrics[-1], "step") or 0.0, self.after)
         return dict(sorted(found.items()))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the folder has nothing to show, not even a damaged file."""
+        shown = (self.summary, self.metrics, self.before, self.after, self.evaluations, self.samples)
+        return not (any(shown) or self.num_unreadable_lines or self.unreadable_files)
 
-class NotARun(NousCoderError):
+
+class NotARun(Unusable):
     """A folder is not that of a run. The message says why."""
 
 
@@ -125,7 +131,7 @@ def read_run(folder: Path) -> RunData:
         raise FileNotFoundError(f"{folder} is not a run folder")
     unreadable: list[str] = []
     summary = _read_object(folder / "summary.json", unreadable) or {}
-    evaluations = {file.name: _evaluation(_read_object(file, unreadable)) for file in evaluation_files(folder)}
+    evaluations = {file.name: evaluation_of(_read_object(file, unreadable)) for file in evaluation_files(folder)}
     by_version = {each.policy_version: each for each in evaluations.values() if each is not None}
     metrics, torn_metrics = _read_lines(folder / "metrics.jsonl", unreadable)
     samples, torn_samples = _read_lines(folder / "samples.jsonl", unreadable)
@@ -216,7 +222,8 @@ def _by_step(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(newest[step] for step in sorted(newest))
 
 
-def _evaluation(record: Record | None) -> EvaluationData | None:
+def evaluation_of(record: Record | None) -> EvaluationData | None:
+    """The evaluation in a record: a whole file, or only its figures."""
     if record is None:
         return None
     found = record.get("samples")

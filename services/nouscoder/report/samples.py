@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import numbered
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.report.charts import format_number
 from nouscoder.report.markup import clip, escape, html_page, section, tiles, visible
 from nouscoder.report.run_data import EvaluationData, EvaluationSample, TrainingSample
@@ -153,25 +154,38 @@ def write_rollouts_page(run_folder: Path) -> Path:
 def rollouts_page(run_folder: Path, max_tokens: int = MAX_TOKENS) -> str:
     """The whole page."""
     rollouts = read_rollouts(run_folder)
-    if rollouts:
-        share = max_tokens // len(rollouts)
-        rollouts = [_shortened(one, max(2, share)) for one in rollouts]
+    rollouts = _shared(rollouts, max_tokens)
     facts = tiles({"batches": str(len({one["batch_id"] for one in rollouts})), "rollouts": str(len(rollouts))})
     return html_page(
-        f"Rollouts of {run_folder.name}", facts, [section("Rollouts", _browser(rollouts))], assets=("page", "rollouts")
+        f"Rollouts of {run_folder.name}",
+        _TO_REPORT + facts,
+        [section("Rollouts", _browser(rollouts))],
+        assets=("page", "rollouts"),
     )
 
 
 def read_rollouts(run_folder: Path) -> list[dict[str, Any]]:
     """The records of the readable files of tokens/, in order of batches, each with its batch_id."""
-    found = []
-    for file in numbered(run_folder / "tokens", ".json").values():
-        try:
-            record = json.loads(file.read_text(encoding="utf8", errors="replace"))
-            found += [{**one, "batch_id": record["batch_id"]} for one in record["rollouts"]]
-        except (OSError, ValueError, KeyError, TypeError):  # removed meanwhile, or damaged
-            continue
-    return found
+    return [one for file in numbered(run_folder / "tokens", ".json").values() for one in _read_batch(file)]
+
+
+def batch_json(run_folder: Path, batch_id: int, max_tokens: int = MAX_TOKENS) -> str:
+    """The rollouts of one batch as a page holds them; none when there are no records of it."""
+    file = numbered(run_folder / "tokens", ".json").get(batch_id)
+    return json.dumps(_shared([] if file is None else _read_batch(file), max_tokens), separators=(",", ":"))
+
+
+def _read_batch(file: Path) -> list[dict[str, Any]]:
+    try:
+        record = json.loads(file.read_text(encoding="utf8", errors="replace"))
+        return [{**one, "batch_id": record["batch_id"]} for one in record["rollouts"]]
+    except (OSError, ValueError, KeyError, TypeError):  # removed meanwhile, or damaged
+        return []
+
+
+def _shared(rollouts: Sequence[Mapping[str, Any]], max_tokens: int) -> list[dict[str, Any]]:
+    """The records, each with an equal share of the tokens."""
+    return [_shortened(one, max(2, max_tokens // len(rollouts))) for one in rollouts]
 
 
 def _shortened(record: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
@@ -192,28 +206,40 @@ def _shortened(record: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     }
 
 
+_TO_REPORT = '<p class="note"><a href="report.html">report.html</a> has the curves of the run.</p>'
+
+
 def _browser(rollouts: list[dict[str, Any]]) -> str:
     if not rollouts:
         return '<p class="empty">There are no records of tokens yet: the learner writes some for each batch.</p>'
     # A "<" could end the script element.
     data = json.dumps(rollouts, separators=(",", ":")).replace("<", "\\u003c")
+    return f'{browser()}<script type="application/json" id="rollouts-data">{data}</script>'
+
+
+def browser() -> str:
+    """The empty list of rollouts with its filters, which rollouts.js fills."""
     return (
         f'{_FILTERS}<div class="scroll list"><table class="rollouts"><thead><tr>{_HEADS}</tr></thead><tbody></tbody>'
         f'</table></div><div class="rollout" aria-live="polite"></div>{_LEGEND}'
-        f'<script type="application/json" id="rollouts-data">{data}</script>'
         "<noscript><p>This list needs its script, which is in the page.</p></noscript>"
     )
 
 
 _COLUMNS = ("step", "versions", "reward", "advantage", "length", "clipped", "verdict", "problem")
 _HEADS = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in _COLUMNS)
+_VERDICTS = "".join(f"<option>{kind}</option>" for kind in VerdictKind)
 _FILTERS = (
-    '<form class="rollout-filters"><label>reward at least <input name="reward" type="number" step="any"></label>'
+    '<form class="rollout-filters"><label>step from <input name="step" type="number" min="0"></label>'
+    '<label>to <input name="step_to" type="number" min="0"></label>'
+    '<label>reward at least <input name="reward" type="number" step="any"></label>'
     '<label>at most <input name="reward_to" type="number" step="any"></label>'
     '<label>version from <input name="version" type="number" min="0"></label>'
     '<label>to <input name="version_to" type="number" min="0"></label>'
     '<label>tokens from <input name="tokens" type="number" min="0"></label>'
     '<label>to <input name="tokens_to" type="number" min="0"></label>'
+    f'<label>verdict <select name="verdict"><option value="">all</option>{_VERDICTS}</select></label>'
+    '<label>problem <input name="problem" type="search" placeholder="part of its name"></label>'
     '<label>colours <select name="colours"><option value="ratios">ratio to the old policy</option>'
     '<option value="mismatches">learner to sampler</option><option value="versions">policy version</option></select>'
     "</label><output></output></form>"

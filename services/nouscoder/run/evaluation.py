@@ -46,7 +46,7 @@ from nouscoder.domain.plan import EarlyEnd, Evaluated, best_of
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.run_status import RunStatus
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
 from nouscoder.policy_folder.compose import PolicyFilesMissing, has_weights, link_weights
 from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
@@ -73,7 +73,7 @@ _OF_A_VERSION = re.compile(r"\d{8}(\.|$)")
 _POLICIES = "policies"  # the learner writes them
 
 
-class NoSuchVersion(NousCoderError):
+class NoSuchVersion(Unusable):
     """The weights of a policy version are not on the disk any more. The message names it."""
 
 

@@ -11,7 +11,7 @@ from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, load_config
 from nouscoder.domain.plan import Evaluated, best_of
 from nouscoder.domain.prompt import PromptSettings
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import Unusable
 from nouscoder.policy_folder.compose import compose_adapter, compose_policy
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, trained_prompt
 from nouscoder.policy_folder.weights_files import is_adapter
@@ -137,7 +137,7 @@ def _settings(config: Config) -> dict[str, object]:
 # The export.
 
 
-class CannotExport(NousCoderError):
+class CannotExport(Unusable):
     """The version cannot be exported. The message says why."""
 
 
@@ -185,7 +185,13 @@ def _config_of(run: Path) -> tuple[str, Config]:
 
 def _number(config: Config, version: str) -> int:
     if version == "last":
-        return newest_version(config)
+        newest = newest_version(config)
+        if newest == 0:
+            raise CannotExport(
+                f"the run in {config.run.folder} has trained nothing yet, so its last version is the first policy,"
+                f" {config.in_run_folder(config.policy.path)}; --version 0 exports that one"
+            )
+        return newest
     if version == "best":
         evaluations = recorded_evaluations(config.run.folder)
         if not evaluations:

@@ -21,18 +21,19 @@ from nouscoder.broker.redis_address import without_password
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.domain.plan import Evaluated
 from nouscoder.domain.run_status import Ledger
-from nouscoder.errors import NousCoderError, Unusable, without_secrets
+from nouscoder.errors import Unusable, without_secrets
 from nouscoder.private_folder import PRIVATE
 from nouscoder.retry import Retry
 
 MIN_FREE_BYTES = 300 * 1024**2
+LOCK = ".lock"
 
 
-class RunFolderError(NousCoderError):
+class RunFolderError(Unusable):
     """The run folder cannot be used. The message says why and what to do."""
 
 
-class RunChanged(RunFolderError, Unusable):
+class RunChanged(RunFolderError):
     """The configuration differs from that of the run in the folder, in a value that a run cannot change."""
 
 
@@ -70,7 +71,7 @@ class RunFolder:
                     f"the disk of {path} is full: {free >> 20} MiB free, {MIN_FREE_BYTES >> 20} needed"
                 )
             in_use = f"another process is working in {path}; give this run another name"
-            self._lock = lock_file(path / ".lock", in_use)
+            self._lock = lock_file(path / LOCK, in_use)
         except OSError as error:
             raise RunFolderError(f"{path} cannot be written: {error.strerror}") from error
 
@@ -196,9 +197,11 @@ def recorded(config: Config) -> str:
 
 
 def _differ(before: Any, now: Any) -> bool:
-    """Whether the values differ. A key that a newer release has added to a section is no difference."""
+    """Whether the values differ. A key that a newer release has added to a section is no difference, nor is one that it
+    has removed and that was off: zero, false or empty.
+    """
     if isinstance(before, dict) and isinstance(now, dict):
-        return any(_differ(value, now.get(key)) for key, value in before.items())
+        return any(_differ(value, now[key]) if key in now else bool(value) for key, value in before.items())
     return bool(before != now)
 
 

@@ -4,6 +4,9 @@ INVARIANT of `LearningSignal`: while rollouts are filtered and no group is kept,
 the first filtered group, and after `run.max_filtered_batches` batches of filtered rollouts `judge` raises
 NothingToLearn.
 
+INVARIANT: a policy that solved problems and, after it was trained, solves none is told so, and is not told to take
+other problems.
+
 INVARIANT: a run of whose problems generation can make no rollout ends, with the reason: `judge` raises NothingToLearn.
 
 INVARIANT: a batch with a mismatch above run.guards.mismatch_stop that is trained while a GuardWatch looks makes `look`
@@ -28,6 +31,11 @@ from nouscoder.run.sinks.follower import MetricsTail
 
 WARN_AFTER_S = 30.0
 _ADVICE = "take other problems or another policy, or set broker.drop_zero_variance = false"
+_DIVERGED_ADVICE = (
+    "other problems will not help: begin again from an earlier version (nouscoder export RUN --version N) with a lower"
+    " learner.learning_rate"
+)
+_EXPECTED = 7.0  # accepted rollouts, at the rate of before. The chance of none instead is exp(-7), one in a thousand.
 
 
 class NothingToLearn(Unusable):
@@ -96,7 +104,7 @@ class LearningSignal:
             return None
         begun_s = self._clock() if since.filtered_s is None else since.filtered_s
         self._since = _Since(since.kept, since.filtered, since.graded, since.accepted, begun_s)
-        sentence = _sentence(now.accepted - since.accepted, now.graded - since.graded, filtered)
+        sentence = _sentence(since, now, filtered)
         if self._max_filtered and filtered >= self._max_filtered:
             raise NothingToLearn(f"the run ended: {sentence} (run.max_filtered_batches is the bound)")
         due = filtered >= self._batch_size or self._clock() - begun_s >= WARN_AFTER_S
@@ -112,7 +120,14 @@ def _counts(status: RunStatus) -> _Since:
     return _Since(kept, status.ledger.filtered, status.rollouts_graded, status.rollouts_accepted)
 
 
-def _sentence(accepted: int, graded: int, filtered: int) -> str:
+def _sentence(since: _Since, now: _Since, filtered: int) -> str:
+    accepted, graded = now.accepted - since.accepted, now.graded - since.graded
+    rate = since.accepted / since.graded if since.graded else 0.0
+    if not accepted and since.kept and rate * graded >= _EXPECTED:
+        return (
+            f"0 of {graded} accepted, and {rate:.0%} before: the training has broken the policy (its weights have"
+            f" diverged), so all {filtered} rollouts were filtered; {_DIVERGED_ADVICE}"
+        )
     if not accepted:
         why = "the policy solves none of these problems"
     elif accepted == graded:

@@ -17,13 +17,13 @@ from pathlib import Path
 from nouscoder.config import Config
 from nouscoder.data.problem_index import all_held_out, has_index, in_languages, open_index
 from nouscoder.domain.problem import Problem
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import Unusable
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 
 
-class LanguagesMissing(NousCoderError):
+class LanguagesMissing(Unusable):
     """The verifier lacks a language of the problems. The message names it, and what to do."""
 
 

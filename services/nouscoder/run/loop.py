@@ -48,20 +48,23 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from nouscoder.config import Config
+from nouscoder.config.generation import AgentSection
 from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.domain.run_status import NO_ROLLOUTS, Ledger
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.report import write_report
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker import observer_id
+from nouscoder.run.console.feed import Feed
 from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once, log_evaluations, while_alive
 from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, summarize
 from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn, SamplerMismatch, all_retired
@@ -69,10 +72,11 @@ from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
 from nouscoder.run.sinks.processes import open_sinks
+from nouscoder.run.standing import lines_when_stopped
 from nouscoder.run.view import View, open_view
 from nouscoder.run.watch import RunWatch
 
-EXIT_INTERRUPTED = 130
+_RESUME = "the same command with --resume goes on where it stopped"
 _TO_GO_ON = "to go on, resume with more run.total_batches"
 
 
@@ -82,7 +86,7 @@ class LedgerBroken(NousCoderError):
 
 async def train(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -> int:
     """Run `nouscoder train`. Returns the exit code. `given` is what the configuration was made from."""
-    return await interruptible(_train(config, resume=resume, given=given))
+    return await interruptible(_train(config, resume=resume, given=given), lines_when_stopped(config))
 
 
 async def _train(config: Config, *, resume: bool, given: Given) -> None:
@@ -92,9 +96,11 @@ async def _train(config: Config, *, resume: bool, given: Given) -> None:
     folder, config = opened.folder, opened.config
     try:
         with (
-            open_view(Console(), deployed.line_every_s) as view,
-            open_pages(folder.path, config.run.pages, config.run.pages_hosts) as address,
+            open_view(Console(), deployed.line_every_s) as terminal,
+            open_pages(folder.path, config.run.pages, config.run.pages_hosts, view := Feed(terminal)) as address,
         ):
+            if address:
+                view.say(f"the run is shown at http://{address}/")
             for note in opened.notes:
                 view.say(note)
             if folder.summary_file.exists():
@@ -120,6 +126,8 @@ async def run_loop(
     with open_sinks(folder, config, view.say) as sinks:
         async with deployment(config).open_services(folder, config, view.say, generation) as services:
             services.start("broker", "verifier", "generation")
+            for line in agent_lines(services.config):
+                view.say(line)
             await while_alive(services, require_languages(services.config))
             before = after = await evaluate_once(folder, services, view, "before")
 
@@ -139,6 +147,16 @@ async def run_loop(
     for line in closing_lines(summary, report):
         view.say(line)
     return summary
+
+
+def agent_lines(config: Config) -> list[str]:
+    """Where agents make the rollouts, if they do: without one the run waits."""
+    if not isinstance(config.generation.environment, AgentSection):
+        return []
+    openai = config.generation.openai
+    scheme = "https" if openai.tls.certificate else "http"
+    where = f"{scheme}://{openai.http}/v1/sessions"
+    return [f"agents make the rollouts: the run waits until they claim sessions at {where} (docs/environments.md)"]
 
 
 async def continue_if_ended(config: Config, view: View) -> None:
@@ -166,7 +184,8 @@ async def watch_until_ended(
     async with RunWatch(services.config) as watch, PeriodicEvaluation(folder, services, view) as periodic:
         while True:
             ended = services.learner_ended
-            view.show(await watch.snapshot("learning", services.processes))
+            snapshot = await watch.snapshot("learning", services.processes, with_blockers=view.shows_blockers)
+            view.show(snapshot)
             services.heard(watch.answered)
             services.check()
             folder.write_json("elapsed.json", {"learning_seconds": time.monotonic() - started_s})
@@ -196,8 +215,13 @@ async def _warnings(watch: RunWatch, learning: LearningSignal, guards: GuardWatc
     return [warning for warning in found if warning is not None]
 
 
-async def interruptible(work: Coroutine[Any, Any, object]) -> int:
-    """Await `work` and return exit code 0. Ctrl-C or SIGTERM cancels it, which stops every process, and gives 130."""
+async def interruptible(
+    work: Coroutine[Any, Any, object], when_stopped: Callable[[], Sequence[str]] = lambda: (_RESUME,)
+) -> int:
+    """Await `work` and return exit code 0. Ctrl-C or SIGTERM cancels it, which stops every process, and gives 130.
+
+    Then the lines of `when_stopped` are printed to stderr, which say how to go on.
+    """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -205,8 +229,10 @@ async def interruptible(work: Coroutine[Any, Any, object]) -> int:
     try:
         await task
     except asyncio.CancelledError:
-        return EXIT_INTERRUPTED
-    return 0
+        for line in ("nouscoder: interrupted", *when_stopped()):
+            Console(stderr=True).print(Text(line), soft_wrap=True)
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
 
 
 async def until_cancelled() -> None:

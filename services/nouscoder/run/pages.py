@@ -1,13 +1,23 @@
-"""The pages of a run over HTTP: a few files of its folder, for a browser.
+"""The pages of a run over HTTP: the live console, and a few files of the run's folder, for a browser.
 
-INVARIANT: only the names in `FILES` and ROLLOUTS are served, each looked up unchanged. Nothing is written, and no other
-file of the folder (checkpoints, logs, problems) can be requested. ROLLOUTS is made from tokens/ at each request. No
-password of a URL in config.toml is sent. A request that names a foreign site is refused.
+| path | what |
+|---|---|
+| / | the console (console/), with its parts under /console/ |
+| /events | the events of the run (console/stream.py); with ?run=NAME the curves of another run in the same root |
+| /runs | the names of these other runs |
+| /tokens/N | the rollouts of batch N whose tokens are recorded |
+| /report.html and the other `FILES`, /rollouts.html | files of the folder; rollouts.html is made at each request |
+
+INVARIANT: nothing else is served, each name is looked up unchanged, and nothing is written. No other file of the folder
+(checkpoints, logs, problems) can be requested, and of another run only its curves and its evaluations. No password of a
+URL is sent. A request that names a foreign site is refused.
+
+INVARIANT: a reader that takes nothing for _SILENCE_LIMIT_S is dropped, and at most MOST_WATCHERS streams are open.
 """
 
 from __future__ import annotations
 
-import html
+import json
 import socket
 import threading
 from collections.abc import Collection, Iterator
@@ -16,12 +26,17 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import parse_qs
 
 from nouscoder.errors import without_secrets
 from nouscoder.http_server.api_keys import foreign_part
 from nouscoder.http_server.bounded_threads import BoundedThreads
-from nouscoder.report.samples import rollouts_page
+from nouscoder.report.follow import position_of
+from nouscoder.report.samples import batch_json, rollouts_page
 from nouscoder.rpc.server import AddressError, socket_host, split_address
+from nouscoder.run.console import PARTS, POLICY, console_page, part
+from nouscoder.run.console.feed import MOST_WATCHERS, Feed, TooManyWatch
+from nouscoder.run.console.stream import runs_beside, stream
 
 ROLLOUTS = "rollouts.html"
 FILES = {
@@ -34,6 +49,9 @@ FILES = {
 _SILENCE_LIMIT_S = 20.0
 _RECORD = "config.toml"
 _PIECE_BYTES = 1024**2
+_UNSENT_BYTES = 256 * 1024
+_TOKENS_OF_A_BATCH = 100_000
+_HTML, _JSON = "text/html; charset=utf-8", "application/json"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -41,38 +59,79 @@ class _Handler(BaseHTTPRequestHandler):
 
     folder: Path
     hosts: Collection[str]
+    feed: Feed
     server: _Server
     timeout = _SILENCE_LIMIT_S
     server_version = "nouscoder"
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Send a file, or the page that lists the files."""
+        """Send a page, a file or events."""
         self.server.heard(self.connection)
-        name = self.path.partition("?")[0].removeprefix("/")
+        path, _, query = self.path.partition("?")
+        name = path.removeprefix("/")
         if (foreign := foreign_part(self.headers["Host"], self.headers["Origin"], self.hosts)) is not None:
             text = f"{foreign} names a foreign site: add its name to run.pages_hosts if it may show these pages\n"
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", text.encode())
-        elif not name:
-            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", _index(self.folder).encode())
-        elif name == ROLLOUTS:
-            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", rollouts_page(self.folder).encode())
-        elif name not in FILES:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page\n")
-        elif name == _RECORD and (self.folder / name).exists():
-            record = (self.folder / name).read_text(encoding="utf8")
-            self._answer(HTTPStatus.OK, FILES[name], without_secrets(record).encode())
+        elif name == "events":
+            self._send_events(parse_qs(query))
+        elif name in FILES and name != _RECORD:
+            self._send_file_of_run(name)
+        elif (made := self._made(name)) is not None:
+            self._answer(HTTPStatus.OK, *made)
         else:
-            try:
-                with (self.folder / name).open("rb") as file:
-                    self._send_file(FILES[name], file)
-            except FileNotFoundError:
-                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"this file comes later in the run\n")
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page\n")
 
     do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, format: str, *args: object) -> None:
         """Log no requests."""
+
+    def _made(self, name: str) -> tuple[str, bytes] | None:
+        """The media type and the contents of what is made for the request, None for an unknown name."""
+        kind, _, number = name.partition("/")
+        if not name:
+            return _HTML, console_page()
+        if name in PARTS:
+            return PARTS[name], part(name)
+        if name == "runs":
+            return _JSON, json.dumps([*runs_beside(self.folder)]).encode()
+        if kind == "tokens" and number.isascii() and number.isdigit() and len(number) < 10:
+            return _JSON, batch_json(self.folder, int(number), _TOKENS_OF_A_BATCH).encode()
+        if name == ROLLOUTS:
+            return _HTML, rollouts_page(self.folder).encode()
+        record = self.folder / _RECORD
+        if name == _RECORD and record.exists():
+            return FILES[name], without_secrets(record.read_text(encoding="utf8")).encode()
+        return None
+
+    def _send_file_of_run(self, name: str) -> None:
+        try:
+            with (self.folder / name).open("rb") as file:
+                self._send_file(FILES[name], file)
+        except FileNotFoundError:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"this file comes later in the run\n")
+
+    def _send_events(self, query: dict[str, list[str]]) -> None:
+        """Server-sent events until the reader goes or takes nothing."""
+        asked = query.get("run", [""])[0]
+        folder = runs_beside(self.folder).get(asked) if asked else self.folder
+        if folder is None:
+            return self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such run beside this one\n")
+        position = position_of(self.headers["Last-Event-ID"] or query.get("after", [""])[0])
+        try:
+            with self.feed.watched():
+                self._head(HTTPStatus.OK, "text/event-stream", None)
+                if self.command == "HEAD":
+                    return None
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_BYTES)
+                self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _SILENCE_LIMIT_S))
+                for event in stream(folder, position, self.feed, is_own=not asked):
+                    self.wfile.write(event)
+        except TooManyWatch:
+            text = f"{MOST_WATCHERS} pages watch this run already: close one\n"
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", text.encode())
+        return None
 
     def _send_file(self, kind: str, file: BinaryIO) -> None:
         # The current size: a log that grows during the answer is cut there.
@@ -90,24 +149,19 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _head(self, status: HTTPStatus, kind: str, num_bytes: int) -> None:
+    def _head(self, status: HTTPStatus, kind: str, num_bytes: int | None) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(num_bytes))
+        if num_bytes is not None:
+            self.send_header("Content-Length", str(num_bytes))
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        if self.path.partition("?")[0] == "/":
+            self.send_header("Content-Security-Policy", POLICY)
         self.send_header("Cache-Control", "no-cache")
+        self.send_header("X-Accel-Buffering", "no")  # a proxy passes events on at once
         self.send_header("Connection", "close")
         self.end_headers()
-
-
-def _index(folder: Path) -> str:
-    lines = [
-        f'<li><a href="{name}">{name}</a></li>' if (folder / name).exists() else f"<li>{name}: not there yet</li>"
-        for name in FILES
-    ]
-    lines.append(f'<li><a href="{ROLLOUTS}">{ROLLOUTS}</a></li>')
-    name = html.escape(folder.name)
-    return f"<!doctype html><title>NousCoder run {name}</title><h1>Run {name}</h1><ul>{''.join(lines)}</ul>\n"
 
 
 class _Server(BoundedThreads, HTTPServer):
@@ -123,16 +177,17 @@ def _server_of(host: str) -> type[_Server]:
 
 
 @contextmanager
-def open_pages(folder: Path, address: str, hosts: Collection[str] = ()) -> Iterator[str]:
+def open_pages(folder: Path, address: str, hosts: Collection[str] = (), feed: Feed | None = None) -> Iterator[str]:
     """Serve the pages inside the context. Yields the actual address, "" when `address` is "". Raises AddressError.
 
-    `hosts` are public host names of the pages.
+    `hosts` are public host names of the pages. The console shows what `feed` is told.
     """
     if not address:
         yield ""
         return
     host, port = split_address(address)
-    handler = type("Handler", (_Handler,), {"folder": folder, "hosts": hosts})
+    feed = feed or Feed()
+    handler = type("Handler", (_Handler,), {"folder": folder, "hosts": hosts, "feed": feed})
     try:
         server = _server_of(host)((socket_host(host), port), handler)
     except OSError as error:
@@ -142,6 +197,7 @@ def open_pages(folder: Path, address: str, hosts: Collection[str] = ()) -> Itera
     try:
         yield f"{host}:{server.server_address[1]}"
     finally:
+        feed.closed.set()
         server.shutdown()
         server.server_close()
         thread.join(timeout=5)

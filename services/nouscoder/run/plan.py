@@ -25,6 +25,7 @@ from nouscoder.domain.plan import NextStage, StageHistory, best_of, next_stage
 from nouscoder.errors import NousCoderError
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.policy_folder.prompt_file import trained_prompt
+from nouscoder.run.console.feed import Feed
 from nouscoder.run.evaluation import recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
@@ -32,6 +33,7 @@ from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked, checked_inputs, require_problems, with_policy_folder
 from nouscoder.run.resume import note_given, refuse_changes_of, resumed, take
 from nouscoder.run.services import KeptGeneration, OpenedRun, deployment
+from nouscoder.run.standing import lines_when_stopped
 from nouscoder.run.view import View, open_view
 
 _FIXED = ("run.services",)  # a stage that has begun refuses more
@@ -39,7 +41,7 @@ _FIXED = ("run.services",)  # a stage that has begun refuses more
 
 async def train_plan(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -> int:
     """Run `nouscoder train` for a configuration with stages. Returns the exit code."""
-    return await interruptible(_train_plan(config, resume=resume, given=given))
+    return await interruptible(_train_plan(config, resume=resume, given=given), lines_when_stopped(config))
 
 
 async def _train_plan(config: Config, *, resume: bool, given: Given) -> None:
@@ -198,8 +200,11 @@ async def _run_stage(config: Config, begin: NextStage, view: View, generation: K
     for note in opened.notes:
         view.say(note)
     try:
-        with open_pages(folder.path, stage.run.pages, stage.run.pages_hosts):
-            await run_loop(folder, stage, view, time.monotonic(), generation)
+        shown = Feed(view)
+        with open_pages(folder.path, stage.run.pages, stage.run.pages_hosts, shown) as address:
+            if address:
+                view.say(f"the stage is shown at http://{address}/")
+            await run_loop(folder, stage, shown, time.monotonic(), generation)
     finally:
         folder.close()
 

@@ -12,19 +12,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import is_taken
-from nouscoder.config import Config, ConfigError, EnvironmentSection
-from nouscoder.config.base import Place, keys_of
-from nouscoder.config.devices import has_gpu, no_gpu_in_torch
+from nouscoder.config import Config, ConfigError, DecayKind, EnvironmentSection
+from nouscoder.config.base import PathKind, keys_of
+from nouscoder.config.devices import device_fault, has_gpu, no_gpu_in_torch
 from nouscoder.data.problem_index import all_held_out, fitting, in_languages, open_index, prompt_lengths
+from nouscoder.data.problem_parquet import read_problems
 from nouscoder.data.prompt_lengths import are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.errors import NousCoderError, did_you_mean
-from nouscoder.policy_folder.engine_choice import shared_device_fault, with_engine
+from nouscoder.extras import MODEL_LIBRARIES, require
+from nouscoder.policy_folder.engine_choice import missing_engine, shared_device_fault, with_engine
 from nouscoder.policy_folder.inspection import (
     HubUnavailable,
     context_tokens,
@@ -81,7 +84,13 @@ def _raise(find: Callable[[], list[str]]) -> None:
         raise ConfigError("\n".join(faults))
 
 
+def require_training() -> None:
+    """Raises ExtraMissing when this installation lacks a package that the services of a run import."""
+    require("demo", "redis", *MODEL_LIBRARIES)
+
+
 def _checked(config: Config) -> Config:
+    require_training()
     require_problems(config)
     try:
         config = with_policy_folder(config)
@@ -92,16 +101,59 @@ def _checked(config: Config) -> Config:
         config = with_languages(config)
     for check in (
         *(_file_faults, _first_checkpoint_faults, _problem_faults, _length_faults),
-        *(device_faults, _shared_device_faults, missing_packages, _redis_faults),
+        *(device_faults, missing_engine, _shared_device_faults, missing_packages, _redis_faults),
     ):
         faults += check(config)
     if config.run.total_batches and config.step_fault:
         faults.append(config.step_fault)
-    faults = faults or [*_language_faults(config), *_prompt_faults(config)]
+    faults = faults or [*_curriculum_faults(config)] or [*_language_faults(config), *_prompt_faults(config)]
     if faults:
         raise ConfigError("\n".join(faults))
     say_unused_gpu(config)
     return config
+
+
+_FIRST_PROBLEMS = 100  # that are read before a configuration is written; a run reads all
+
+
+def starter_inputs(out: Path, model: str, problems: str, engine: str) -> tuple[str, str]:
+    """Model and problem file as the new configuration `out` names them. Raises ConfigError with all faults.
+
+    Relative names start at the folder of `out`; what is only in the working directory becomes absolute. An empty name
+    is not checked: a person edits the file.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} exists already: give another name")
+    place = out.absolute().parent
+    faults = [*_model_faults(_found(place, model), model, engine)] if model else []
+    faults += _first_problem_faults(_found(place, problems)) if problems else []
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return _as_named(place, model) or "model", _as_named(place, problems) or "problems.jsonl"
+
+
+def _model_faults(folder: Path, model: str, engine: str) -> Iterator[str]:
+    if folder.exists():
+        yield from faults_of(folder) or engine_faults(folder, engine, how="give --engine vllm")
+    elif not is_hub_id(model):
+        yield f"the model: {_no_such(folder)}; a model of a hub is named ORGANISATION/MODEL"
+
+
+def _first_problem_faults(file: Path) -> Iterator[str]:
+    if file.exists():
+        yield from _fault_of("the problem file", lambda: [*islice(read_problems(file), _FIRST_PROBLEMS)])
+    else:
+        yield f"the problem file: {_no_such(file)}"
+
+
+def _found(place: Path, name: str) -> Path:
+    """The path that a name means: in `place`, else in the working directory."""
+    here = Path(name).absolute()
+    return here if not (place / name).exists() and here.exists() else place / name
+
+
+def _as_named(place: Path, name: str) -> str:
+    return name if not name or _found(place, name) == place / name else str(_found(place, name))
 
 
 def require_problems(config: Config) -> None:
@@ -145,7 +197,7 @@ def _policy_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[
 def _file_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:
     """Files that the configuration names besides problems and policy: those of [sft], or all others."""
     for key in keys_of(Config):
-        if key.place is not Place.INPUT or (key.path[0] == "sft") is not of_fine_tuning:
+        if key.place is not PathKind.INPUT or (key.path[0] == "sft") is not of_fine_tuning:
             continue
         value: object = config
         for part in key.path:
@@ -170,9 +222,11 @@ def _problem_faults(config: Config) -> Iterator[str]:
         how = f"; the recipe's are made with:{commands}" if commands else ""
         yield f"problems.train: {_missing(config, problems.train)}{how}"
     else:
-        yield from _fault_of("problems.train", lambda: _check_index(config))
+        yield from (faults := [*_fault_of("problems.train", lambda: _check_index(config))])
+        if faults and problems.held_out_share and not config.evaluation.problems:
+            return  # the held-out problems are in the same file
     if config.evaluation.problems:
-        if Path(config.evaluation.problems).is_file():  # else it is reported with the other files
+        if Path(config.evaluation.problems).exists():  # else it is reported with the other files
             yield from _fault_of("evaluation.problems", lambda: _check_held_out(config))
     elif not problems.held_out_share and not config.in_run_folder(problems.held_out).is_file():
         yield f"problems.held_out: {_missing(config, problems.held_out)}; or set problems.held_out_share"
@@ -190,6 +244,17 @@ def _check_index(config: Config) -> None:
 def _check_held_out(config: Config) -> None:
     if not in_languages(config, all_held_out(config)):
         raise ConfigError(f"no problem is left to evaluate on{_because_of_languages(config, 'held-out')}")
+
+
+def _curriculum_faults(config: Config) -> Iterator[str]:
+    """What keeps the broker from choosing among the problems that are left."""
+    from nouscoder.broker.curriculum import open_curriculum  # it imports Redis' client
+
+    with closing(open_index(config)) as index:
+        try:
+            open_curriculum(config, index.problem_ids)
+        except NousCoderError as error:
+            yield str(error) if str(error).startswith("broker.curriculum") else f"broker.curriculum: {error}"
 
 
 _GET_LANGUAGES = "nouscoder doctor says how to get it"
@@ -264,12 +329,13 @@ def _asked(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def notes_of(config: Config) -> list[str]:
-    """What is to be said before a run starts: of its prompt, and of problems that are left out as too long."""
+    """What is to be said before a run starts: of its prompt, of problems that are left out, of its learning rate."""
     folder = config.in_run_folder(config.policy.path)
     return [
         *prompt_lines(config.generation.environment, folder),
         *misled_lines(config.generation.environment, all_held_out(config)),
         *left_out_lines(config),
+        *decay_lines(config),
     ]
 
 
@@ -282,6 +348,19 @@ def misled_lines(environment: EnvironmentSection, held_out: Sequence[Problem]) -
         f" {one.tests.type} tests, and the form {asking.prompt_form} asks them to read stdin: import the set again, or"
         ' take generation.environment.prompt_form "plain"'
         for one in misled[:1]
+    ]
+
+
+def decay_lines(config: Config) -> list[str]:
+    """What is to be said of a learning rate that reaches its lowest value before the run ends."""
+    schedule, steps = config.learner.schedule, config.total_steps
+    if schedule.decay is not DecayKind.COSINE or schedule.decay_steps >= steps:
+        return []
+    rate = f"{schedule.floor * config.learner.learning_rate:g}"
+    return [
+        f"warning: learner.schedule.decay_steps is {schedule.decay_steps}, but the run has {steps} steps"
+        f" (run.total_batches * learner.steps_per_batch): the learning rate is {rate} in the"
+        f" {steps - schedule.decay_steps} steps after it"
     ]
 
 
@@ -331,9 +410,8 @@ def _length_faults(config: Config) -> Iterator[str]:
 def device_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:
     """The devices of the configuration that this machine certainly has not."""
     for key, device in _devices(config, of_fine_tuning):
-        if device.startswith("cuda") and not has_gpu():
-            what = "this machine has no GPU that torch could use (no /dev/nvidiactl)"
-            yield f'{key} is "{device}", and {what}: take "cpu"'
+        if fault := device_fault(key, device):
+            yield fault
 
 
 def say_unused_gpu(config: Config, *, of_fine_tuning: bool = False) -> None:
@@ -385,7 +463,10 @@ def _fault_of(key: str, check: Callable[[], object], errors: type[Exception] = N
 
 def _missing(config: Config, path: Path) -> str:
     """A message that the path does not exist, with the folder and the nearest name in it."""
-    whole = config.in_run_folder(path)
-    names = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
     where = "" if path.is_absolute() else ", and the folder of the configuration has no file of that name"
-    return f"{whole} does not exist{where}{did_you_mean(whole.name, names)}"
+    return _no_such(config.in_run_folder(path), where)
+
+
+def _no_such(path: Path, where: str = "") -> str:
+    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    return f"{path} does not exist{where}{did_you_mean(path.name, names)}"

@@ -16,11 +16,11 @@ from nouscoder.broker.errors import BrokerError
 from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.redis_client import RunInRedis, RunKeys
 from nouscoder.config import Config
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import Unusable
 from nouscoder.learner.state.run_files import FILE, read_run_id
 
 
-class RunsError(NousCoderError):
+class RunsError(Unusable):
     """The runs cannot be listed or removed; the message says why."""
 
 

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, dump_config
 from nouscoder.config.tree import Given
-from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.errors import ExitCode, NousCoderError, Unusable
 from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.policy_folder.prompt_file import with_recorded_prompt
 from nouscoder.retry import Retry
@@ -117,6 +117,8 @@ _CHOOSE_EVERY_S = 5.0
 
 class ServiceAway(NousCoderError):
     """An external service has not answered for too long. The message names it."""
+
+    exit_code = ExitCode.UNAVAILABLE
 
 
 class ExternalServices:

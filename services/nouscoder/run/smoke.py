@@ -68,7 +68,7 @@ MAX_MEASURED = 2048
 _AT_ONCE = 64  # problems
 
 
-class TooFewProblems(NousCoderError):
+class TooFewProblems(Unusable):
     """The first policy solves too few problems sometimes. The message says how many were looked at."""
 
 

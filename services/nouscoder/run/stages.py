@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nouscoder.config import Config, load_config
+from nouscoder.errors import ExitCode
 from nouscoder.retry import Retry
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
@@ -30,7 +31,6 @@ from nouscoder.rpc.worker import observer_id
 from nouscoder.run.supervisor import SupervisionError
 
 _LOOK_EVERY_S = 2.0
-EXIT_OTHER_STAGE = 75  # ranks are started again by what started them
 log = logging.getLogger(__name__)
 
 
@@ -56,7 +56,7 @@ def serve_stage(config: Config, serve: Callable[[Config], None], *, is_learner: 
         return
     log.info("another stage begins: the process starts again", extra={"run": run})
     if is_rank:
-        sys.exit(EXIT_OTHER_STAGE)
+        sys.exit(ExitCode.IN_USE)  # what started the ranks starts them again
     os.execv(sys.executable, [sys.executable, "-m", "nouscoder", *sys.argv[1:]])
 
 

@@ -19,12 +19,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 
 log = logging.getLogger(__name__)
 
-# EX_CONFIG of sysexits.h: the process can never work as configured, so a restart is useless.
-EXIT_UNUSABLE = 78
 
 _HOUR_S = 3600.0
 # Runs a command that the kernel kills when this process is gone.
@@ -37,6 +35,12 @@ SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 class SupervisionError(NousCoderError):
     """A process cannot be kept alive. The message names it and ends with its last log line."""
+
+
+class CannotRunHere(SupervisionError):
+    """A process of the run can never work as configured."""
+
+    exit_code = ExitCode.UNUSABLE
 
 
 class ProcessState(StrEnum):
@@ -85,8 +89,8 @@ class SupervisedProcess:
                 self.ended.set()
                 return
             self.state = ProcessState.RESTARTING
-            if code == EXIT_UNUSABLE:
-                raise SupervisionError(f"{self.spec.name} cannot run here; {self.last_log_line()}")
+            if code == ExitCode.UNUSABLE:
+                raise CannotRunHere(f"{self.spec.name} cannot run here; {self.last_log_line()}")
             self.num_restarts += 1
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             num_deaths = self._count_death()
@@ -94,7 +98,8 @@ class SupervisedProcess:
                 raise SupervisionError(
                     f"{self.spec.name} died {num_deaths} times within an hour, last with {how}; {self.last_log_line()}"
                 )
-            log.warning("%s died with %s and is started again", self.spec.name, how)
+            reason = {"reason": self.last_log_line()}
+            log.warning("%s died with %s and is started again", self.spec.name, how, extra=reason)
             await asyncio.sleep(self._restart_delay_s)
 
     def _count_death(self) -> int:

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nouscoder.domain.run_status import IN_FLIGHT, Ledger
+from nouscoder.errors import one_line
 
 # The state of a run at one time.
 
@@ -40,7 +41,8 @@ class ProcessLine:
 class Snapshot:
     """The state of the run at one time. Unknown values are None.
 
-    `pass_rates` [batches] are those of the batches so far, oldest first.
+    `pass_rates` [batches] are those of the batches so far, oldest first. `blockers` are what `nouscoder why-stalled`
+    says, None when nobody asked.
     """
 
     phase: str
@@ -62,6 +64,7 @@ class Snapshot:
     learner_state: str = ""
     message: str = ""
     pass_rates: tuple[float, ...] = ()
+    blockers: tuple[str, ...] | None = None
 
 
 # A run in plain text, and the pieces of text that the panel uses too. Pure.
@@ -73,20 +76,27 @@ def plain_line(snapshot: Snapshot) -> str:
     """The snapshot in one line of `name value` pairs, ASCII, without line breaks."""
     parts = [
         snapshot.phase,
-        f"batch {snapshot.batch}/{snapshot.total_batches}",
-        f"step {snapshot.step}/{snapshot.total_steps}",
-        f"pass rate {number(snapshot.pass_rate, '.3f')}",
-        f"reward {number(snapshot.reward_mean, '+.3f')}",
-        f"staleness {number(snapshot.staleness_mean, '.2f')} max {number(snapshot.staleness_max, 'd')}",
-        f"tests/s {number(snapshot.tests_per_second, '.1f')}",
-        f"tokens/s {number(snapshot.tokens_per_second, '.0f')}",
-        f"policy {number(snapshot.policy_version, 'd')}",
+        *(f"{name} {value}" for name, value in figures(snapshot).items()),
         _ledger_line(snapshot.ledger),
         f"left {duration(snapshot.time_left_s)}",
     ]
     if snapshot.message:
         parts.append(one_line(snapshot.message))
     return " | ".join(parts).encode("ascii", "backslashreplace").decode()
+
+
+def figures(snapshot: Snapshot) -> dict[str, str]:
+    """The figures of the run as texts, by name."""
+    return {
+        "batch": f"{snapshot.batch}/{snapshot.total_batches}",
+        "step": f"{snapshot.step}/{snapshot.total_steps}",
+        "pass rate": number(snapshot.pass_rate, ".3f"),
+        "reward": number(snapshot.reward_mean, "+.3f"),
+        "staleness": f"{number(snapshot.staleness_mean, '.2f')} max {number(snapshot.staleness_max, 'd')}",
+        "tests/s": number(snapshot.tests_per_second, ".1f"),
+        "tokens/s": number(snapshot.tokens_per_second, ".0f"),
+        "policy": number(snapshot.policy_version, "d"),
+    }
 
 
 def plain_progress(phase: str, done: int, total: int, note: str = "") -> str:
@@ -130,11 +140,6 @@ def _ledger_line(ledger: Ledger | None) -> str:
     if ledger is None:
         return f"ledger {UNKNOWN}"
     return f"ledger {ledger_numbers(ledger)} | balanced {'yes' if ledger.balanced else 'NO'}"
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks and terminal control characters."""
-    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
 # A run as a panel on a terminal of at least 80 columns. Pure.
@@ -257,6 +262,10 @@ class View(Protocol):
     ) -> None:
         """Stop showing."""
 
+    @property
+    def shows_blockers(self) -> bool:
+        """Whether `show` needs the snapshot's blockers, which cost the broker a request."""
+
     def show(self, snapshot: Snapshot) -> None:
         """Show the current state of the run."""
 
@@ -275,6 +284,8 @@ def open_view(console: Console, min_interval_s: float = 2.0) -> View:
 
 class LiveView:
     """A panel that is redrawn in place."""
+
+    shows_blockers = False
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
@@ -303,6 +314,8 @@ class LiveView:
 
 class PlainView:
     """One line at a time, for logs and pipes."""
+
+    shows_blockers = False
 
     def __init__(
         self, console: Console, clock: Callable[[], float] = time.monotonic, min_interval_s: float = 2.0

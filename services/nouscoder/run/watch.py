@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -75,13 +76,16 @@ class RunWatch:
         """Disconnect."""
         await self._connections.aclose()
 
-    async def snapshot(self, phase: str, processes: Iterable[SupervisedProcess]) -> Snapshot:
-        """The current state of the run."""
-        status, learner, generation, num_tests = await asyncio.gather(
+    async def snapshot(
+        self, phase: str, processes: Iterable[SupervisedProcess], *, with_blockers: bool = False
+    ) -> Snapshot:
+        """The current state of the run, with what blocks it if it is asked for."""
+        status, learner, generation, num_tests, blockers = await asyncio.gather(
             _or_none(self._broker.status()),
             _or_none(self._learner_client.status()),
             _or_none(self._generation.status()),
             asyncio.to_thread(read_counter, self._config.verifier.metrics, "nouscoder_verifier_tests"),
+            _or_none(self._broker.why_stalled()) if with_blockers else _nobody_asked(),
         )
         self.status = status or self.status
         self.answered = {
@@ -90,7 +94,8 @@ class RunWatch:
         }
         # A service that does not answer is restarting or has finished the run: its last answer is kept.
         self._learner = learner or self._learner
-        return self._assemble(phase, tuple(processes), status, self._learner, generation, num_tests)
+        found = self._assemble(phase, tuple(processes), status, self._learner, generation, num_tests)
+        return found if blockers is None else replace(found, blockers=tuple(one.reason for one in blockers))
 
     async def finish_run(self, reason: str) -> None:
         """End the run at the broker, so that no service works for it any more. Raises PeerError."""
@@ -145,6 +150,10 @@ async def _or_none(question: Awaitable[Answer]) -> Answer | None:
         return await question
     except PeerError:
         return None
+
+
+async def _nobody_asked() -> None:
+    return None
 
 
 def read_counter(metrics_address: str, family: str) -> float | None:

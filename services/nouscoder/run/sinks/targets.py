@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config
 from nouscoder.config.run import SinkName
+from nouscoder.installation import how_to_install
 
 # The interface of a sink, and the scalars of a record of metrics.jsonl.
 
@@ -240,7 +241,7 @@ PACKAGES = {SinkName.TENSORBOARD: "tensorboard", SinkName.WANDB: "wandb", SinkNa
 def missing_packages(config: Config) -> list[str]:
     """A sentence for each sink of the run whose package is not installed."""
     return [
-        f"run.sinks: {name} is not installed: pip install nouscoder[{name}]"
+        f"run.sinks: {name} is not installed: {how_to_install(name)}"
         for name in config.run.sinks
         if find_spec(PACKAGES[name]) is None
     ]
