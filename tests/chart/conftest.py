@@ -16,6 +16,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "nouscoder"
+EXAMPLES = ROOT / "examples" / "kubernetes"
 NAMESPACE = "here"
 # The first version of Kubernetes that has these kinds; the chart omits them on an older one.
 FIRST_VERSION = {"ValidatingAdmissionPolicy": "1.30", "ValidatingAdmissionPolicyBinding": "1.30"}
@@ -33,6 +34,7 @@ KEPT = (
     "openshift",
     "hpa",
     "keda",
+    "fetch",
 )
 
 Document = dict[str, Any]
@@ -72,6 +74,7 @@ class ChartRig:
             "hpa": {"verifier": {"autoscaling": {"kind": "hpa"}}},
             "keda": {"verifier": {"autoscaling": {"kind": "keda", **scaling}, "sandbox": {"pool": {"min": 0}}}},
         }
+        self.kept["fetch"] = merged(self.kept["gpu"], self.example("values-fetch.yaml"))
         assert tuple(self.kept) == KEPT
         self.variants = {
             **self.kept,
@@ -107,6 +110,11 @@ class ChartRig:
     def file(self, name: str) -> dict[str, Any]:
         """A values file of the chart."""
         values: dict[str, Any] = helm.values_from_yaml((CHART / name).read_text("utf8"))
+        return values
+
+    def example(self, name: str) -> dict[str, Any]:
+        """A values file of examples/kubernetes."""
+        values: dict[str, Any] = helm.values_from_yaml((EXAMPLES / name).read_text("utf8"))
         return values
 
     def templates(
@@ -156,7 +164,7 @@ def pod_specs(documents: list[Document]) -> dict[str, Document]:
         name = f"{one['kind']}/{one['metadata']['name']}"
         if one["kind"] == "Pod":
             found[name] = one
-        elif one["kind"] in ("Deployment", "StatefulSet"):
+        elif one["kind"] in ("Deployment", "StatefulSet", "Job"):
             found[name] = one["spec"]["template"]
         elif one["kind"] in CUSTOM:
             found |= {f"{name}/{which}": pod for which, pod in custom_pods(one).items()}

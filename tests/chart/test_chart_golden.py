@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 UPDATE = bool(os.environ.get("NOUSCODER_UPDATE_GOLDEN"))
 GOLDEN = ROOT / "tests" / "golden" / "chart"
-COMPONENTS = sorted(folder.name for folder in (CHART / "templates").iterdir() if folder.is_dir())
+# Without values nothing is fetched; fetch.diff has its objects.
+COMPONENTS = sorted(
+    folder.name for folder in (CHART / "templates").iterdir() if folder.is_dir() and folder.name != "fetch"
+)
 OTHERS = [name for name in KEPT if name != "default"]
 # The values that a difference starts from, where they are not the defaults.
-BASES = {"b200": "h200"}
+BASES = {"b200": "h200", "fetch": "gpu"}
 RANDOM_VALUE = re.compile(r"^(  (?:password|url|token|tokens|key): ).*$", re.MULTILINE)
 CHECKSUM = re.compile(r"( checksum/\w+: )[0-9a-f]{64}$", re.MULTILINE)
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 OLDEST = "1.29"
+# Where the images of the project are published.
+REGISTRY = "nouscoder"
 # Component -> its pod.
 PODS = {
     "broker": "Deployment/nouscoder-broker",
@@ -58,10 +60,10 @@ def containers(pod: Document) -> list[Document]:
 def test_the_runners_can_have_the_image_with_the_libraries_of_judges(chart: ChartRig) -> None:
     values: dict[str, Any] = {"image": {"tag": "7"}, "verifier": {"sandbox": {"libraries": "judge"}}}
     pods = checked(chart, values)
-    assert containers(pods[RUNNER])[0]["image"] == "localhost/nouscoder-sandbox:7-judge"
-    assert containers(pods[PODS["verifier"]])[0]["image"] == "localhost/nouscoder-verifier:7"
+    assert containers(pods[RUNNER])[0]["image"] == f"{REGISTRY}/nouscoder-sandbox:7-judge"
+    assert containers(pods[PODS["verifier"]])[0]["image"] == f"{REGISTRY}/nouscoder-verifier:7"
     (policy,) = (one for one in chart.documents(values) if one["kind"] == "ValidatingAdmissionPolicy")
-    assert "'localhost/nouscoder-sandbox:7-judge'" in json.dumps(policy)
+    assert f"'{REGISTRY}/nouscoder-sandbox:7-judge'" in json.dumps(policy)
     values["verifier"]["sandbox"]["image"] = {"digest": "sha256:" + "0" * 64}
     assert containers(checked(chart, values)[RUNNER])[0]["image"].endswith("nouscoder-sandbox@sha256:" + "0" * 64)
 
@@ -80,7 +82,7 @@ def test_a_digest_replaces_the_tag_of_its_component_only(chart: ChartRig) -> Non
     digests["Pod/nouscoder-test"] = digests[PODS["verifier"]]  # it runs in the verifier's image
     for name, pod in checked(chart, values).items():
         for container in containers(pod):
-            assert re.fullmatch(r"localhost/[a-z-]+(:[a-z0-9.]+|@sha256:[0-9a-f]{64})", container["image"])
+            assert re.fullmatch(r"(nouscoder|library)/[a-z-]+(:[a-z0-9.]+|@sha256:[0-9a-f]{64})", container["image"])
             assert container["image"].partition("@")[2] == digests.get(name, ""), name
 
 

@@ -138,7 +138,7 @@ def test_numbers_keep_their_kind(chart: ChartRig, tmp_path: Path) -> None:
     """Helm reads YAML's numbers as floats. Integers must not become 64.0, nor small numbers 0."""
     values = {
         "config": {
-            "learner": {"learning_rate": 1e-7, "peak_flops": 989e12, "weight_decay": 0},
+            "learner": {"device": "cuda", "learning_rate": 1e-7, "peak_flops": 989e12, "weight_decay": 0},
             "verifier": {"max_bodies_bytes": 2**31, "libraries": ["sortedcontainers", 'odd "name" \\ <é>\n']},
             "broker": {"drop_zero_variance": False},
         }
@@ -204,6 +204,7 @@ def test_every_mounted_object_exists(chart: ChartRig) -> None:
         "models",
         "runs",
         "modal-token",
+        "hub",
     }
     for name, values in chart.variants.items():
         documents = chart.documents(values)

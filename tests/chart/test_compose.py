@@ -86,6 +86,9 @@ def test_each_service_has_the_command_of_its_pod(chart: ChartRig, compose: Docum
         image = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", service["image"])
         assert image == found[name]["image"]
     assert found["broker"]["command"] == ["nouscoder"]  # the entry point of the images
+    public = [one["image"] for one in compose["services"].values() if "nouscoder-" not in one["image"]]
+    assert all(image.startswith("${MIRROR:+${MIRROR}/}") for image in public)
+    assert public[0] == "${MIRROR:+${MIRROR}/}" + found["redis"]["image"].rpartition("/")[2]
 
 
 def test_only_the_verifier_is_privileged_and_no_port_is_open_to_others(compose: Document) -> None:

@@ -28,6 +28,7 @@ SMALL_RUN = (  # the demo with few problems
     "config.demo.warm_start_share=0.4",
 )
 TAG = os.environ.get("NOUSCODER_IMAGE_TAG", "")
+LOCAL = ("--set", "global.imageRegistry=localhost")  # the cluster has the images of deploy/images/build
 _IN_RUN = ("exec", f"{NAME}-learner-0", "-c", "run", "--")
 _GENERATION = re.compile(r"^nouscoder_generation_(tokens_total|policy_version) (\S+)$", re.MULTILINE)
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
@@ -93,7 +94,7 @@ class Release:
     def install(self, *words: str) -> None:
         """`helm install` with the images that the environment names."""
         tag = ("--set", f"image.tag={TAG}") if TAG else ()
-        self.helm("install", NAME, str(CHART), *tag, *words)
+        self.helm("install", NAME, str(CHART), *LOCAL, *tag, *words)
 
     def pods(self) -> list[PodState]:
         """The pods of both namespaces that are not being deleted."""

@@ -1,6 +1,6 @@
-"""Runs the commands of docs/operating.md in order on a real cluster. Each must give its documented output.
+"""Runs the commands of docs/operating.md and of its tutorial in order on a real cluster. Each must give its output.
 
-Three things differ from the document: the test uses its own namespaces, the run is short and has a small policy
+Three things differ from the documents: the test uses its own namespaces, the run is short and has a small policy
 (`SMALL`), and the environment names the images and Prometheus.
 """
 
@@ -21,6 +21,7 @@ import pytest
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("docs/operating.md", "docs/tutorials/operate.md")
 BLOCK = re.compile(
     r"^```sh cluster(?P<eventually> eventually)?\n(?P<script>.*?)^```\n(?P<after>[^\n]*)", re.DOTALL | re.MULTILINE
 )
@@ -32,6 +33,7 @@ LIMIT_S = 900.0
 PATIENCE_S = 240.0
 # Small enough to start within a minute, long enough to last during all commands.
 SMALL = f"""
+global: {{imageRegistry: localhost}}
 image: {{tag: "{TAG}"}}
 config:
   run: {{total_batches: 200}}
@@ -43,7 +45,7 @@ config:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the document. One with `eventually` is retried until its output is right."""
+    """A block of a document. One with `eventually` is retried until its output is right."""
 
     line: int
     script: str
@@ -51,16 +53,16 @@ class Block:
     eventually: bool
 
 
-def blocks() -> list[Block]:
+def blocks(document: str) -> list[Block]:
     """All blocks, in order."""
-    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf8")
+    text = (ROOT / document).read_text(encoding="utf8")
     found = []
     for match in BLOCK.finditer(text):
         gives = GIVES.fullmatch(match["after"])
         line = text.count("\n", 0, match.start()) + 1
-        assert gives is not None, f"docs/operating.md:{line} does not say what it gives"
+        assert gives is not None, f"{document}:{line} does not say what it gives"
         found.append(Block(line, match["script"], gives[1], bool(match["eventually"])))
-    assert len(found) > 10
+    assert len(found) > 9
     return found
 
 
@@ -73,13 +75,16 @@ def namespace() -> Iterator[str]:
     subprocess.run(["kubectl", "delete", "namespace", *names, "--ignore-not-found", "--timeout=180s"], check=True)
 
 
-def test_the_commands_of_the_document_give_their_documented_output(namespace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_commands_of_the_document_give_their_documented_output(
+    document: str, namespace: str, tmp_path: Path
+) -> None:
     values = tmp_path / "small.yaml"
     values.write_text(SMALL)
     (tmp_path / "nouscoder").write_text(f'#!/bin/sh\nexec {sys.executable} -m nouscoder "$@"\n')
     (tmp_path / "nouscoder").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    for block in blocks():
+    for block in blocks(document):
         script = re.sub(r"(-n|--namespace|namespace) nouscoder\b", rf"\1 {namespace}", block.script)
         script = script.replace("./helm/nouscoder -n", f"./helm/nouscoder -f {values} -n")
         script = re.sub(r"doctor --cluster$", f"doctor --cluster --image {IMAGE}", script, flags=re.MULTILINE)
@@ -92,9 +97,7 @@ def test_the_commands_of_the_document_give_their_documented_output(namespace: st
             if good or time.monotonic() > end:
                 break
             time.sleep(2)
-        assert good, (
-            f"docs/operating.md:{block.line}: {script}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        )
+        assert good, f"{document}:{block.line}: {script}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
 def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

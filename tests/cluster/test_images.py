@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from packaging.version import Version
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PROJECT = Path(__file__).parents[2]
-VERSION = re.search(r'^version = "(.+)"$', (PROJECT / "pyproject.toml").read_text(), re.M)[1]  # type: ignore[index]
-TAG = os.environ.get("NOUSCODER_IMAGE_TAG") or VERSION
+CHART = yaml.safe_load((PROJECT / "helm" / "nouscoder" / "Chart.yaml").read_text("utf8"))
+TAG = os.environ.get("NOUSCODER_IMAGE_TAG") or CHART["appVersion"]
 SERVICES = ("verifier", "broker", "generation", "learner")
 ALL = (*SERVICES, "sandbox")
 ARCHIVES = Path(os.environ.get("CLUSTER_CACHE", "/var/cache/k8s-cluster")) / "images"
@@ -48,6 +50,8 @@ facts = {
 }
 """
 COMMAND = """
+import importlib.metadata
+facts["version"] = importlib.metadata.version("nouscoder")
 said = (["--help"], ["serve", "--help"])
 ran = [subprocess.run(["nouscoder", *words], capture_output=True, text=True) for words in said]
 facts["command"] = [(run.returncode, run.stderr, "NousCoder" in run.stdout or "service" in run.stdout) for run in ran]
@@ -193,6 +197,7 @@ def test_service_images_hold_only_what_they_need(probed: tuple[str, dict[str, An
         "learner": models,
     }[name]
     optional = {"triton", "opentelemetry", "redis"} if name in ("generation", "learner") else set()
+    assert facts["version"] == _archive(name)[0]["config"]["Labels"]["org.opencontainers.image.version"]
     assert facts["tools"] == []
     assert set(facts["modules"]) - optional == expected
     assert [(code, error) for code, error, _ in facts["command"]] == [(0, ""), (0, "")]
@@ -255,7 +260,8 @@ def test_each_image_has_labels_a_numeric_user_and_an_entrypoint(name: str) -> No
     config = _archive(name)[0]["config"]
     labels = {key.rsplit(".", 1)[1]: value for key, value in config["Labels"].items() if "opencontainers" in key}
     assert labels["title"] == f"nouscoder-{name}"
-    assert (labels["version"], labels["licenses"]) == (VERSION, "Apache-2.0")
+    assert labels["licenses"] == "Apache-2.0"
+    assert Version(labels["version"])
     assert len(labels["description"]) > 20
     assert re.fullmatch(r"[0-9a-f]{40}|unknown", labels["revision"])
     assert config["User"] == "10001:10001"

@@ -97,6 +97,24 @@ def _renewed(release: Release, before: dict[str, str]) -> bool:
     return release.all_ready(COMPONENTS) and all(now.get(name) != before[name] for name in services)
 
 
+def test_no_dashboard_panel_is_empty(release: Release) -> None:
+    command = [sys.executable, "deploy/check-dashboards", "--namespace", release.namespace, "--release", "nouscoder"]
+    done = release.until(lambda: _finished(command), "every panel has data", 300, every_s=10)
+    print(done.stdout[-500:])
+
+
+def test_no_rule_is_without_data(release: Release) -> None:
+    """deploy/dashboards/rules.py lists the rules that have none in this release."""
+    wait_for_data(release)
+
+
+def _finished(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        print(done.stdout[-2000:], done.stderr[-500:])
+    return done if done.returncode == 0 else None
+
+
 def test_a_larger_pool_restarts_no_pod_of_another_component(release: Release) -> None:
     before, pool = _others(release), {pod.uid for pod in release.pods() if pod.component in POOL}
     began = time.monotonic()
@@ -122,25 +140,6 @@ def _others(release: Release) -> dict[str, tuple[str, int]]:
     pods = [pod for pod in release.pods() if pod.component in COMPONENTS - POOL]
     assert {pod.component for pod in pods} == COMPONENTS - POOL
     return {pod.uid: (pod.name, pod.num_restarts) for pod in pods}
-
-
-def test_no_dashboard_panel_is_empty(release: Release) -> None:
-    goes_on(release, 1, 300)
-    command = [sys.executable, "deploy/check-dashboards", "--namespace", release.namespace, "--release", "nouscoder"]
-    done = release.until(lambda: _finished(command), "every panel has data", 120, every_s=10)
-    print(done.stdout[-500:])
-
-
-def test_no_rule_is_without_data(release: Release) -> None:
-    """deploy/dashboards/rules.py lists the rules that have none in this release."""
-    wait_for_data(release)
-
-
-def _finished(command: list[str]) -> subprocess.CompletedProcess[str] | None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        print(done.stdout[-2000:], done.stderr[-500:])
-    return done if done.returncode == 0 else None
 
 
 def test_the_run_learns_and_completes(release: Release) -> None:

@@ -1,7 +1,7 @@
 """A real API server with the CRDs of LeaderWorkerSet and JobSet accepts every object of the presets, field by field.
 
-The operators themselves do not run: the objects are stored, and no pod comes of them. The CRDs come from the modules of
-the operators on the Go module proxy.
+With those of Kueue, Volcano, Argo CD and Flux it accepts all of examples/kubernetes. No operator runs: the objects are
+stored, and no pod comes of them. The CRDs come from the modules of the operators on the Go module proxy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,30 @@ import yaml
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(900)]
 
 CHART = Path(__file__).parents[2] / "helm" / "nouscoder"
+_KUEUE, _FLUX = "config/components/crd/bases/kueue.x-k8s.io_", "config/crd/bases"
+# Module -> the files of its CRDs.
 MODULES = {
-    "sigs.k8s.io/lws@v0.8.0": "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
-    "sigs.k8s.io/jobset@v0.10.1": "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",
+    "sigs.k8s.io/lws@v0.8.0": ("config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",),
+    "sigs.k8s.io/jobset@v0.10.1": ("config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",),
+    "sigs.k8s.io/kueue@v0.17.0": tuple(
+        f"{_KUEUE}{kind}.yaml"
+        for kind in ("resourceflavors", "workloadpriorityclasses", "clusterqueues", "localqueues")
+    ),
+    "volcano.sh/volcano@v1.10.0": (
+        "config/crd/volcano/bases/scheduling.volcano.sh_podgroups.yaml",
+        "config/crd/volcano/bases/scheduling.volcano.sh_queues.yaml",
+    ),
+    "github.com/argoproj/argo-cd/v3@v3.1.5": ("manifests/crds/application-crd.yaml",),
+    "github.com/fluxcd/helm-controller@v1.4.0": (f"{_FLUX}/helm.toolkit.fluxcd.io_helmreleases.yaml",),
+    "github.com/fluxcd/source-controller@v1.7.2": (f"{_FLUX}/source.toolkit.fluxcd.io_ocirepositories.yaml",),
+}
+EXAMPLES = CHART.parents[1] / "examples" / "kubernetes"
+# What each file beside the values has, and a field of it.
+FILES = {
+    "kueue.yaml": (4, "clusterQueue"),
+    "volcano.yaml": (1, "weight"),
+    "argocd.yaml": (2, "targetRevision"),
+    "flux.yaml": (2, "chartRef"),
 }
 SEVERAL = ("--set", "learner.pods=2", "--set", "learner.persistence.accessModes={ReadWriteMany}")
 H200 = ("-f", f"{CHART}/values-h200.yaml")
@@ -36,6 +57,11 @@ PRESETS = {
     "jobset-of-one": JOBS,
     "h200-lws": (*H200, *GROUP),
     "b200-jobset": (*B200, *JOBS),
+    **{
+        name: ("-f", f"{CHART}/values-gpu.yaml", "-f", f"{EXAMPLES}/values-{name}.yaml")
+        for name in ("fetch", "wandb", "kueue", "volcano")
+    },
+    "kueue-lws": (*H200, "-f", f"{EXAMPLES}/values-kueue.yaml"),
 }
 
 
@@ -49,15 +75,15 @@ def crds() -> Iterator[None]:
     if (go := shutil.which("go")) is None:
         pytest.skip("the CRDs come from the Go module proxy, and this machine has no go")
     made = []
-    for module, path in MODULES.items():
+    for module, paths in MODULES.items():
         found = run(go, "mod", "download", "-json", module)
         if found.returncode:
             pytest.skip(f"the Go module proxy does not give {module}: {found.stdout[-300:]}{found.stderr[-300:]}")
-        made.append(str(Path(json.loads(found.stdout)["Dir"]) / path))
+        made += [str(Path(json.loads(found.stdout)["Dir"]) / path) for path in paths]
     had = run("kubectl", "get", "crd", "-o", "name").stdout
     try:
         for file in made:
-            done = run("kubectl", "apply", "--server-side", "-f", file)
+            done = run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", file)
             assert done.returncode == 0, done.stderr
             wait = ("kubectl", "wait", "--for=condition=Established", "--timeout=60s", "-f", file)
             # `kubectl wait` fails at once on an object that has no conditions yet.
@@ -65,7 +91,7 @@ def crds() -> Iterator[None]:
         yield
     finally:
         for file in made:
-            if Path(file).stem.rpartition("_")[2] not in had:
+            if yaml.safe_load(Path(file).read_text("utf8"))["metadata"]["name"] not in had:
                 run("kubectl", "delete", "--ignore-not-found", "-f", file)
 
 
@@ -121,3 +147,23 @@ def test_the_object_is_stored_with_both_pods_and_a_misspelt_field_is_refused(
     images = [line for line in stored.splitlines() if '"image":' in line]
     assert one["metadata"]["name"].startswith("nouscoder-learner")
     assert len(images) >= 2, "the pods of rank 0 and of the others are kept"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_api_server_accepts_the_objects_beside_the_values(name: str, namespace: str) -> None:
+    count, known = FILES[name]
+    objects = list(yaml.safe_load_all((EXAMPLES / name).read_text("utf8")))
+    for one in objects:
+        if "namespace" in one["metadata"]:
+            one["metadata"]["namespace"] = namespace
+
+    def applied(change: str = "") -> subprocess.CompletedProcess[str]:
+        given = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}).replace(
+            f'"{known}"', f'"{known}{change}"'
+        )
+        return run("kubectl", "apply", "--dry-run=server", "--validate=strict", "-f", "-", given=given)
+
+    done = applied()
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(objects) == count
+    assert f"{known}Misspelt" in applied("Misspelt").stderr

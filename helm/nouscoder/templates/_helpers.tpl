@@ -46,6 +46,19 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 {{- end -}}
 
+{{/* Labels and annotations of the object that makes a component's pods: dict root component values */}}
+{{- define "nouscoder.workloadMetadata" -}}
+labels:
+  {{- include "nouscoder.labels" . | nindent 2 }}
+  {{- with .values.workloadLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .values.workloadAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* Labels of a pod: dict root component values */}}
 {{- define "nouscoder.podLabels" -}}
 {{ include "nouscoder.componentSelectorLabels" . }}
@@ -62,7 +75,7 @@ app.kubernetes.io/part-of: nouscoder
 {{/* Image of a component, by its digest if one is set: dict root image, and a suffix of the tag. Redis' image has a registry and
 a tag of its own. */}}
 {{- define "nouscoder.image" -}}
-{{ .image.registry | default .root.Values.image.registry }}/{{ .image.repository }}
+{{ (.root.Values.global).imageRegistry | default .image.registry | default .root.Values.image.registry }}/{{ .image.repository }}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion }}{{ with .suffix }}-{{ . }}{{ end }}{{ end }}
 {{- end -}}
 

@@ -36,6 +36,9 @@ spec:
   securityContext:
     {{- include "nouscoder.podSecurityContext" $context | nindent 4 }}
   initContainers:
+    {{- with include "nouscoder.fetchedFolders" . | fromJsonArray }}
+    - {{ include "nouscoder.waitForFiles" (merge (dict "folders" .) $context) | nindent 6 | trim }}
+    {{- end }}
     # Makes what is missing: the demo's problems, its warm-started policy, the run folder.
     - {{ include "nouscoder.containerStart" (merge (dict "name" "prepare") $context) | nindent 6 | trim }}
       command: [nouscoder]
@@ -134,12 +137,12 @@ spec:
   persistentVolumeClaim:
     claimName: {{ .Values.learner.persistence.existingClaim | default (printf "%s-runs" (include "nouscoder.fullname" .)) }}
 - name: problems
-  {{- if .Values.problems.persistence.existingClaim }}
-  persistentVolumeClaim: {claimName: {{ .Values.problems.persistence.existingClaim }}, readOnly: true}
+  {{- if include "nouscoder.problemsGiven" . }}
+  persistentVolumeClaim: {claimName: {{ include "nouscoder.problemsClaim" . }}, readOnly: true}
   {{- else }}
   emptyDir: {sizeLimit: {{ .Values.problems.persistence.size }}}
   {{- end }}
-{{- with .Values.policy.existingClaim }}
+{{- with include "nouscoder.policyClaim" . }}
 - name: policy
   persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}
 {{- end }}
@@ -152,8 +155,8 @@ spec:
 {{- define "nouscoder.learnerMounts" -}}
 - {name: settings, mountPath: /etc/nouscoder, readOnly: true}
 - {name: runs, mountPath: /runs}
-- {name: problems, mountPath: /problems{{ if .Values.problems.persistence.existingClaim }}, readOnly: true{{ end }}}
-{{- if .Values.policy.existingClaim }}
+- {name: problems, mountPath: /problems{{ if include "nouscoder.problemsGiven" . }}, readOnly: true{{ end }}}
+{{- if include "nouscoder.policyClaim" . }}
 - {name: policy, mountPath: /policy, readOnly: true}
 {{- end }}
 - {name: shm, mountPath: /dev/shm}

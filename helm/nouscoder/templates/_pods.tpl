@@ -16,6 +16,9 @@ imagePullSecrets:
 {{- with .values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
+{{- with .values.schedulerName }}
+schedulerName: {{ . | quote }}
+{{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
