@@ -1,4 +1,4 @@
-"""Runs the commands and programs of README.md, docs/grading.md and docs/trainers.md, with a running service.
+"""Runs the commands and programs of README.md and of three pages of docs/ (`DOCUMENTS`), with a running service.
 
 A block is run if its fence is `sh tested` or `python tested`. A following comment `<!-- gives: ... -->` names a part of
 its output.
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
     r"^```(?P<language>sh|python) tested\n(?P<script>.*?)^```\n(?P<after>[^\n]*)", re.DOTALL | re.MULTILINE
 )
-DOCUMENTS = ("README.md", "docs/grading.md", "docs/trainers.md")
+DOCUMENTS = ("README.md", "docs/grading.md", "docs/trainers.md", "docs/protocols.md")
 GIVES = re.compile(r"<!-- gives: (.*) -->")
 
 

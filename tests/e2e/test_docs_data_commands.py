@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.data.filters.run import read_recipe, select
+from nouscoder.data.importers.options import ImportOptions
 from nouscoder.data.importers.run import import_files
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 
@@ -82,7 +83,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     jsonl(folder / "test6.jsonl", *rows)
     taco = {"inputs": ["1 2\n"] * 5, "outputs": ["3\n"] * 5}
     jsonl(folder / "taco.jsonl", *({"question": f"Sum {n}.", "input_output": json.dumps(taco)} for n in range(2)))
-    import_files("taco", [folder / "taco.jsonl"], folder / "taco.parquet")
+    import_files("taco", [folder / "taco.jsonl"], folder / "taco.parquet", options=ImportOptions(max_tests=15))
     import_files("livecodebench", [folder / "test6.jsonl"], folder / "livecodebench.parquet")
     (folder / "configs").symlink_to(ROOT / "configs")
     (folder / "all.toml").write_text('name = "all"\ninputs = ["problems.jsonl"]\nsteps = [{filter = "num_tests"}]')
