@@ -20,7 +20,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO
 
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 
 _PART = ".part"
 _HASHED_BYTES = 32 * 1024**2  # read and hashed at once
@@ -29,6 +29,8 @@ _READABLE = 0o644  # safetensors makes files that only their owner may read, but
 
 class StorageError(NousCoderError):
     """A file cannot be written. The message names it and says what to do."""
+
+    exit_code = ExitCode.STORAGE
 
 
 @contextmanager
@@ -196,6 +198,8 @@ def flush(path: Path) -> None:
 
 class FolderInUse(NousCoderError):
     """Another process works in the folder. The message names the folder."""
+
+    exit_code = ExitCode.IN_USE
 
 
 def no_link(path: str, flags: int) -> int:

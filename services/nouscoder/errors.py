@@ -1,18 +1,62 @@
-"""The base classes of errors for people. The message is one sentence that names the fault and what to do."""
+"""The base classes of errors for people, and how a command ends: one exit code for each kind of fault.
+
+The message of an error is one sentence that names the fault and what to do.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Iterable
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """How a command ends, whichever command it is. Numbers above 2 are those of sysexits.h, and 130 is the shells'."""
+
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> ExitCode:
+        """One code and what it means, as docs/exit-codes.md says it."""
+        code = int.__new__(cls, value)
+        code._value_, code.meaning = value, meaning
+        return code
+
+    OK = 0, "the work is done"
+    NO = (
+        1,
+        "the work is done and its answer is no: findings, bad lines, a reward that does not rise, a declined question",
+    )
+    USAGE = 2, "the command was used wrongly: an unknown command or option, or options that do not go together"
+    DAMAGED = 65, "a file of a run, of a policy or of a store is damaged or lacks a part"
+    UNAVAILABLE = 69, "a service that the command needs does not answer, or has no room"
+    FAILED = 70, "the work failed on the way; after a defect of nouscoder the traceback is printed"
+    STORAGE = 74, "a disk or a store cannot be read or written"
+    IN_USE = 75, "another process holds what is needed: try again when it has ended"
+    UNUSABLE = (
+        78,
+        "what was given cannot be used: a value, a file, a name, a machine; supervisors do not start it again",
+    )
+    INTERRUPTED = 130, "Ctrl-C or SIGTERM ended it"
 
 
 class NousCoderError(Exception):
-    """Shown as one line, without a traceback."""
+    """Shown as one line, without a traceback. The command ends with `exit_code`."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 
 
 class Unusable(NousCoderError):
     """The process can never work as configured (port in use, no Redis, no namespaces), so a restart is useless."""
+
+    exit_code = ExitCode.UNUSABLE
+
+
+class WrongUse(Unusable):
+    """Options of a command that do not go together."""
+
+    exit_code = ExitCode.USAGE
 
 
 def first_error(error: BaseException) -> BaseException:
@@ -27,6 +71,11 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """The question `: did you mean X?` with the known name X nearest to `wrong`; empty when none is near."""
     found = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f": did you mean {found[0]}?" if found else ""
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and terminal control characters."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
 # Secrets in texts that people and other programs read: logs, messages, pages.

@@ -11,7 +11,7 @@ from typing import Any
 def read_json_object(file: Path, unreadable: Callable[[str], Exception]) -> dict[str, Any]:
     """The object in `file`. Raises `unreadable` with a sentence that names the file when there is none."""
     try:
-        value = json.loads(file.read_text(encoding="utf8"))
+        value = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise unreadable(f"{file} cannot be read: {error}") from error
     if not isinstance(value, dict):

@@ -1,4 +1,7 @@
-"""Structured logs: one JSON object per line on stderr. No line holds a password of a URL."""
+"""Logs on stderr: one JSON object per line for services, one sentence per line for a person. No password of a URL.
+
+Both show all that a record has: its event, its level and the fields of `extra`. `reason` is the field that says why.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import json
 import logging
 import sys
 import time
+from typing import Any
 
-from nouscoder.errors import without_secrets
+import typer
+
+from nouscoder.errors import one_line, without_secrets
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -26,11 +32,55 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "service": self._service,
             "event": record.getMessage(),
-            **{key: value for key, value in vars(record).items() if key not in _STANDARD},
+            **_extra(record),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return without_secrets(json.dumps(line, default=str))
+
+
+class Sentences(logging.Formatter):
+    """Formats a record as `level: event (field=value, ...): reason` in one line; the trace of an error comes below."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The sentence."""
+        extra = {name: value for name, value in _extra(record).items() if value not in (None, "")}
+        reason = extra.pop("reason", "")
+        fields = ", ".join(f"{name}={_plain(value)}" for name, value in extra.items())
+        parts = [f"{record.getMessage()} ({fields})" if fields else record.getMessage(), str(reason)]
+        line = f"{record.levelname.lower()}: {one_line(': '.join(filter(None, parts)))}"
+        if record.exc_info:
+            line += f"\n{self.formatException(record.exc_info)}"
+        return without_secrets(line)
+
+
+class _Terminal(logging.Handler):
+    """Writes to what stderr is at that moment: a live panel puts its own in place, so that lines come above it."""
+
+    _COLORS = {logging.WARNING: typer.colors.YELLOW, logging.ERROR: typer.colors.RED}  # noqa: RUF012
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record; in colour where stderr is a terminal."""
+        try:
+            level, colon, rest = self.format(record).partition(":")
+            typer.echo(f"{typer.style(level, fg=self._COLORS.get(record.levelno))}{colon}{rest}", err=True)
+        except Exception:  # as every handler of the standard library
+            self.handleError(record)
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def show_logs_to_a_person(level: str = "WARNING") -> None:
+    """Send every log of this process, from `level` on, to stderr as sentences."""
+    handler = _Terminal()
+    handler.setFormatter(Sentences())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
 def configure_logs(service: str, level: str = "INFO") -> None:

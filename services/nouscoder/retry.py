@@ -37,7 +37,7 @@ class Retry:
     """A policy. `name` says in the log what is tried; `on` names the errors after which it is tried again.
 
     `is_passing` narrows `on` by the error's value. Failures shorter than `log_after_s` are not logged. Longer ones
-    are logged once that time has passed, and when they end.
+    are logged once that time has passed, then every `log_every_s`, and when they end.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Retry:
     wait_s: float = 0.1
     max_wait_s: float = 2.0
     log_after_s: float = 5.0
+    log_every_s: float = 60.0
     is_passing: Callable[[BaseException], bool] = lambda error: True
 
     def __post_init__(self) -> None:
@@ -82,13 +83,13 @@ class Retry:
 
 
 class _Trouble:
-    """Logs a failure that lasts: once after `log_after_s`, and once when it is over."""
+    """Logs a failure that lasts: after `log_after_s`, every `log_every_s`, and when it is over."""
 
     def __init__(self, policy: Retry, on_retry: Callable[[BaseException], None]) -> None:
         self._policy = policy
         self._on_retry = on_retry
         self._lasted_s = 0.0
-        self._is_logged = False
+        self._logged_s: float | None = None
 
     def begins(self, state: RetryCallState) -> None:
         """Called after each try that failed."""
@@ -97,14 +98,18 @@ class _Trouble:
         if error is None:
             return
         self._on_retry(error)
-        if self._is_logged or self._lasted_s < self._policy.log_after_s:
+        logged_s = self._logged_s
+        due_s = self._policy.log_after_s if logged_s is None else logged_s + self._policy.log_every_s
+        if self._lasted_s < due_s:
             return
-        self._is_logged = True
+        self._logged_s = self._lasted_s
+        for_s = self._policy.for_s if math.isfinite(self._policy.for_s) else None
         log.warning(
             "trying again",
             extra={
                 "what": self._policy.name,
-                "for_s": self._policy.for_s if math.isfinite(self._policy.for_s) else None,
+                "for_s": for_s,
+                "left_s": None if for_s is None else max(0, round(for_s - self._lasted_s)),
                 "max_tries": self._policy.max_tries,
                 "reason": str(error),
             },
@@ -112,5 +117,5 @@ class _Trouble:
 
     def ends(self) -> None:
         """Called when a try succeeded."""
-        if self._is_logged:
+        if self._logged_s is not None:
             log.info("succeeded again", extra={"what": self._policy.name, "after_s": round(self._lasted_s, 1)})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import traceback
 from contextlib import suppress
 from importlib import import_module
 from typing import Annotated
@@ -11,6 +13,7 @@ from typing import Annotated
 import typer
 
 from nouscoder import __version__
+from nouscoder.atomic_files import StorageError
 from nouscoder.cli import (
     evaluate,
     grade,
@@ -26,7 +29,9 @@ from nouscoder.cli import (
     sft,
     status,
 )
-from nouscoder.errors import NousCoderError, without_secrets
+from nouscoder.errors import ExitCode, NousCoderError, first_error, without_secrets
+from nouscoder.extras import as_missing_extra
+from nouscoder.logs import show_logs_to_a_person
 from nouscoder.private_folder import NoFolder, writable_cache
 
 # Products beside the core: only this table names them, and the core imports none of them, as import-linter checks. Each
@@ -41,6 +46,7 @@ ROOMS = {
 app = typer.Typer(
     name="nouscoder",
     help="Reinforcement learning of code models on verifiable problems, and the grading service it needs.",
+    epilog="Exit codes: " + ", ".join(f"{code.value} {code.name.lower().replace('_', ' ')}" for code in ExitCode),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
@@ -89,13 +95,44 @@ for _name, _place in ROOMS.items():
         app.command(_name)(_room)
 
 
+# What the system answers about a file or a disk that a person gave, and that no code of ours can mend.
+_OF_STORAGE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
+
+
+def _for_people(error: BaseException) -> BaseException:
+    """The error of one sentence that an unexpected one stands for; else the same error."""
+    fault = first_error(error)
+    if isinstance(fault, OSError) and fault.errno in _OF_STORAGE and fault.filename:
+        return StorageError(f"{fault.filename} cannot be used: {fault.strerror}")
+    return as_missing_extra(fault, "".join(sys.argv[1:2]))
+
+
 def main() -> None:
-    """Entry point. A NousCoderError prints one line to stderr and exits with code 1."""
+    """Entry point. A NousCoderError, a missing package or a fault of a disk is one line, and its kind the exit code."""
     # By default torch takes compiled code from a folder in /tmp with a name that everybody knows.
     with suppress(NoFolder):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(writable_cache("torch")))
+    show_logs_to_a_person()  # a service writes JSON lines in their place
     try:
         app()
-    except NousCoderError as error:
-        print(f"nouscoder: {without_secrets(str(error))}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+    except SystemExit as ended:
+        if interrupt := _interrupt_in(ended):
+            print("; ".join(["nouscoder: interrupted", *getattr(interrupt, "__notes__", [])]), file=sys.stderr)  # noqa: T201
+        raise
+    except Exception as error:
+        fault = _for_people(error)
+        if not isinstance(fault, NousCoderError):
+            traceback.print_exception(error)
+            sys.exit(ExitCode.FAILED)
+        print(f"nouscoder: {without_secrets(str(fault))}", file=sys.stderr)  # noqa: T201
+        sys.exit(fault.exit_code)
+
+
+def _interrupt_in(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The KeyboardInterrupt that typer has made an exit code of."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nouscoder.cli.options import JsonOption, SetOption
+from nouscoder.errors import ExitCode
 
 bench_app = typer.Typer(no_args_is_help=True, help="Figures and their controls, measured in the same run.")
 
@@ -99,9 +100,9 @@ def bench_learner(
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
-    """Train a batch of random rollouts, compared with a bare forward and backward pass on the same tokens.
+    r"""Train a batch of random rollouts, compared with a bare forward and backward pass on the same tokens.
 
-    With --shape the settings are those of [learner], such as --set learner.device=cuda.
+    With --shape the settings are those of \[learner], such as --set learner.device=cuda.
     """
     if shape:
         from nouscoder.bench import learner_step
@@ -147,4 +148,4 @@ def bench_chaos(
 
     result = asyncio.run(chaos.bench_chaos(minutes, seed, lambda line: typer.echo(line, err=True)))
     _show(result, chaos.as_text, as_json)
-    raise typer.Exit(1 if result.complaints else 0)
+    raise typer.Exit(ExitCode.NO if result.complaints else ExitCode.OK)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import Unusable
 
 if TYPE_CHECKING:
     from nouscoder.config import Config
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HEAD = ("problem", "groups", "filtered", "sampled", "accepted", "pass rate", "in a row", "last groups")
 
 
-class NoStatistics(NousCoderError):
+class NoStatistics(Unusable):
     """There are no statistics of the run; the message says where they were looked for."""
 
 
@@ -158,7 +158,8 @@ def data_import(
     from nouscoder.data.importers.run import import_files, source_named
 
     if name == "list":
-        typer.echo("\n".join(f"{known:<16}{form.about}" for known, form in FORMATS.items()))
+        width = max(map(len, FORMATS)) + 2
+        typer.echo("\n".join(f"{known:<{width}}{form.about}" for known, form in FORMATS.items()))
         return
     options = options_given(
         prompt,
@@ -172,7 +173,28 @@ def data_import(
         before=before,
         languages=[name.strip() for name in languages.split(",") if name.strip()],
     )
-    summary = import_files(name, [source_named(file) for file in files or []], out, tests, options)
+    with goes_on(AGAIN):
+        summary = import_files(name, [source_named(file) for file in files or []], out, tests, options)
+    typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
+
+
+@data_app.command("export")
+def data_export(
+    name: Annotated[str, typer.Argument(metavar="FORMAT", help="harbor: a Harbor task folder for each problem")],
+    file: Annotated[Path, typer.Argument(help="a problem file")],
+    out: Annotated[Path, typer.Option(help="the folder to make")] = Path("harbor"),
+    image: Annotated[str, typer.Option(help="image of the containers, with Python 3.11 or later")] = "python:3.12-slim",
+    as_json: JsonOption = False,
+) -> None:
+    """Export problems to the format of another project. Problems that it cannot express are left out and named."""
+    import json
+    from dataclasses import asdict
+
+    from nouscoder.data.harbor.export import NotForHarbor, export_harbor
+
+    if name != "harbor":
+        raise NotForHarbor(f"there is no format {name!r} to export to (known formats: harbor)")
+    summary = export_harbor(file, out, image)
     typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 
@@ -248,7 +270,8 @@ def data_synthesize(
     solver = ServedModel(url=solver_url or url, model=solver_model or model)
     settings = SynthesisSettings(writer, solver, num_tests, at_least, solutions, temperature, max_tokens, at_once)
     verifier = Verifier(load_config(config_file, overrides or []), server, token)
-    summary = synthesize(seeds, out, settings, verifier)
+    with goes_on(AGAIN):
+        summary = synthesize(seeds, out, settings, verifier)
     typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 

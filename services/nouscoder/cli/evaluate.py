@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption, json_fields
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, RunByDefault, SetOption, goes_on, json_fields
 from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.domain.submission import Profile
-from nouscoder.errors import Unusable
+from nouscoder.errors import WrongUse
 
 if TYPE_CHECKING:
     from nouscoder.config import Config
@@ -109,7 +109,7 @@ def eval_run(
     from nouscoder.evaluation.samples import SamplingSettings
 
     if url and not model:
-        raise Unusable("--url needs --model, the name of the model at the server")
+        raise WrongUse("--url needs --model, the name of the model at the server")
     checkpoint = _checkpoint(policy, yarn_factor, yarn_original)
     if checkpoint:
         model = checkpoint.model(model)
@@ -125,7 +125,8 @@ def eval_run(
     request = EvaluationRequest(
         problems, folder, settings, url, samples, dates, profiles, at_once, verifier, token, ca, all_tests, checkpoint
     )
-    record = evaluate(request, config)
+    with goes_on(AGAIN):
+        record = evaluate(request, config)
     typer.echo(json.dumps(record) if as_json else summary_text(record, folder))
 
 
@@ -155,7 +156,7 @@ def _checkpoint(policy: str, yarn_factor: float, yarn_original: int) -> Any:
     if policy:
         return ServedPolicy.named(policy, yarn_factor, yarn_original)
     if yarn_factor or yarn_original:
-        raise Unusable("--yarn-factor and --yarn-original-tokens need --policy; a server has a context of its own")
+        raise WrongUse("--yarn-factor and --yarn-original-tokens need --policy; a server has a context of its own")
     return None
 
 
@@ -163,7 +164,7 @@ def _window(name: str, since: str, until: str) -> Any:
     from nouscoder.evaluation.problems import Window, window_named
 
     if name and (since or until):
-        raise Unusable("give either --window, or --since and --until")
+        raise WrongUse("give either --window, or --since and --until")
     return window_named(name) if name else Window(since, until)
 
 
@@ -178,7 +179,7 @@ def _asked(config: Config, folder: Path | None, form: str) -> tuple[PromptSettin
         try:
             environment = environment.model_copy(update={"prompt_form": PromptForm(form)})
         except ValueError:
-            raise Unusable(f"--prompt {form!r} is none of {', '.join(PromptForm)}") from None
+            raise WrongUse(f"--prompt {form!r} is none of {', '.join(PromptForm)}") from None
     if folder is None:
         return environment.record(PromptSettings).resolved(has_chat_template=True), []
     return prompt_of(environment, folder), [*prompt_lines(environment, folder)]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.cli.options import ConfigOption, JsonOption, SetOption, goes_on
 
 
 def grade(
@@ -30,10 +30,11 @@ def grade(
 ) -> None:
     """Grade a file and print a summary with pass@k. Exit code 0 when each line got a verdict, not internal_error."""
     from nouscoder.config import load_config
-    from nouscoder.grade_files.grade_file import Request, grade_file
+    from nouscoder.grade_files.grade_file import FileRequest, grade_file
 
-    request = Request(file, out, problems, server, token, ca, resume, skip_bad)
-    summary, code = grade_file(request, load_config(config_file, overrides or []))
+    request = FileRequest(file, out, problems, server, token, ca, resume, skip_bad)
+    with goes_on("--resume keeps the verdicts that --out has" if out else "with --out FILE it can go on"):
+        summary, code = grade_file(request, load_config(config_file, overrides or []))
     text = json.dumps(summary.record()) if as_json else summary.text()
     typer.echo(text, err=out is None)
     raise typer.Exit(code)

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import unusable_is_78
-
 model_app = typer.Typer(no_args_is_help=True, help="Folders of models.")
 
 
@@ -34,6 +32,5 @@ def model_import(
     """Make a Hugging Face folder of a GGUF file: weights, tokenizer, chat template, end tokens."""
     from nouscoder.policy_folder.gguf import import_gguf
 
-    with unusable_is_78():
-        num_weights = import_gguf(file.absolute(), out, dtype.value)
+    num_weights = import_gguf(file.absolute(), out, dtype.value)
     typer.echo(f"{out} is written: {num_weights:,} weights; begin a run with: nouscoder init {out} PROBLEMS.jsonl")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.cli.options import ConfigOption, JsonOption, ListByDefault, SetOption
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, Unusable, WrongUse
 
 if TYPE_CHECKING:
     from nouscoder.config import Config
@@ -94,11 +94,11 @@ async def letters_text(config: Config, *, as_json: bool) -> str:
 
 
 async def letter_text(config: Config, letter_id: str, *, as_json: bool) -> str:
-    """One dead letter with the text that was sampled. Raises OperationFailed when there is none, and PeerError."""
+    """One dead letter with the text that was sampled. Raises Unusable when there is none, and PeerError."""
     async with broker_of(config) as broker:
         letter = next((found for found in await broker.dead_letters() if found.letter_id == letter_id), None)
         if letter is None:
-            raise OperationFailed(f"there is no dead letter {letter_id}: `nouscoder dead-letters list` names them")
+            raise Unusable(f"there is no dead letter {letter_id}: `nouscoder dead-letters list` names them")
         text = await _text_of(broker, letter)
     record = _record(letter) | {"text": text}
     if as_json:
@@ -124,9 +124,9 @@ async def _text_of(broker: BrokerClient, letter: DeadLetter) -> str | None:
 async def remove_letters_text(
     config: Config, letter_ids: Sequence[str], *, every: bool, requeue: bool, as_json: bool
 ) -> str:
-    """Requeue or drop dead letters. Raises OperationFailed when none are named, and PeerError."""
+    """Requeue or drop dead letters. Raises WrongUse when none are named, and PeerError."""
     if every == bool(letter_ids):
-        raise OperationFailed("name dead letters, or give --all")
+        raise WrongUse("name dead letters, or give --all")
     async with broker_of(config) as broker:
         if every:
             letter_ids = [letter.letter_id for letter in await broker.dead_letters()]
@@ -152,7 +152,9 @@ def _cause(letter: DeadLetter) -> str:
 
 # The commands.
 
-letters_app = typer.Typer(help="Rollouts that were given up: what they were, and why.", no_args_is_help=True)
+letters_app = typer.Typer(
+    cls=ListByDefault, help="Rollouts that were given up: what they were, and why. Without a subcommand: `list`."
+)
 batch_app = typer.Typer(help="The batch that is not committed yet.", no_args_is_help=True)
 
 LettersArgument = Annotated[list[str] | None, typer.Argument(metavar="LETTER...", help="names from the list")]

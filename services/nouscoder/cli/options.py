@@ -1,4 +1,4 @@
-"""What several commands share: options, a default subcommand, and the exit code of unusable configurations."""
+"""What several commands share: options and a default subcommand."""
 
 from __future__ import annotations
 
@@ -10,43 +10,54 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.errors import Unusable
+from nouscoder.errors import WrongUse
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="configuration, TOML or JSON; default: all defaults")
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="change one value")]
+AGAIN = "the same command goes on where it stopped"
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 class RunByDefault(typer.core.TyperGroup):
     """A command with subcommands. Without one, the arguments are those of its subcommand `run`."""
 
+    default = "run"
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `run` before the arguments when no subcommand is named."""
+        """Put the default before the arguments when no subcommand is named."""
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["run", *args]
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 
+class ListByDefault(RunByDefault):
+    """The same with the subcommand `list`, also without any argument."""
+
+    default = "list"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default in the place of no arguments."""
+        return super().parse_args(ctx, args or [self.default])
+
+
 def json_fields(option: str, text: str) -> dict[str, Any]:
-    """The JSON object in the text of an option. Raises Unusable."""
+    """The JSON object in the text of an option. Raises WrongUse."""
     try:
         fields = json.loads(text)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise Unusable(f"{option} {text!r:.80} is not a JSON object")
+        raise WrongUse(f"{option} {text!r:.80} is not a JSON object")
     return fields
 
 
 @contextmanager
-def unusable_is_78() -> Iterator[None]:
-    """Print an `Unusable` error as one line to stderr and exit with code 78, after which no supervisor restarts it."""
-    from nouscoder.run.supervisor import EXIT_UNUSABLE
-
+def goes_on(how: str) -> Iterator[None]:
+    """Ctrl-C in the block makes the command end with one line, which says `how` it goes on."""
     try:
         yield
-    except Unusable as error:
-        typer.echo(f"nouscoder: {error}", err=True)
-        raise typer.Exit(EXIT_UNUSABLE) from error
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(how)
+        raise

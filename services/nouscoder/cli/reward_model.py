@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from nouscoder.cli.options import JsonOption
+from nouscoder.config.devices import device_fault
+from nouscoder.errors import Unusable
 
 reward_model_app = typer.Typer(no_args_is_help=True, help="Reward models: pairs, training, evaluation.")
 
@@ -60,6 +62,7 @@ def reward_model_train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a reward model on pairs by the Bradley-Terry loss. Run again after a kill, it goes on."""
+    _check_device(device)
     import json
     from dataclasses import asdict
 
@@ -81,6 +84,11 @@ def reward_model_train(
     typer.echo(json.dumps(asdict(trained)) if as_json else trained.text(out))
 
 
+def _check_device(device: str) -> None:
+    if fault := device_fault("--device", device):
+        raise Unusable(fault)
+
+
 @reward_model_app.command("eval")
 def reward_model_eval(
     model: Annotated[Path, typer.Argument(help="folder of a reward model")],
@@ -94,6 +102,7 @@ def reward_model_eval(
     as_json: JsonOption = False,
 ) -> None:
     """Measure a reward model: best of n on graded samples, accuracy on pairs and on RM-Bench, with standard errors."""
+    _check_device(device)
     import json
 
     from nouscoder.reward_model.evaluate import evaluate_reward_model, scorer_of

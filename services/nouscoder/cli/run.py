@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import SetOption, unusable_is_78
+from nouscoder.cli.options import SetOption
 from nouscoder.run.supervisor import wait_passively
 
 
@@ -98,29 +98,30 @@ def train(
 
     if (config_file is None) is not bool(recipe):
         raise typer.BadParameter("give CONFIG or --recipe NAME")
-    with unusable_is_78():
-        values, folder = overrides or [], None
-        if recipe:
-            config_file, folder = recipe_path(recipe), Path.cwd()
-            values = [f'run.name="{recipe}"', *load_config(config_file).recipe.inputs(), *values]
-        config, given = load_config(config_file, values, folder), read_given(config_file, values, folder)
-        for line in moved_keys(given):
-            typer.echo(line, err=True)
-        if deployment(config).json_logs:
-            configure_logs("train")
-        if smoke64:
-            from nouscoder.run.smoke import SmokeTest
-            from nouscoder.run.smoke import smoke64 as run_smoke64
+    values, folder = overrides or [], None
+    if recipe:
+        config_file, folder = recipe_path(recipe), Path.cwd()
+        values = [f'run.name="{recipe}"', *load_config(config_file).recipe.inputs(), *values]
+    config, given = load_config(config_file, values, folder), read_given(config_file, values, folder)
+    for line in moved_keys(given):
+        typer.echo(line, err=True)
+    if deployment(config).json_logs:
+        configure_logs("train")
+    if smoke64:
+        from nouscoder.run.smoke import SmokeTest
+        from nouscoder.run.smoke import smoke64 as run_smoke64
 
-            test = SmokeTest(smoke_batches, pass_rates)
-            raise typer.Exit(asyncio.run(run_smoke64(config, test, resume=resume, as_json=as_json, given=given)))
-        train_all = train_plan if config.plan.stages else run_training
-        raise typer.Exit(asyncio.run(train_all(config, resume=resume, given=given)))
+        test = SmokeTest(smoke_batches, pass_rates)
+        raise typer.Exit(asyncio.run(run_smoke64(config, test, resume=resume, as_json=as_json, given=given)))
+    train_all = train_plan if config.plan.stages else run_training
+    raise typer.Exit(asyncio.run(train_all(config, resume=resume, given=given)))
 
 
 def init(
-    model: Annotated[str, typer.Argument(help="the policy's Hugging Face folder, or ORGANISATION/MODEL")] = "model",
-    problems: Annotated[str, typer.Argument(help="the problem file")] = "problems.jsonl",
+    model: Annotated[
+        str, typer.Argument(help="the policy's Hugging Face folder, or ORGANISATION/MODEL; default: a name to edit")
+    ] = "",
+    problems: Annotated[str, typer.Argument(help="the problem file; default: a name to edit")] = "",
     out: Annotated[Path, typer.Option(help="the new configuration")] = Path("my.toml"),
     engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.AUTO,
 ) -> None:
@@ -128,16 +129,17 @@ def init(
     from dataclasses import asdict
 
     from nouscoder.config.tree import write_starter
-    from nouscoder.errors import Unusable
-    from nouscoder.policy_folder.inspection import context_tokens, engine_faults
+    from nouscoder.policy_folder.inspection import context_tokens, is_hub_id
     from nouscoder.policy_folder.prompt_file import recorded_prompt
+    from nouscoder.run.preflight import starter_inputs
 
-    folder = out.absolute().parent / model
-    if faults := engine_faults(folder, engine.value, how="give --engine vllm"):
-        raise Unusable(faults[0])
+    policy, problem_file = starter_inputs(out, model, problems, engine.value)
+    folder = out.absolute().parent / policy
     recorded = recorded_prompt(folder)
     prompt = None if recorded is None else asdict(recorded)
-    write_starter(out, model, problems, context_tokens(folder), engine.value, prompt)
+    write_starter(out, policy, problem_file, context_tokens(folder), engine.value, prompt)
+    if not folder.exists() and is_hub_id(policy):
+        typer.echo(f"{policy} is no folder here: the run fetches it from a hub, and checks it then")
     typer.echo(f"{out} is written; begin the run with: nouscoder train {out}")
 
 
@@ -157,8 +159,7 @@ def prepare_run(
     from nouscoder.demo.prepare import prepare_run as prepare_the_run
     from nouscoder.logs import configure_logs
 
-    with unusable_is_78():
-        config = load_config(config_file, overrides or [])
-        wait_passively()
-        configure_logs("prepare-run")
-        asyncio.run(prepare_the_run(config, only_problems=only is Part.PROBLEMS))
+    config = load_config(config_file, overrides or [])
+    wait_passively()
+    configure_logs("prepare-run")
+    asyncio.run(prepare_the_run(config, only_problems=only is Part.PROBLEMS))

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import JsonOption, SetOption, unusable_is_78
+from nouscoder.cli.options import JsonOption, SetOption
 
 
 def self_play(
     config_file: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="configuration of a run, with a section [self_play]")
+        Path, typer.Argument(metavar="CONFIG", help=r"configuration of a run, with a section \[self_play]")
     ],
     resume: Annotated[bool, typer.Option("--resume", help="continue an earlier self-play of this name")] = False,
     as_json: JsonOption = False,
@@ -28,9 +28,8 @@ def self_play(
     from nouscoder.run.supervisor import wait_passively
 
     wait_passively()
-    with unusable_is_78():
-        config = load_config(config_file, overrides or [])
-        from nouscoder.self_play.run import self_play as run_self_play
+    config = load_config(config_file, overrides or [])
+    from nouscoder.self_play.run import self_play as run_self_play
 
-        given = read_given(config_file, overrides or [])
-        raise typer.Exit(asyncio.run(run_self_play(config, resume=resume, as_json=as_json, given=given)))
+    given = read_given(config_file, overrides or [])
+    raise typer.Exit(asyncio.run(run_self_play(config, resume=resume, as_json=as_json, given=given)))

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, SetOption, unusable_is_78
+from nouscoder.cli.options import ConfigOption, SetOption
+from nouscoder.extras import MODEL_LIBRARIES, require
 from nouscoder.run.supervisor import wait_passively
 
 
@@ -41,37 +42,36 @@ def serve(
     config = load_config(config_file, [*(overrides or []), *addresses])
     wait_passively()
     configure_logs(service.value)
-    with unusable_is_78():
-        if service is Service.VERIFIER:
-            import uvloop
+    if service is Service.VERIFIER:
+        import uvloop
 
-            if config.verifier.processes > 1:
-                from nouscoder.verifier.processes.parent import serve_many
+        if config.verifier.processes > 1:
+            from nouscoder.verifier.processes.parent import serve_many
 
-                raise typer.Exit(uvloop.run(serve_many(config, with_broker=broker)))
-            from nouscoder.verifier.service import serve as serve_verifier
+            raise typer.Exit(uvloop.run(serve_many(config, with_broker=broker)))
+        from nouscoder.verifier.service import serve as serve_verifier
 
-            uvloop.run(serve_verifier(config, with_broker=broker))
-        elif service is Service.BROKER:
-            import uvloop
+        uvloop.run(serve_verifier(config, with_broker=broker))
+    elif service is Service.BROKER:
+        import uvloop
 
-            from nouscoder.broker.serving import serve as serve_broker
+        from nouscoder.broker.serving import serve as serve_broker
 
-            uvloop.run(serve_broker(config))
-        elif service is Service.GENERATION:
-            from nouscoder.generation.service import serve as serve_generation
+        uvloop.run(serve_broker(config))
+    elif service is Service.GENERATION:
+        require("generation", *MODEL_LIBRARIES)
+        from nouscoder.generation.service import serve as serve_generation
 
-            if has_stages(config):
-                serve_stage(config, lambda stage: asyncio.run(serve_generation(stage)), is_learner=False)
-                return
-            of_file = (
-                None if config_file is None else lambda: load_config(config_file, [*(overrides or []), *addresses])
-            )
-            asyncio.run(serve_generation(config, of_file))
+        if has_stages(config):
+            serve_stage(config, lambda stage: asyncio.run(serve_generation(stage)), is_learner=False)
+            return
+        of_file = None if config_file is None else lambda: load_config(config_file, [*(overrides or []), *addresses])
+        asyncio.run(serve_generation(config, of_file))
+    else:
+        require("learner", *MODEL_LIBRARIES)
+        from nouscoder.learner.service import serve as serve_learner
+
+        if has_stages(config):
+            serve_stage(config, lambda stage: asyncio.run(serve_learner(stage)), is_learner=True)
         else:
-            from nouscoder.learner.service import serve as serve_learner
-
-            if has_stages(config):
-                serve_stage(config, lambda stage: asyncio.run(serve_learner(stage)), is_learner=True)
-            else:
-                asyncio.run(serve_learner(config))
+            asyncio.run(serve_learner(config))

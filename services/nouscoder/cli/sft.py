@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption, json_fields, unusable_is_78
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, RunByDefault, SetOption, goes_on, json_fields
 
 sft_app = typer.Typer(cls=RunByDefault, no_args_is_help=True)
 
@@ -21,7 +21,7 @@ def _sft() -> None:
 @sft_app.command("run")
 def sft_run(
     config_file: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="configuration of a run, with a section [sft]")
+        Path | None, typer.Argument(metavar="[CONFIG]", help=r"configuration of a run, with a section \[sft]")
     ] = None,
     model: Annotated[str, typer.Option(help="policy.path: Hugging Face folder or ORGANISATION/MODEL")] = "",
     data: Annotated[list[Path] | None, typer.Option(help="sft.train: a file of examples or a run folder")] = None,
@@ -55,14 +55,13 @@ def sft_run(
     # JSON of texts, numbers and lists of texts is TOML too.
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value not in ("", None, [])]
     wait_passively()
-    with unusable_is_78():
-        values = [*given, *(overrides or [])]
-        config = load_config(config_file, values)
-        from nouscoder.sft.run import fine_tune
+    values = [*given, *(overrides or [])]
+    config = load_config(config_file, values)
+    from nouscoder.sft.run import fine_tune
 
-        summary = fine_tune(
-            config, resume=resume, given=read_given(config_file, values), say=lambda line: typer.echo(line, err=True)
-        )
+    summary = fine_tune(
+        config, resume=resume, given=read_given(config_file, values), say=lambda line: typer.echo(line, err=True)
+    )
     if summary is not None:
         typer.echo(json.dumps(summary) if as_json else _text(summary))
 
@@ -111,7 +110,8 @@ def sft_sample(
         token=token,
         ca=ca,
     )
-    found = sample_teacher(request, config)
+    with goes_on(AGAIN):
+        found = sample_teacher(request, config)
     typer.echo(json.dumps({**asdict(found), "file": str(found.file)}) if as_json else found.text())
 
 

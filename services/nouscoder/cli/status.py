@@ -12,6 +12,7 @@ import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
 from nouscoder.errors import NousCoderError
+from nouscoder.installation import how_to_install
 
 if TYPE_CHECKING:
     from nouscoder.config import Config
@@ -34,12 +35,27 @@ def broker_of(config: Config) -> BrokerClient:
 
 
 async def status_text(config: Config, *, as_json: bool) -> str:
-    """The state of the run. Raises PeerError when the broker does not answer."""
-    async with broker_of(config) as broker:
-        status = await broker.status()
+    """The state of the run, from its folder when it has ended. Raises PeerError when the broker does not answer."""
+    from nouscoder.rpc.channel import PeerUnreachable
+
+    try:
+        async with broker_of(config) as broker:
+            status = await broker.status()
+    except PeerUnreachable as silence:
+        return ended_text(config, silence, as_json=as_json)
     if as_json:
         return json.dumps(asdict(status) | {"balanced": status.ledger.balanced}, indent=1)
     return "\n".join([*status_lines(status), *standing_warnings(config)])
+
+
+def ended_text(config: Config, silence: Exception, *, as_json: bool) -> str:
+    """What the folder says of a run that has ended or was stopped. Raises `silence`, the broker's, if there is none."""
+    from nouscoder.run.standing import standing_of
+
+    found = standing_of(config)
+    if found is None:
+        raise silence
+    return json.dumps(found.record(), indent=1) if as_json else "\n".join([*found.lines, *standing_warnings(config)])
 
 
 def standing_warnings(config: Config) -> list[str]:
@@ -93,10 +109,15 @@ def _problem_lines(status: RunStatus) -> list[str]:
 
 
 async def why_stalled_text(config: Config, *, as_json: bool) -> str:
-    """What holds the next batch up, in one paragraph. Raises PeerError."""
-    async with broker_of(config) as broker:
-        blockers = await broker.why_stalled()
-        status = await broker.status()
+    """What holds the next batch up, in one paragraph; that it has ended. Raises PeerError."""
+    from nouscoder.rpc.channel import PeerUnreachable
+
+    try:
+        async with broker_of(config) as broker:
+            blockers = await broker.why_stalled()
+            status = await broker.status()
+    except PeerUnreachable as silence:
+        return ended_text(config, silence, as_json=as_json)
     if as_json:
         return json.dumps([asdict(blocker) for blocker in blockers], indent=1)
     if status.finished:
@@ -181,9 +202,7 @@ def doctor(
             from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
             from nouscoder.doctor.cluster.release_objects import Release
         except ModuleNotFoundError as error:
-            raise NousCoderError(
-                f"{error.name} is not installed: install the project with its extra `cluster`"
-            ) from None
+            raise NousCoderError(f"{error.name} is not installed: {how_to_install('cluster')}") from None
 
         if values:
             asked = Release(release or "nouscoder", namespace or "nouscoder", chart or CHART, tuple(values))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -73,7 +73,7 @@ def chosen_by(key: str, default: str, names: str, error: str) -> Discriminator:
     return Discriminator(tag_of, custom_error_type=error, custom_error_message=message)
 
 
-class Place(StrEnum):
+class PathKind(StrEnum):
     """What a path names. A relative path starts at the folder of the configuration file.
 
     INPUT      a file or folder that must exist
@@ -88,12 +88,12 @@ class Place(StrEnum):
     MODEL = "model"
 
 
-InputFile = Annotated[str, Place.INPUT]
-OutputFile = Annotated[str, Place.OUTPUT]
-OutputPath = Annotated[Path, Place.OUTPUT]
-RunInput = Annotated[Path, Place.RUN_INPUT]
-Model = Annotated[Path, Place.MODEL]
-InputPaths = Annotated[tuple[Path, ...], Place.INPUT]
+InputFile = Annotated[str, PathKind.INPUT]
+OutputFile = Annotated[str, PathKind.OUTPUT]
+OutputPath = Annotated[Path, PathKind.OUTPUT]
+RunInput = Annotated[Path, PathKind.RUN_INPUT]
+Model = Annotated[Path, PathKind.MODEL]
+InputPaths = Annotated[tuple[Path, ...], PathKind.INPUT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class Key:
         return ".".join(self.path)
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> PathKind | None:
         """What the key's value names on the disk; None when it is no path."""
-        return next((mark for mark in self.field.metadata if isinstance(mark, Place)), None)
+        return next((mark for mark in self.field.metadata if isinstance(mark, PathKind)), None)
 
 
 def sections_in(annotation: object) -> list[type[BaseModel]]:
@@ -132,6 +132,23 @@ def keys_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Key]
             if key.path not in seen:
                 seen.add(key.path)
                 yield key
+
+
+def kinds_with(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """The tags, such as name=subset, of those sections of a union that have the key; empty when no union has it."""
+    sections = [model]
+    for part in path[:-1]:
+        fields = [section.model_fields.get(part) for section in sections]
+        sections = [inner for field in fields if field is not None for inner in sections_in(field.annotation)]
+    tags = [
+        f"{tag}{value}"
+        for section in sections
+        if path[-1] in section.model_fields
+        for tag in TAGS
+        if (chosen := section.model_fields.get(tag.removesuffix("="))) is not None
+        for value in typing.get_args(chosen.annotation)
+    ]
+    return list(dict.fromkeys(tags))
 
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -160,5 +177,5 @@ def _placed(value: Any, folder: Path, key: Key) -> Any:
 
 def _may_be_elsewhere(value: str, key: Key) -> bool:
     """Whether the value may name something that is not in the file's folder: in the run folder, or on a hub."""
-    is_default = key.place in (Place.RUN_INPUT, Place.MODEL) and Path(value) == key.field.default
-    return is_default or (key.place is Place.MODEL and HUB_ID.fullmatch(value) is not None)
+    is_default = key.place in (PathKind.RUN_INPUT, PathKind.MODEL) and Path(value) == key.field.default
+    return is_default or (key.place is PathKind.MODEL and HUB_ID.fullmatch(value) is not None)

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field
 # What drivers make: NVIDIA's, that of Windows Subsystem for Linux, and AMD's, whose GPUs torch calls cuda too.
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 _BUILT_FOR = re.compile(r"^(?:cuda|hip)\b[^=]*= *['\"]", re.MULTILINE)
+_EMPTY_BYTES = 1024**2  # deploy/images/empty_cuda.py makes libraries that are smaller; real ones have 50 MB and more
 _HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES
 
 
@@ -34,7 +35,17 @@ def no_gpu_in_torch() -> str:
         return "torch is not installed"
     if not _BUILT_FOR.search((folder / "version.py").read_text(encoding="utf8")):
         return "the torch that is installed was built without CUDA"
+    if any(file.stat().st_size < _EMPTY_BYTES for file in folder.parent.glob("nvidia/*/lib/libcublas.so.*")):
+        return "torch is installed for CPUs, without NVIDIA's libraries (make ACCELERATOR=cuda installs them)"
     return ""
+
+
+def device_fault(key: str, device: str) -> str:
+    """Why `device`, which `key` names, certainly cannot compute here, and what to set; "" when it may."""
+    if not device.startswith("cuda"):
+        return ""
+    why = no_gpu_in_torch() if has_gpu() else "this machine has no GPU that torch could use (no /dev/nvidiactl)"
+    return f'{key} is "{device}", and {why}: take "cpu"' if why else ""
 
 
 @cache

@@ -10,18 +10,19 @@ from pydantic import Field, Tag, field_validator, model_validator
 from nouscoder.config.base import InputFile, OutputFile, Section, ServiceSection, chosen_by, grpc_address
 from nouscoder.config.devices import Device, device_key
 from nouscoder.config.verifier import TlsSection
+from nouscoder.domain.feedback import TEXT_CHARS, TURNS
 from nouscoder.domain.policy import Transport, WeightTransfer
 from nouscoder.domain.prompt import PromptForm
 
-_KINDS = "single_turn, feedback, interpreter, entry_point"
+_KINDS = "single_turn, feedback, interpreter, agent, entry_point"
 
 
 def _kind(kind: str) -> Any:
     return Field(
         kind,
         description="single_turn: one prompt, one completion; feedback: the policy sees how its program fails the"
-        " problem's public tests and tries again; interpreter: the policy may run Python before it answers;"
-        " entry_point: a class of the user",
+        " problem's public tests and tries again; interpreter: the policy may run Python before it answers; agent: a"
+        " program of its own asks the policy through generation.openai; entry_point: a class of the user",
     )
 
 
@@ -77,9 +78,11 @@ class FeedbackSection(ToolsSection):
     """Up to `turns` programs. After each but the last, the policy sees how it failed the public tests."""
 
     kind: Literal["feedback"] = _kind("feedback")
-    turns: int = Field(3, ge=1, description="maximum number of turns; the program of the last is graded")
+    turns: int = Field(TURNS, ge=1, description="maximum number of turns; the program of the last is graded")
     feedback_chars: int = Field(
-        600, ge=40, description="characters of each text in the feedback: input, outputs, message; longer ones are cut"
+        TEXT_CHARS,
+        ge=40,
+        description="characters of each text in the feedback: input, outputs, message; longer ones are cut",
     )
 
 
@@ -95,6 +98,17 @@ class InterpreterSection(ToolsSection):
     output_chars: int = Field(2000, ge=40, description="characters of an output; a longer one loses its middle")
 
 
+class AgentSection(EnvironmentSection):
+    """An agent, which claims sessions from generation.openai, makes each rollout."""
+
+    kind: Literal["agent"] = _kind("agent")
+    agent_session_s: float = Field(
+        120.0,
+        gt=0,
+        description="seconds without a request of its agent after which a rollout is given up; a batch may wait",
+    )
+
+
 class EntryPointSection(ToolsSection):
     """A class of the user, as docs/environments.md describes."""
 
@@ -107,6 +121,7 @@ Environment = Annotated[
     Annotated[SingleTurnSection, Tag("kind=single_turn")]
     | Annotated[FeedbackSection, Tag("kind=feedback")]
     | Annotated[InterpreterSection, Tag("kind=interpreter")]
+    | Annotated[AgentSection, Tag("kind=agent")]
     | Annotated[EntryPointSection, Tag("kind=entry_point")],
     chosen_by("kind", "single_turn", _KINDS, "environment_kind"),
 ]
@@ -365,6 +380,12 @@ class GenerationSection(ServiceSection):
         if engine == "openai":
             raise ValueError(_OPENAI_ENGINE)
         return engine
+
+    @model_validator(mode="after")
+    def _agents_find_it(self) -> GenerationSection:
+        if isinstance(self.environment, AgentSection) and not self.openai.http:
+            raise ValueError("environment.kind agent needs openai.http, the address at which agents claim sessions")
+        return self
 
     @model_validator(mode="after")
     def _transfer_exists(self) -> GenerationSection:

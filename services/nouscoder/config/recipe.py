@@ -59,7 +59,7 @@ def recipe_path(name: str, kind: str = "") -> Path:
         if (folder / kind / f"{name}.toml").is_file():
             return folder / kind / f"{name}.toml"
     names = recipe_names(kind)
-    raise ConfigError(f"there is no recipe {name!r}{did_you_mean(name, names)}; there are: {', '.join(names)}")
+    raise ConfigError(f"there is no recipe {name!r}{did_you_mean(name, names)} (known recipes: {', '.join(names)})")
 
 
 class Origin(StrEnum):

@@ -93,10 +93,11 @@ class RunSection(Section):
     )
     guards: GuardsSection = GuardsSection()
     sinks: tuple[SinkName, ...] = Field(
-        (), description="tools that get the metrics too; docs/design/observability.md says where each puts them"
+        (),
+        description="tools that get the metrics: tensorboard, wandb, mlflow; docs/design/observability.md says where",
     )
     pages: str = Field(
-        "", description="HTTP address for the run's report and files, which all who reach it may read; empty: none"
+        "", description="HTTP address for the run's live page and files, which all who reach it may read; empty: none"
     )
     pages_hosts: tuple[str, ...] = Field((), description="public host names of the pages")
     verifier_token_file: InputFile = Field(

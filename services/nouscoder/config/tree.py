@@ -17,7 +17,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, place_paths
+from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, kinds_with, place_paths
 from nouscoder.config.broker import OF_A_STAGE, BrokerSection
 from nouscoder.config.evaluation import EvaluationSection
 from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
@@ -369,7 +369,7 @@ def read_given(path: Path | None, overrides: Iterable[str] = (), folder: Path | 
 def read_tree(path: Path) -> dict[str, Any]:
     """What a configuration file says, unchecked; null in JSON means the default. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf8")
+        text = path.read_text(encoding="utf-8-sig")
         tree = _without_nulls(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None
@@ -432,6 +432,9 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
     loc = [str(part) for part in fault["loc"] if not str(part).startswith(TAGS)]
     where = ".".join(loc) or "configuration"
     if fault["type"] == "extra_forbidden":
+        chosen = [str(part) for part in fault["loc"] if str(part).startswith(TAGS)]
+        if chosen and (kinds := kinds_with(model, loc)):
+            return f"{where} is a key for {' or '.join(kinds)}, and not for {chosen[-1]}"
         return f"unknown key {where}{_nearest(loc, model)}"
     if fault["type"] == "string_pattern_mismatch":
         return f"{where}: expected: {_description(loc, model)} (given: {fault['input']!r:.80})"
@@ -464,7 +467,8 @@ def _nearest(loc: list[str], model: type[BaseModel]) -> str:
 _STARTER_HEAD = """\
 # A run of NousCoder. Begin it with: nouscoder train {file}
 # Relative paths start at the folder of this file. docs/configuration.md describes every key.
-# nouscoder data schema prints the format of the problem file.
+# nouscoder data schema prints the format of the problem file; nouscoder recipes lists published configurations.
+# generation.environment can also give feedback, an interpreter, agents or a class of your own: docs/environments.md.
 """
 _STARTER_TEMPLATE = "{prompt}\n\nWrite the solution in {language}, in one block that begins with {block}."
 _STARTER_TOKENS = 4096  # of prompt and completion, unless the model was made for fewer
@@ -484,7 +488,7 @@ def starter(
     """
     tokens = min(_STARTER_TOKENS, positions or _STARTER_TOKENS)
     return {
-        "run": {"name": name, "root": "runs", "seed": 0, "total_batches": 30},
+        "run": {"name": name, "root": "runs", "seed": 0, "total_batches": 30, "sinks": []},
         "policy": {"path": model},
         "problems": {"train": problems, "held_out_share": 0.1},
         "evaluation": {"samples": 1},

@@ -222,6 +222,9 @@ class VerifierSection(ServiceSection):
     hosts: tuple[str, ...] = Field(
         (), description="without tokens: public host names of the service and of pages that may call it"
     )
+    problems: InputFile = Field(
+        "", description="problem file whose problems OpenEnv and MCP clients may work on; empty: none"
+    )
     audit_log: OutputFile = Field("", description="file with one JSON line per submission; empty turns it off")
     audit_source: bool = Field(False, description="write the programs to the audit log too")
     tracing_endpoint: str = Field("", description="traces: OTLP over HTTP, such as http://host:4318; empty is off")
@@ -298,6 +301,7 @@ class VerifierSection(ServiceSection):
             "REST API and playground (--http HOST:PORT)": not self.http,
             "jobs (verifier.jobs.folder)": not self.jobs.folder,
             "tool sessions (verifier.tools.sessions)": not self.tools.sessions,
+            "problems for OpenEnv and MCP (verifier.problems)": not self.problems,
             "rollouts of a broker (--broker)": not with_broker,
             "TLS (verifier.tls)": not self.tls.certificate,
             "audit log (verifier.audit_log)": not self.audit_log,

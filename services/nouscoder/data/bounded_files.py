@@ -144,16 +144,20 @@ class PackageFiles(ABC):
 
     def text(self, name: str) -> str:
         """The text of a file. Its lines end with a newline character alone."""
+        try:
+            return self.data(name).decode().replace("\r\n", "\n").replace("\r", "\n")
+        except UnicodeDecodeError:
+            raise FileRefused(f"{name} is not UTF-8") from None
+
+    def data(self, name: str) -> bytes:
+        """The bytes of a file."""
         if name not in self:
             raise FileRefused(f"there is no {name}")
         data = self._read(name, self._left + 1)
         self._left -= len(data)
         if self._left < 0:
             raise FileRefused(f"the files are larger than {MAX_PACKAGE_BYTES // 1024**2} MiB")
-        try:
-            return data.decode().replace("\r\n", "\n").replace("\r", "\n")
-        except UnicodeDecodeError:
-            raise FileRefused(f"{name} is not UTF-8") from None
+        return data
 
     @cached_property
     def _known(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ fields are ignored.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,7 @@ def _records(path: Path) -> Iterator[PassRateBody]:
 def _object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; {} for a file with something else, such as an array or JSON lines."""
     try:
-        value = bounded_json(file.read_bytes())
+        value = bounded_json(file.read_bytes().removeprefix(BOM_UTF8))
     except (OSError, FileRefused) as error:
         raise UnreadableFile(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except ValueError:

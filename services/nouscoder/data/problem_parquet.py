@@ -18,10 +18,12 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Tests
 from nouscoder.errors import Unusable
 from nouscoder.formats.tests import canonical_json, tests_from_json
+from nouscoder.installation import how_to_install
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import StoredTests, TestStore
 
 _PLACE = b"nouscoder.tests"
+_IMPORT = b"nouscoder.import"
 _BATCH_ROWS = 256
 _MOST_RULES = 256
 _TEXTS = ("problem_id", "prompt", "prompt_template", "difficulty", "source", "family", "prelude", "profile")
@@ -103,6 +105,11 @@ def _comparator(text: str) -> Comparator:
     return Comparator(**record | {"kind": ComparatorKind(record["kind"])})
 
 
+def require_parquet() -> None:
+    """Raises ParquetUnusable when the library is missing, for commands that write a file after long work."""
+    _libraries()
+
+
 def write_rows(path: Path, rows: list[dict[str, Any]], tests: str) -> None:
     """Write a file of rows. `tests` is the place of the store; empty: beside the file."""
     arrow, parquet = _libraries()
@@ -110,13 +117,16 @@ def write_rows(path: Path, rows: list[dict[str, Any]], tests: str) -> None:
     parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), path, compression="zstd")
 
 
-def join(parts: list[Path], path: Path, tests: str) -> None:
-    """Write the rows of several files to one. The file is replaced atomically."""
+def join(parts: list[Path], path: Path, tests: str, made_by: dict[str, Any] | None = None) -> None:
+    """Write the rows of several files to one. The file is replaced atomically. `made_by`: the import that made it."""
     arrow, parquet = _libraries()
     temporary = path.with_name(f".part-{path.name}")
-    with parquet.ParquetWriter(temporary, _schema(arrow, tests), compression="zstd") as writer:
+    schema = _schema(arrow, tests)
+    if made_by is not None:
+        schema = schema.with_metadata({**schema.metadata, _IMPORT: json.dumps(made_by).encode()})
+    with parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
         for part in parts:
-            writer.write_table(parquet.read_table(part))
+            writer.write_table(parquet.read_table(part).cast(schema))
     temporary.replace(path)
 
 
@@ -141,6 +151,13 @@ def store_of(path: Path) -> TestStore:
     """The store that has the tests of a file. Raises ParquetUnusable."""
     place = (_opened(path).schema_arrow.metadata or {}).get(_PLACE, b"").decode()
     return TestStore(open_blobs(place or str(store_beside(path))))
+
+
+def made_by(path: Path) -> dict[str, Any] | None:
+    """The import that made a file; None when the file does not say it. Raises ParquetUnusable."""
+    text = (_opened(path).schema_arrow.metadata or {}).get(_IMPORT)
+    made: dict[str, Any] | None = None if text is None else json.loads(text)
+    return made
 
 
 def read_parquet(path: Path) -> Iterator[ReferencedProblem]:
@@ -188,7 +205,7 @@ def _libraries() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ParquetUnusable("parquet needs the library pyarrow: pip install 'nouscoder[data]'") from None
+        raise ParquetUnusable(f"parquet needs the library pyarrow: {how_to_install('data')}") from None
     return pyarrow, pyarrow.parquet
 
 

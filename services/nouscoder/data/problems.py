@@ -127,7 +127,7 @@ def save_problems(path: Path, problems: Iterable[Problem]) -> None:
     temporary = path.with_name(path.name + ".part")
     with created(temporary, path.name) as file:
         for problem in problems:
-            file.write(_line(problem))
+            file.write(line_of(problem))
     temporary.replace(path)
 
 
@@ -203,7 +203,8 @@ def _fault(field: str, wrong: str) -> str:
     return f"{field}: {wrong}{did_you_mean(field, ProblemBody.model_fields) if wrong == 'unknown field' else ''}"
 
 
-def _line(problem: Problem) -> bytes:
+def line_of(problem: Problem) -> bytes:
+    """The line of a problem file, with its newline."""
     record: dict[str, Any] = {
         "problem_id": problem.problem_id,
         "prompt": problem.prompt,

@@ -16,11 +16,15 @@ from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.config.recipe import recipe_path
 from nouscoder.config.tree import read_given
 from nouscoder.errors import NousCoderError
+from nouscoder.policy_folder.engine_choice import missing_engine
+from nouscoder.run.console.feed import Feed
 from nouscoder.run.evaluation import newest_version
 from nouscoder.run.folder import RunFolder, unused_name
-from nouscoder.run.loop import interruptible, run_loop
-from nouscoder.run.preflight import device_faults, say_unused_gpu
+from nouscoder.run.loop import interruptible, run_loop, until_cancelled
+from nouscoder.run.pages import open_pages
+from nouscoder.run.preflight import device_faults, require_training, say_unused_gpu
 from nouscoder.run.resume import continue_finished, note_given, resumed, take
+from nouscoder.run.standing import lines_when_stopped
 from nouscoder.run.supervisor import SHARED_CORES
 from nouscoder.run.view import View, open_view
 
@@ -34,19 +38,34 @@ class PreparationError(NousCoderError):
 async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequence[str], recipe: str = "demo") -> int:
     """Run the demo of this recipe. Returns the exit code. Raises NousCoderError with a message of one sentence."""
     started_s = time.monotonic()
+    require_training()
     config = _config(recipe, seed, name, overrides, resume=resume)
-    if faults := [*device_faults(config)]:
+    if faults := [*device_faults(config), *missing_engine(config)]:
         raise ConfigError("\n".join(faults))
     if recipe != "demo":  # its policy is too small for a GPU
         say_unused_gpu(config)
     folder, config, notes = _opened(config, overrides, resume=resume)
     try:
-        with open_view(Console()) as view:
+        with (
+            open_view(Console()) as terminal,
+            open_pages(folder.path, config.run.pages, config.run.pages_hosts, view := Feed(terminal)) as address,
+        ):
             for note in notes:
                 view.say(note)
-            return await interruptible(prepare_and_run(folder, config, view, started_s))
+            work = _shown(folder, config, view, started_s, address)
+            return await interruptible(work, lines_when_stopped(config))
     finally:
         folder.close()
+
+
+async def _shown(folder: RunFolder, config: Config, view: View, started_s: float, address: str) -> None:
+    """Prepare and run. With pages at `address`: until Ctrl-C or SIGTERM."""
+    if address:
+        view.say(f"the run is shown at http://{address}/")
+    await prepare_and_run(folder, config, view, started_s)
+    if address:
+        view.say(f"the run's pages stay at http://{address}/ until Ctrl-C or SIGTERM")
+        await until_cancelled()
 
 
 def _opened(config: Config, overrides: Sequence[str], *, resume: bool) -> tuple[RunFolder, Config, list[str]]:

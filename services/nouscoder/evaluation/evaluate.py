@@ -25,10 +25,11 @@ from typing import Any
 
 from nouscoder.atomic_files import lock_file, make_folder, naming_storage_faults, removed_when_refused, write_whole
 from nouscoder.config import Config, OpenAISection
+from nouscoder.config.devices import device_fault
 from nouscoder.data.problem_index import ProblemIndex, open_index_of
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.submission import Profile
-from nouscoder.errors import Unusable
+from nouscoder.errors import Unusable, WrongUse
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import (
     EvaluatedProblem,
@@ -52,11 +53,12 @@ from nouscoder.evaluation.samples import (
     server_jobs,
     verdict_key,
 )
+from nouscoder.extras import MODEL_LIBRARIES, require
 from nouscoder.grade_files.answers import local_answers, remote_answers
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.policy_folder.compose import CONFIG_FILE, with_yarn
-from nouscoder.policy_folder.engine_choice import with_engine
+from nouscoder.policy_folder.engine_choice import missing_engine, with_engine
 from nouscoder.policy_folder.inspection import context_tokens, downloaded, engine_faults, faults_of, is_hub_id
 from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.progress_bar import progress_bar
@@ -83,9 +85,9 @@ class ServedPolicy:
 
     @classmethod
     def named(cls, name: str, yarn_factor: float = 0.0, yarn_original_tokens: int = 0) -> ServedPolicy:
-        """The policy in a folder, or of a hub. Raises CheckpointUnusable and HubUnavailable."""
+        """The policy in a folder, or of a hub. Raises CheckpointUnusable, WrongUse and HubUnavailable."""
         if bool(yarn_factor) != bool(yarn_original_tokens) or 0 < yarn_factor <= 1:
-            raise CheckpointUnusable("YaRN needs --yarn-factor above 1 and --yarn-original-tokens")
+            raise WrongUse("YaRN needs --yarn-factor above 1 and --yarn-original-tokens")
         folder = Path(name)
         if not folder.exists() and is_hub_id(name):
             folder = downloaded(name)
@@ -189,12 +191,16 @@ class EvaluationRequest:
 def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
     """Evaluate, and answer the record of report.json. Raises NousCoderError."""
     if [bool(request.url), request.samples is not None, request.checkpoint is not None].count(True) != 1:
-        raise NothingToEvaluate("give one of --url (with --model), --policy and --samples")
+        raise WrongUse("give one of --url (with --model), --policy and --samples")
     if request.checkpoint:
         config, _ = with_engine(config, request.checkpoint.folder, beside_learner=False)
         how = "give --set generation.engine=vllm"
-        if faults := engine_faults(request.checkpoint.folder, config.generation.engine, how=how):
+        faults = engine_faults(request.checkpoint.folder, config.generation.engine, how=how) or missing_engine(config)
+        if faults:
             raise CheckpointUnusable(f"--policy: {faults[0]}")
+        if fault := device_fault("generation.device", config.generation.device):
+            raise CheckpointUnusable(fault)
+        require("generation", *MODEL_LIBRARIES)
     with naming_storage_faults(request.out):
         made = make_folder(request.out)
         lock = lock_file(request.out / "lock", f"another evaluation works in {request.out}")

@@ -104,12 +104,13 @@ def read_evaluated(
 
 def check_profile(problems: list[EvaluatedProblem], profile: Profile) -> None:
     """Raises NothingToEvaluate when the profile does not apply to a problem."""
-    if profile is not Profile.LCB:
+    if not profile.is_lcb:
         return
     for problem in problems:
         if problem.languages != PYTHON:
             raise NothingToEvaluate(
-                f"--profile lcb grades only python, but {problem.problem_id} is for {', '.join(problem.languages)}"
+                f"--profile {profile} grades only python, but {problem.problem_id} is for"
+                f" {', '.join(problem.languages)}"
             )
         if problem.tests_type not in ("stdin", "call"):
             raise NothingToEvaluate(

@@ -7,21 +7,23 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nouscoder.client import AsyncClient
+from nouscoder.client import AsyncClient, BadRequest, Unreachable
 from nouscoder.config import Config
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
-from nouscoder.domain.submission import Profile, Submission, Tests
+from nouscoder.domain.prompt import PYTHON
+from nouscoder.domain.submission import MathTests, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.errors import Unusable
 from nouscoder.grade_files.entries import Entry
 from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import answer_record, parse_submission, request_of
+from nouscoder.verifier.grading.extract import extract_program
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.local_grader import local_grader
 
@@ -53,6 +55,7 @@ def _defines_a_function(prompt: str) -> bool:
 
 
 SERVER_AT_ONCE = 16
+_NOT_FOUND = frozenset({404, 405})
 
 Answerer = Callable[[Entry], Awaitable[dict[str, Any]]]
 
@@ -66,14 +69,21 @@ async def local_answers(config: Config, problems: ProblemIndex | None) -> AsyncI
     """(answerer, submissions at once) on this machine. Raises SandboxUnavailable."""
     async with local_grader(config.verifier) as grader:
 
+        async def graded(submission: Submission) -> dict[str, Any]:
+            kind = "" if isinstance(submission.tests, TestsReference) else submission.tests.type
+            return {
+                **_language(submission.completion, submission.languages, kind),
+                **answer_record(await grader.grade(submission)),
+            }
+
         async def answer(entry: Entry) -> dict[str, Any]:
             try:
                 if not entry.is_sample:
-                    return answer_record(await grader.grade(parse_submission(json.dumps(entry.request))))
+                    return await graded(parse_submission(json.dumps(entry.request)))
                 assert problems is not None
                 problem = _problem_of(entry, problems)
                 with problems.tests.opened(problem.tests_digest) as tests:
-                    return answer_record(await grader.grade(_submission(entry, problem, tests)))
+                    return await graded(_submission(entry, problem, tests))
             except InvalidSubmission as error:
                 raise BadEntry(str(error)) from None
 
@@ -84,7 +94,10 @@ async def local_answers(config: Config, problems: ProblemIndex | None) -> AsyncI
 async def remote_answers(
     server: str, problems: ProblemIndex | None, token: str | None, ca: Path | None
 ) -> AsyncIterator[tuple[Answerer, int]]:
-    """(answerer, submissions at once) by the service at the URL `server`. `ca`: PEM file of its authority."""
+    """(answerer, submissions at once) by the service at the URL `server`. `ca`: PEM file of its authority.
+
+    Raises GradingFailed when nothing there grades: before thousands of entries wait for it, or are sampled for it.
+    """
 
     async def answer(entry: Entry) -> dict[str, Any]:
         request = entry.request or {}
@@ -92,11 +105,47 @@ async def remote_answers(
             assert problems is not None
             problem = _problem_of(entry, problems)
             request = await asyncio.to_thread(_request, entry, problem, problems.tests)
-        return dict(await client.grade_record(request))
+        named = [language_name(str(name)) for name in (request.get("language") or PYTHON[0], *_others(request))]
+        language = _language(request.get("completion"), named, _tests_type(request))
+        return {**language, **await client.grade_record(request)}
 
     tls = None if ca is None else _tls(ca)
     async with AsyncClient(server, num_connections=SERVER_AT_ONCE, token=token, tls=tls) as client:
+        await _require_service(client, server)
         yield answer, SERVER_AT_ONCE
+
+
+async def _require_service(client: AsyncClient, server: str) -> None:
+    """A grading service refuses an empty submission. Raises GradingFailed for every other failure."""
+    try:
+        await client.grade_record({})
+    except BadRequest as error:
+        if error.status in _NOT_FOUND:
+            raise BadRequest(f"{server} is no grading service: {error}", error.status) from None
+        if not error.status:
+            raise
+    except Unreachable as error:
+        start = "start it with nouscoder serve verifier, or " if error.is_passing else ""
+        raise type(error)(f"{server}: {error}; {start}correct the URL") from None
+
+
+def _language(completion: object, languages: Sequence[str], tests_type: str) -> dict[str, str]:
+    """{"language": that of the program, as the grader finds it}; {} for an answer in mathematics."""
+    if tests_type == MathTests.type:
+        return {}
+    several = isinstance(completion, str) and len(languages) > 1
+    found = extract_program(str(completion), languages) if several else None
+    return {"language": languages[0] if found is None else found.language}
+
+
+def _others(request: dict[str, Any]) -> Sequence[object]:
+    others = request.get("other_languages")
+    return others if isinstance(others, list) else ()
+
+
+def _tests_type(request: dict[str, Any]) -> str:
+    tests = request.get("tests")
+    return str(tests.get("type", "")) if isinstance(tests, dict) else ""
 
 
 def _tls(ca: Path) -> ssl.SSLContext:

@@ -29,7 +29,7 @@ from nouscoder.data.bounded_files import STDIN
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.estimates import USUAL_K, mean_pass_at_k
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.errors import ExitCode, NousCoderError, Unusable
 from nouscoder.grade_files.answers import Answerer, BadEntry, local_answers, remote_answers
 from nouscoder.grade_files.entries import Entry, read_entries
 from nouscoder.progress_bar import progress_bar
@@ -95,6 +95,7 @@ def opened_output(out: Path | None, *, resume: bool) -> Iterator[TextIO]:
 # The sum of a file's verdicts: counts by verdict, lines that could not be graded, pass@k.
 
 _BAD_LINES_SHOWN = 1000
+_REASONS_SHOWN = 5
 
 
 @dataclass(slots=True)
@@ -102,10 +103,12 @@ class GradeSummary:
     """Counts so far. `by_problem` has (graded, accepted) of each problem; failures of the service count in neither."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
     by_problem: dict[str, list[int]] = field(default_factory=dict)
     num_bad: int = 0
     num_failed: int = 0
     bad_lines: list[str] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)  # of the first failures of the service
 
     def add(self, number: int, problem_id: str, record: dict[str, Any]) -> None:
         """Count a line of the output."""
@@ -116,8 +119,12 @@ class GradeSummary:
                 self.bad_lines.append(f"line {number}: {record['error']}")
         elif verdict is None or verdict == VerdictKind.INTERNAL_ERROR.value:
             self.num_failed += 1
+            reason = str(record.get("error") or record.get("detail") or VerdictKind.INTERNAL_ERROR.value)
+            if reason in self.reasons or len(self.reasons) < _REASONS_SHOWN:
+                self.reasons[reason] += 1
         else:
             self.verdicts[verdict] += 1
+            self.languages.update([record["language"]] if "language" in record else [])
             if problem_id:
                 counts = self.by_problem.setdefault(problem_id, [0, 0])
                 counts[0] += 1
@@ -140,6 +147,7 @@ class GradeSummary:
         return {
             "submissions": self.num_lines,
             "verdicts": dict(self.verdicts.most_common()),
+            "languages": dict(self.languages.most_common()),
             "without_verdict": self.num_failed,
             "bad_lines": self.num_bad,
             "bad_line_reasons": self.bad_lines,
@@ -156,7 +164,11 @@ class GradeSummary:
         rows += [(f"pass@{k}", f"{value:.4f}", "") for k, value in self.pass_at_k.items()]
         lines = [f"{name:<24}{value:>10}{share:>9}".rstrip() for name, value, share in rows]
         problems = f" of {len(self.by_problem)} problems" if self.by_problem else ""
-        return "\n".join([*self.bad_lines, f"{self.num_lines} submissions{problems}", *lines])
+        reasons = [f"without verdict: {reason} ({count})" for reason, count in self.reasons.most_common()]
+        counts = ", ".join(f"{language} {count}" for language, count in self.languages.most_common())
+        languages = f"; graded as {counts}" if counts else ""
+        head = f"{self.num_lines} submissions{problems}{languages}"
+        return "\n".join([*self.bad_lines, *reasons, head, *lines])
 
 
 AHEAD = 4
@@ -167,7 +179,7 @@ class NothingToGrade(Unusable):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class FileRequest:
     """What `nouscoder grade` is asked. `out` None is stdout; `server` None grades on this machine."""
 
     file: Path
@@ -180,7 +192,7 @@ class Request:
     skip_bad: bool = False
 
 
-def grade_file(request: Request, config: Config) -> tuple[GradeSummary, int]:
+def grade_file(request: FileRequest, config: Config) -> tuple[GradeSummary, int]:
     """Grade every entry. Returns the summary and the exit code.
 
     The code is 0 when each entry has a verdict other than internal_error; with `skip_bad` bad entries do not count.
@@ -191,10 +203,10 @@ def grade_file(request: Request, config: Config) -> tuple[GradeSummary, int]:
         raise OutputFault("--resume needs --out FILE and an input that is a file")
     summary = asyncio.run(_grade(request, config))
     good = not summary.num_failed and (request.skip_bad or not summary.num_bad)
-    return summary, 0 if good else 1
+    return summary, ExitCode.OK if good else ExitCode.NO
 
 
-async def _grade(request: Request, config: Config) -> GradeSummary:
+async def _grade(request: FileRequest, config: Config) -> GradeSummary:
     summary = GradeSummary()
     async with AsyncExitStack() as stack:
         problems = None if request.problems is None else stack.enter_context(closing(open_index_of(request.problems)))

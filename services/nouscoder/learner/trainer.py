@@ -266,7 +266,7 @@ class Trainer:
     def _scores(self, scorer: Scorer, parts: Sequence[MicroBatch]) -> list[TokenScores]:
         scores = [TokenScores(*scorer(part, entropy_gradient=False)) for part in parts]
         if any(self.ranks.sum([sum(_num_odd(part.logprobs) for part in scores)])):
-            raise TrainingError(f"a log-probability of the policy at step {self.step} is not finite")
+            raise _diverged(f"a log-probability of the policy at step {self.step} is not finite", _BROKEN)
         return scores
 
     def _take_step(self, minibatch: _Minibatch, entropy_coefficient: float) -> StepMetrics:
@@ -333,9 +333,9 @@ class Trainer:
         """The loss of all ranks. Raises TrainingError, on all of them, when a value on one is not finite."""
         loss, total_odd = self.ranks.sum([loss, num_odd])
         if not math.isfinite(loss):
-            raise TrainingError(f"the loss of step {self.step + 1} is {loss}")
+            raise _diverged(f"the loss of step {self.step + 1} is {loss}")
         if total_odd:
-            raise TrainingError(f"a log-probability in step {self.step + 1} is not finite")
+            raise _diverged(f"a log-probability in step {self.step + 1} is not finite")
         return loss
 
     def _loss_inputs(self, minibatch: _Minibatch, index: int, entropy_coefficient: float) -> LossInputs:
@@ -375,8 +375,17 @@ class Trainer:
         """Clip the norm of the gradient. Returns the norm before. Raises TrainingError when it is not finite."""
         norm = float(whole(clip_grad_norm_(self.model.parameters(), self._settings.max_gradient_norm)))
         if not math.isfinite(norm):
-            raise TrainingError(f"the gradient of step {self.step + 1} has norm {norm} (its loss is {loss})")
+            raise _diverged(f"the gradient of step {self.step + 1} has norm {norm} (its loss is {loss})")
         return norm
+
+
+_CURABLE = "resume with a lower learner.learning_rate; the weights before this step are kept"
+_BROKEN = "begin again from an earlier version (nouscoder export RUN --version N) with a lower learner.learning_rate"
+
+
+def _diverged(what: str, advice: str = _CURABLE) -> TrainingError:
+    """The error of values that are not finite."""
+    return TrainingError(f"{what}: the training has diverged; {advice}")
 
 
 def _num_odd(values: Tensor) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from nouscoder.atomic_files import link_or_copy, whole_folder
 from nouscoder.domain.prompt import PromptSettings
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.json_file import read_json_object
 from nouscoder.policy_folder.inspection import config_faults, weights_faults
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
@@ -33,6 +33,8 @@ _SUFFIXES = {".json", ".txt", ".model", ".jinja"}
 
 class PolicyFilesMissing(NousCoderError):
     """A file of the policy is missing or cannot be read. The message names it."""
+
+    exit_code = ExitCode.DAMAGED
 
 
 def compose_policy(

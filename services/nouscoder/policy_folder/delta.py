@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 
 _MAGIC = b"NCDELTA1"
 _BLOCK = struct.Struct("<III")
@@ -38,6 +38,8 @@ Words = npt.NDArray[np.uint16]
 
 class DeltaUnusable(NousCoderError):
     """A delta cannot be made or applied. The message names the file."""
+
+    exit_code = ExitCode.DAMAGED
 
 
 def write_delta(base: Path, file: Path, to: Path) -> None:

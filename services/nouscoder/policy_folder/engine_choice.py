@@ -40,7 +40,7 @@ def shared_device_fault(config: Config) -> str:
 
 
 def _why_not_vllm(config: Config, folder: Path, beside_learner: bool) -> str:
-    if not _vllm_is_installed():
+    if not vllm_is_installed():
         return "vLLM is not installed"
     if faults := engine_faults(folder, "vllm"):
         return faults[0]
@@ -51,8 +51,16 @@ def _why_not_vllm(config: Config, folder: Path, beside_learner: bool) -> str:
     return shared_device_fault(wanted) if beside_learner else ""
 
 
-def _vllm_is_installed() -> bool:
+def vllm_is_installed() -> bool:
+    """Whether this Python has vLLM."""
     return find_spec("vllm") is not None
+
+
+def missing_engine(config: Config) -> list[str]:
+    """The sentence that the engine of the configuration is not installed, if it is so."""
+    if config.generation.engine != "vllm" or vllm_is_installed():
+        return []
+    return ['generation.engine is "vllm", and vLLM is not installed: see docs/operating.md']
 
 
 def _with(config: Config, engine: str) -> Config:

@@ -17,6 +17,7 @@ from typing import Any
 
 from nouscoder.atomic_files import whole_folder
 from nouscoder.errors import Unusable
+from nouscoder.installation import how_to_install
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained
 
 _MAGIC = b"GGUF"
@@ -31,7 +32,7 @@ class GgufUnusable(Unusable):
 def import_gguf(file: Path, out: Path, dtype: str = "bfloat16") -> int:
     """Make the folder `out` with weights of this type. Returns the number of weights. Raises GgufUnusable."""
     if find_spec("gguf") is None:
-        raise GgufUnusable(f"{file} cannot be read: the package gguf is missing (pip install 'nouscoder[gguf]')")
+        raise GgufUnusable(f"{file} cannot be read: the package gguf is missing: {how_to_install('gguf')}")
     try:
         with file.open("rb") as data:
             is_gguf = data.read(len(_MAGIC)) == _MAGIC

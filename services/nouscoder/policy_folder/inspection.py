@@ -50,7 +50,8 @@ def _eos_ids(file: Path) -> set[int]:
 def faults_of(folder: Path) -> list[str]:
     """What makes the folder unusable as a policy, one sentence each; empty when nothing does."""
     if not folder.is_dir():
-        return [f"{folder} is not a folder"]
+        how = f": nouscoder model import {folder} --out FOLDER makes one" if folder.suffix == ".gguf" else ""
+        return [f"{folder} is not a folder{how}"]
     return config_faults(folder) or [*_tokenizer_faults(folder), *weights_faults(folder)]
 
 
@@ -114,7 +115,7 @@ def weights_faults(folder: Path) -> list[str]:
 def _json_of(file: Path) -> dict[str, Any]:
     """The file's JSON object; empty when there is none."""
     try:
-        value = json.loads(file.read_text(encoding="utf8"))
+        value = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -152,23 +152,36 @@ class PolicyTokenizer:
         # the template alone, a content contains the name of one, and the contents are encoded separately.
         return whole if self._specials(whole) == self._specials(apart) else apart
 
-    def encode_reply(self, reply: Message, thinking: bool | None = None) -> list[int]:
+    def encode_reply(self, replies: Sequence[Message], thinking: bool | None = None) -> list[int]:
         """Token ids [tokens] from the end of an answer of the policy to the beginning of its next answer.
 
-        These are what the chat template writes after an answer: the end of the policy's turn, the `reply`, and the
+        These are what the chat template writes after an answer: the end of the policy's turn, the `replies`, and the
         start of a new turn. The conversation before stays as it was sampled. Raises TokenizerError.
         """
-        answer, content = secrets.token_hex(16), secrets.token_hex(16)
-        conversation = [Message(Role.USER, "-"), Message(Role.ASSISTANT, answer), Message(reply.role, content)]
+        answer, mark = secrets.token_hex(16), secrets.token_hex(16)
+        marked = [Message(reply.role, f"{mark}{index}{mark}") for index, reply in enumerate(replies)]
+        conversation = [Message(Role.USER, "-"), Message(Role.ASSISTANT, answer), *marked]
         (rendered,) = self._rendered([conversation], thinking)
-        if rendered.count(answer) != 1 or rendered.partition(answer)[2].count(content) != 1:
-            raise TokenizerError("the chat template does not write an answer and the message after it once each")
-        end_of_turn, _, start_of_turn = rendered.partition(answer)[2].partition(content)
-        return [
-            *self._encode(end_of_turn, add_special_tokens=False, split_special_tokens=False),
-            *self.encode_inside(reply.content),
-            *self._encode(start_of_turn, add_special_tokens=False, split_special_tokens=False),
-        ]
+        around = rendered.partition(answer)[2].split(mark)
+        if rendered.count(answer) != 1 or around[1::2] != [str(index) for index in range(len(replies))]:
+            raise TokenizerError("the chat template does not write an answer and the messages after it once each")
+        return self._encode_contents_apart(RenderedChat("", around, [reply.content for reply in replies]))
+
+    def reply_ids(
+        self, replies: Sequence[Message], ended_with: int | None, thinking: bool | None = None, *, in_chat: bool
+    ) -> list[int]:
+        """As `encode_reply`, without the end of the turn that the answer has: `ended_with` is its stop token.
+
+        None: it was cut. Not `in_chat`: the contents as text, each between line ends. Raises TokenizerError.
+        """
+        if not in_chat:
+            return self.encode_inside("".join(f"\n{reply.content}\n" for reply in replies))
+        ids = self.encode_reply(replies, thinking)
+        ended = [] if ended_with is None else [ended_with]
+        for end in ([*self.turn_end], ids[:1]):  # a turn may end with several tokens
+            if end and ended == end[-1:] and ids[: len(end)] == end:
+                return ids[len(end) :]
+        return ids
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each id alone, with special tokens. A part of a character is a replacement character."""

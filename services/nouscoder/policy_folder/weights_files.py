@@ -19,7 +19,7 @@ from pathlib import Path
 
 from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import Shard
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -41,9 +41,13 @@ FileState = tuple[int, int, int]
 class WeightsMissing(NousCoderError):
     """The folder has no readable weights. The message names the invalid file."""
 
+    exit_code = ExitCode.DAMAGED
+
 
 class WeightsUnusable(NousCoderError):
     """Files of weights cannot be read, or do not fit together. The message names the file."""
+
+    exit_code = ExitCode.DAMAGED
 
 
 def weights_files(folder: Path) -> tuple[Path, ...]:
@@ -150,7 +154,9 @@ def stored_tensors(file: Path) -> dict[str, TensorSpan]:
         with file.open("rb") as data:
             begin = LENGTH_BYTES + header_length(data.read(LENGTH_BYTES))
             spans = spans_of(data.read(min(begin, size) - LENGTH_BYTES), begin)
-    except (OSError, WeightsUnusable) as error:
+    except OSError as error:
+        raise WeightsUnusable(f"{file} cannot be read: {error.strerror or error}") from error
+    except WeightsUnusable as error:
         raise WeightsUnusable(f"{file} is not a whole safetensors file: {error}") from error
     if not spans or size != spans[-1].end:
         raise WeightsUnusable(f"{file} is not a whole safetensors file: it has {size} bytes")

@@ -371,12 +371,17 @@ class BrokerClient(ServiceClient):
         """
         return LeaseKeeper(self.heartbeat, report)
 
-    async def release_leases(self, lease_ids: Iterable[str] = (), refused: str = "") -> None:
+    async def release_leases(
+        self, lease_ids: Iterable[str] = (), refused: str = "", *, abandoned: bool = False
+    ) -> None:
         """Give back these leases; none: all, because this worker stops. Makes one attempt.
 
-        `refused` says why no worker can make a rollout of their problems, which are not asked again then.
+        `refused` says why no worker can make a rollout of their problems, which are not asked again then. `abandoned`:
+        agents have abandoned these rollouts, which are given up.
         """
-        request = broker_pb2.ReleaseLeasesRequest(worker_id=self.worker_id, lease_ids=lease_ids, refused=refused)
+        request = broker_pb2.ReleaseLeasesRequest(
+            worker_id=self.worker_id, lease_ids=lease_ids, refused=refused, abandoned=abandoned
+        )
         await self._call(lambda: self._stub.ReleaseLeases(request, timeout=_RELEASE_LIMIT_S), patience_s=0.0)
 
     async def report_batch_failure(self, batch_id: int, reason: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.retry import Retry
 from nouscoder.rpc.server import ERROR_TRAILER, MAX_MESSAGE_BYTES, RUN_AGENT
 from nouscoder.rpc.tls import ChannelTls
@@ -42,9 +42,13 @@ class PeerError(NousCoderError):
 class PeerUnreachable(PeerError):
     """A service did not answer in time, is starting or is stopping: the same call may succeed later."""
 
+    exit_code = ExitCode.UNAVAILABLE
+
 
 class PeerBusy(PeerError):
     """A service has no room for more work now: the same call may succeed later."""
+
+    exit_code = ExitCode.UNAVAILABLE
 
 
 class PeerRefused(PeerError):

@@ -137,7 +137,7 @@ def verifier_token(config: Config) -> Callable[[], str] | None:
 
     def read() -> str:
         try:
-            return Path(name).read_text(encoding="utf8").strip()
+            return Path(name).read_text(encoding="utf-8-sig").strip()
         except OSError as error:
             raise TokenUnreadable(f"run.verifier_token_file cannot be read: {error.strerror}") from error
 

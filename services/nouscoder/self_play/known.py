@@ -14,13 +14,13 @@ from nouscoder.data.filters.near_duplicates import NearIndex, prompts_of
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.domain.problem import GradingRules, Problem
 from nouscoder.domain.submission import StdinTests
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import Unusable
 
 _MOST_DRAWN = 200
 _SHINGLE = 5  # words in a row that are compared
 
 
-class NoExample(NousCoderError):
+class NoExample(Unusable):
     """The training problems have none whose tests are inputs and outputs of a whole program."""
 
 

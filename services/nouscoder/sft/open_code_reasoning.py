@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,18 +65,19 @@ def import_examples(files: Sequence[str], out: Path, questions: Sequence[str] = 
     num_examples = 0
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f"{out.name}.part")
-    with created(temporary, out.name) as file:
-        for row in (row for name in files for row in _rows(source_named(name))):
-            try:
-                file.write(json.dumps(_example(row, known)).encode() + b"\n")
-                num_examples += 1
-            except Rejected as error:
-                counts[error.reason] += 1
-    if not num_examples:
-        temporary.unlink()
-        why = ", ".join(f"{count} {reason.value}" for reason, count in counts.items())
-        raise CannotImportExamples(f"no row is an example ({why or 'there is no row'})")
-    temporary.replace(out)
+    with ExitStack() as stack:
+        stack.callback(temporary.unlink, missing_ok=True)
+        with created(temporary, out.name) as file:
+            for row in (row for name in files for row in _rows(source_named(name))):
+                try:
+                    file.write(json.dumps(_example(row, known)).encode() + b"\n")
+                    num_examples += 1
+                except Rejected as error:
+                    counts[error.reason] += 1
+        if not num_examples:
+            why = ", ".join(f"{count} {reason.value}" for reason, count in counts.items())
+            raise CannotImportExamples(f"no row is an example ({why or 'there is no row'})")
+        temporary.replace(out)
     return ImportedExamples(str(out), num_examples, {reason.value: count for reason, count in counts.items()})
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.errors import ExitCode, NousCoderError, Unusable
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -34,6 +34,8 @@ class NoSuchBlob(NousCoderError):
 
 class BlobsUnavailable(NousCoderError):
     """The store cannot be read or written now; the message says why."""
+
+    exit_code = ExitCode.UNAVAILABLE
 
 
 class BlobsUnusable(Unusable):

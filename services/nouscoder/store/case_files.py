@@ -47,7 +47,7 @@ from nouscoder.domain.submission import (
     Tests,
     input_size,
 )
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.formats.json_values import LONG_BYTES, give_way, without_collections
 from nouscoder.formats.tests import canonical_parts
 
@@ -105,6 +105,8 @@ _RECENT_BYTES = 1 << 20  # of the text of a call that is kept in memory
 
 class CaseFileBroken(NousCoderError):
     """A file of tests is damaged; the message names it."""
+
+    exit_code = ExitCode.DAMAGED
 
 
 class CaseTexts(Protocol):
@@ -185,7 +187,8 @@ def tests_of(head: dict[str, Any], file: CaseTexts) -> Tests:
         case AssertTests.type:
             return AssertTests(StoredCases(file, str), head["setup"], head.get("module", ""))
         case CheckerTests.type:
-            return CheckerTests(StoredCases(file, _stdin), _judge(head["checker"]))
+            of_code = head.get("of_code") is True
+            return CheckerTests(StoredCases(file, _stdin), _judge(head["checker"]), of_code)
         case InteractiveTests.type:
             checker = _judge(head["checker"]) if "checker" in head else None
             unbuffered = head.get("unbuffered") is True

@@ -24,7 +24,7 @@ place. A record has version 1, or version 2 when it holds the experts that a mix
          -     -  spans         uint64 [num_spans, 2]: policy version; num_tokens
          -     -  token ids     int32 [num_tokens]
          -     -  logprobs      float32 [num_sampled]
-         -     -  ids           UTF-8 JSON: [rollout_id, group_id, problem_id]
+         -     -  ids           UTF-8 JSON: [rollout_id, group_id, problem_id], then its own reward if it has one
          -     -  experts       version 2 only: uint32 num_layers, uint32 top_k, then the ids of experts, unsigned, as
                            [positions, num_layers, top_k]; positions: the tokens before the last sampled one
          -     -  text section
@@ -71,7 +71,7 @@ import zstandard
 from nouscoder.domain.partial import PartialRollout, joined
 from nouscoder.domain.rollout import Rollout, RolloutHeader, Sampling, has_thinking
 from nouscoder.domain.tokens import ExpertChoices, FinishReason, Segment, VersionSpan
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -85,6 +85,8 @@ EXPERT_FORMATS = {1: "B", 2: "H"}
 
 class RecordError(NousCoderError):
     """These bytes are not a whole record, or have a version of the layout that is unknown here."""
+
+    exit_code = ExitCode.DAMAGED
 
 
 def token_sections(tokens: Rollout | PartialRollout) -> list[Buffer]:
@@ -171,7 +173,8 @@ _WORTH = 0.9
 def encode_rollout(rollout: Rollout) -> tuple[RolloutHeader, bytes]:
     """The header that the broker keeps for a rollout, and the record."""
     expect_little_endian()
-    ids = json.dumps([rollout.rollout_id, rollout.group_id, rollout.problem_id]).encode()
+    own_reward = [] if rollout.own_reward is None else [rollout.own_reward]
+    ids = json.dumps([rollout.rollout_id, rollout.group_id, rollout.problem_id, *own_reward]).encode()
     text = _encode_text(rollout.text)
     sections = [*token_sections(rollout), ids, *_encode_experts(rollout.experts), text]
     size = _HEADER.size + padded_size(sections)
@@ -201,7 +204,7 @@ def decode_rollout(record: bytes | memoryview) -> Rollout:
         sizes.insert(-1, len(view) - _HEADER.size - sum(size + -size % 8 for size in sizes))
     segments, spans, token_ids, logprobs, ids, *experts, text = cut(view, _HEADER.size, sizes)
     try:
-        rollout_id, group_id, problem_id = json.loads(bytes(ids))
+        rollout_id, group_id, problem_id, *own_reward = json.loads(bytes(ids))
         parts = segments_in(segments)
         return Rollout(
             rollout_id=rollout_id,
@@ -215,6 +218,7 @@ def decode_rollout(record: bytes | memoryview) -> Rollout:
             sampling=Sampling(temperature, top_p, max_new_tokens, seed),
             text=decode_text(text),
             experts=_decode_experts(experts[0], id_bytes, parts) if experts else None,
+            own_reward=own_reward[0] if own_reward else None,
         )
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise RecordError(f"a rollout record contradicts itself: {error}") from error
@@ -282,6 +286,7 @@ def _header_of(rollout: Rollout, record_bytes: int, text_bytes: int) -> RolloutH
         text_bytes=text_bytes,
         num_turns=sum(segment.is_sampled for segment in rollout.segments),
         has_thinking=has_thinking(rollout.text),
+        own_reward=rollout.own_reward,
     )
 
 

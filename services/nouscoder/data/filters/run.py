@@ -59,7 +59,7 @@ from nouscoder.data.importers.options import ImportOptions
 from nouscoder.data.importers.run import ImportSummary, import_files, source_named
 from nouscoder.data.pass_rates import pass_rates_file
 from nouscoder.data.problem_index import open_index_of
-from nouscoder.data.problem_parquet import join, store_beside, write_rows
+from nouscoder.data.problem_parquet import is_parquet, join, made_by, require_parquet, store_beside, write_rows
 from nouscoder.errors import did_you_mean
 from nouscoder.formats.body import Body
 from nouscoder.progress_bar import progress_bar
@@ -121,7 +121,7 @@ def read_recipe(path: Path, folder: Path | None = None) -> Recipe:
     Raises CannotFilter with a sentence for each fault.
     """
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf8"))
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise CannotFilter(f"{path} cannot be read: {error}") from error
     faults: list[str] = []
@@ -139,12 +139,33 @@ def import_missing(recipe: Recipe) -> Iterator[ImportSummary]:
     """Make the files that the recipe names, that do not exist and that it says how to import. Raises Unusable."""
     for name in recipe.files:
         body = recipe.imports.get(name)
-        if body is None or (recipe.folder / name).exists():
+        if body is None:
+            continue
+        if (recipe.folder / name).exists():
+            _check_made_by(recipe.folder / name, body)
             continue
         options = ImportOptions(**body.model_dump(exclude={"format", "files"}, exclude_defaults=True))
         sources = [source_named(file, recipe.folder) for file in body.files]
         recipe.folder.mkdir(parents=True, exist_ok=True)
         yield import_files(body.format, sources, recipe.folder / name, options=options)
+
+
+def _check_made_by(path: Path, body: ImportBody) -> None:
+    """Raises CannotFilter when the file says that an import with another format or other options made it."""
+    made = made_by(path) if is_parquet(path) else None
+    if made is None:
+        return
+    now = {"format": body.format, **body.model_dump(mode="json", exclude={"format", "files"}, exclude_defaults=True)}
+    before = {"format": made["format"], **made["options"]}
+    for key in sorted({*now, *before}):
+        if now.get(key) != before.get(key):
+            said = [
+                f"with {key} {value!r}" if value is not None else f"without {key}"
+                for value in (before.get(key), now.get(key))
+            ]
+            raise CannotFilter(
+                f"{path} was imported {said[0]}, and the recipe imports it {said[1]}: delete it, or change the recipe"
+            )
 
 
 def _require_files(recipe: Recipe) -> None:
@@ -242,6 +263,7 @@ def select(recipe: Recipe, out: Path, tests: str = "", grading: GradingTarget | 
         raise CannotFilter(f"--out {out} must end in .parquet")
     if out.exists():
         raise CannotFilter(f"{out} exists already: give another --out, or delete it")
+    require_parquet()
     _require_files(recipe)
     staging = out.with_name(f"{out.name}.part")
     shutil.rmtree(staging, ignore_errors=True)

@@ -29,7 +29,7 @@ from nouscoder.config import Config
 from nouscoder.data.asking import ChatQuestion, NotAnswered, ServedModel, ask_all, open_answers
 from nouscoder.data.json_records import checked_records
 from nouscoder.data.problem_index import open_index_of
-from nouscoder.data.problem_parquet import join, row_of, store_beside, write_rows
+from nouscoder.data.problem_parquet import join, require_parquet, row_of, store_beside, write_rows
 from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.data.synthesis.written import (
     NoProblem,
@@ -215,6 +215,7 @@ def synthesize(seeds: Path, out: Path, settings: SynthesisSettings, verifier: Ve
         raise CannotSynthesize(f"--out {out} must end in .parquet")
     if out.exists():
         raise CannotSynthesize(f"{out} exists already: give another --out, or delete it")
+    require_parquet()
     given = _seeds(seeds)
     folder = out.with_name(f"{out.name}.evidence")
     with naming_storage_faults(folder):

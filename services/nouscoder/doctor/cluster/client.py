@@ -17,7 +17,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
 from kubernetes.utils.quantity import parse_quantity
 
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 
 Document = Mapping[str, Any]
 
@@ -31,6 +31,8 @@ _UNDECIDED = re.compile(r"does not support dry run|failed calling webhook|failed
 
 class ClusterError(NousCoderError):
     """The cluster did not answer, or not as expected. The message names the request."""
+
+    exit_code = ExitCode.UNAVAILABLE
 
 
 class NotAllowed(ClusterError):

@@ -9,13 +9,15 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from nouscoder import __version__
 from nouscoder.doctor.cluster.client import Cluster, ClusterError, NotAllowed, StorageClass, connect
 from nouscoder.doctor.cluster.trial import TrialResult, run_trial
 from nouscoder.doctor.finding import Finding, report
 from nouscoder.verifier.runner.kernel import why_not_gvisor
 
 RUNTIME_CLASS = "gvisor"
-DEFAULT_IMAGE = "localhost/nouscoder-verifier:0.1.0"
+# As published. A version of development, which is not, may have a `+`, which no tag may have.
+DEFAULT_IMAGE = f"nouscoder/nouscoder-verifier:{__version__.partition('+')[0]}"
 PATIENCE_S = 60.0
 # Provisioners whose volumes several nodes can mount at once. The API does not report this.
 _SHARED = ("nfs", "efs.csi", "file.csi.azure.com", "filestore.csi.storage.gke.io", "cephfs", "lustre", "longhorn")

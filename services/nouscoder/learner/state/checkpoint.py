@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from nouscoder.atomic_files import numbered, prune, sha256_of, whole_folder
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.learner_state import TrainedGroups, group_number
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.json_file import read_json_object
 from nouscoder.learner.model.weights import put_weights, trained_weights
 from nouscoder.learner.optimizer import put_states
@@ -52,6 +52,8 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 class CheckpointError(NousCoderError):
     """A checkpoint cannot be used. The message names it."""
+
+    exit_code = ExitCode.DAMAGED
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def _text(line: Line) -> str:
 # The lines of a batch, and the three logs.
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """Decodes token ids to text; implemented by PolicyTokenizer."""
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -138,13 +138,13 @@ def metrics_lines(trained: TrainedBatch, policy_version: int, seconds: BatchSeco
     return lines
 
 
-def sample_lines(trained: TrainedBatch, tokenizer: Decoder, count: int, seed: int) -> list[Line]:
+def sample_lines(trained: TrainedBatch, tokenizer: TokenDecoder, count: int, seed: int) -> list[Line]:
     """`count` rollouts of the batch, chosen by the seed and the batch. `version_range` is [oldest, newest]."""
     chosen = inspected(trained.scored, trained.batch_id, count, seed)
     return [_sample_line(trained.steps[-1].step, scored, tokenizer) for scored in chosen]
 
 
-def _sample_line(step: int, scored: ScoredRollout, tokenizer: Decoder) -> Line:
+def _sample_line(step: int, scored: ScoredRollout, tokenizer: TokenDecoder) -> Line:
     rollout = scored.graded.rollout
     return {
         "step": step,

@@ -26,7 +26,7 @@ from pathlib import Path
 from nouscoder.atomic_files import numbered, remove, whole_file, write_whole
 from nouscoder.config import LearnerSection
 from nouscoder.domain.batch import Batch, GradedRollout, RecordedBatch
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.rpc.pairs import BATCH, PASSED_BATCH, VERDICT
 from nouscoder.store.rollout_record import decode_rollout, size_of_record
 
@@ -37,6 +37,8 @@ _START = len(_MAGIC) + 8
 
 class SavedBatchError(NousCoderError):
     """A saved batch cannot be read. The message names it."""
+
+    exit_code = ExitCode.DAMAGED
 
 
 class RecordsMissing(SavedBatchError):
