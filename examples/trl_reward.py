@@ -1,7 +1,7 @@
 """Trains a model with TRL's GRPOTrainer, and rewards from the grading service.
 
     .venv/bin/nouscoder serve verifier --http 127.0.0.1:8080 --grpc 127.0.0.1:0
-    pip install 'nouscoder[client]' trl
+    pip install '.[client]' trl
     python examples/trl_reward.py MODEL --url http://127.0.0.1:8080
 
 MODEL is a folder as transformers saves it, or the name of a model on a hub. Before it trains, the program grades a

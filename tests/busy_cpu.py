@@ -13,6 +13,9 @@ import pytest
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.sandbox import Sandbox, SandboxUnavailable, open_sandbox
 
+# It ends with the process that started it, also when that is killed.
+HOG = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+
 
 @contextlib.asynccontextmanager
 async def on_a_busy_cpu(config: SandboxSection, num_hogs: int) -> AsyncIterator[tuple[Sandbox, Callable[[], None]]]:
@@ -34,7 +37,7 @@ async def on_a_busy_cpu(config: SandboxSection, num_hogs: int) -> AsyncIterator[
     try:
         await made.start()
         for _ in range(num_hogs):
-            hogs.append(subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True))
+            hogs.append(subprocess.Popen([sys.executable, "-c", HOG], start_new_session=True))
         os.sched_setaffinity(0, cpus)
         yield made, end_hogs
     except SandboxUnavailable as error:

@@ -75,7 +75,8 @@ def _pool_of_pods(backend: str, standard: str, folder: Path) -> Iterator[Sandbox
     namespace = f"nouscoder-pool-{secrets.token_hex(3)}"
     tag = os.environ.get("NOUSCODER_IMAGE_TAG", "")
     command = ["helm", "template", "nouscoder", str(CHART), "-s", "templates/sandbox/sandbox-configmap.yaml"]
-    rendered = _output(*command, "--set", f"verifier.sandbox.backend={backend}", "--set", f"image.tag={tag}")
+    values = (f"verifier.sandbox.backend={backend}", f"image.tag={tag}", "global.imageRegistry=localhost")
+    rendered = _output(*command, "--set", ",".join(values))
     pod = json.loads(rendered.partition("runner-pod.json: |")[2])
     pod["metadata"]["namespace"] = namespace
     key = secrets.token_hex(32)

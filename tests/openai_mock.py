@@ -61,9 +61,13 @@ def serving(mock: MockServer) -> Iterator[MockServer]:
                 mock.release.wait(120)
             found = mock.body(self.path, request)
             body = json.dumps(found if status == 200 and found is not None else {"error": "as asked"}).encode()
+            streams = bool(request.get("stream")) and status == 200 and found is not None
+            if streams and found is not None:
+                body = streamed(found)
             with lock:
                 mock.running -= 1
             self.send_response(status if found is not None else 404)
+            self.send_header("content-type", "text/event-stream" if streams else "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -93,3 +97,14 @@ def completion(text: str, finish_reason: str = "stop") -> dict[str, Any]:
         "choices": [{"message": message, "finish_reason": finish_reason}],
         "usage": {"completion_tokens": len(text)},
     }
+
+
+def streamed(answer: dict[str, Any]) -> bytes:
+    """The answer as server-sent events: its message, its end, its usage."""
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+    (choice,) = answer["choices"]
+    deltas: list[dict[str, Any]] = [{"delta": choice["message"], "finish_reason": None}]
+    deltas.append({"delta": {}, "finish_reason": choice["finish_reason"]})
+    events: list[dict[str, Any]] = [head | {"choices": [{"index": 0} | delta]} for delta in deltas]
+    events.append(head | {"choices": [], "usage": {"prompt_tokens": 1, "total_tokens": 2} | answer["usage"]})
+    return b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events) + b"data: [DONE]\n\n"

@@ -176,7 +176,7 @@ def test_every_token_has_the_version_with_which_it_was_sampled(config: Config, f
 
 
 def test_guests_have_places_beside_those_of_rollouts(config: Config, folder: Path, weights: Path) -> None:
-    """Uses single steps, so that it is known who waits. vLLM's requests get places by the same rule (Places)."""
+    """Uses single steps, so that it is known who waits. vLLM's requests get places by the same rule (EnginePlaces)."""
     if config.generation.engine == "vllm":
         pytest.skip("vLLM decodes in its own loop")
     api = config.generation.openai.model_copy(update={"http": "127.0.0.1:0", "slots": 2})

@@ -107,6 +107,8 @@ async def live(broker: Broker, rig: BrokerRig) -> None:
     (item, *_) = (await broker.lease_tasks(GEN, 4, 0)).tasks
     assert await broker.store.run("drop_groups", item.task.group_id, item.task.problem_id) == 4
     await broker.records.delete_garbage()
+    left = (await broker.lease_tasks(GEN, 4, 0)).tasks[0]
+    assert await broker.release_leases(GEN, [left.lease.lease_id], abandoned=True) == 1
     refused = (await broker.lease_tasks(GEN, 4, 0)).tasks[0]
     assert await broker.release_leases(GEN, [refused.lease.lease_id], "too long") == 4
     await broker.finish_run("over")

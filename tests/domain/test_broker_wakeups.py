@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from nouscoder.broker.wakeups import Found, Line
+from nouscoder.broker import wakeups
+from nouscoder.broker.wakeups import AvailableWork, Found, Line, Waits
 
 
 class Stock:
@@ -110,3 +111,24 @@ async def test_those_who_are_dismissed_answer_at_once_and_the_line_stays_closed(
     await settle()
     line.dismiss()
     assert await asyncio.wait_for(asyncio.gather(*waiting), 60) == [0, 0, 0]
+
+
+async def test_work_of_another_broker_reaches_a_caller_with_a_slow_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker asked Redis while the first look of this caller was still on its way, and nobody stood in line."""
+    monkeypatch.setattr(wakeups, "LOOK_AGAIN_S", 0.01)
+    stock = Stock()
+    stock.gate.clear()
+
+    async def available() -> AvailableWork:
+        return AvailableWork(0, stock.left, 0, "")
+
+    waits = Waits(available)
+    waiting = asyncio.create_task(waits.until(waits.grading, "w", stock.look, 0, 30))
+    await asyncio.sleep(0.1)
+    stock.gate.set()
+    await settle()  # its own look found nothing
+    stock.left += 1  # through another broker: nobody wakes this line
+    assert await waiting == 1
+    waits.end()

@@ -72,6 +72,26 @@ def test_all_faults_of_a_file_are_reported_together(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            ["broker.curriculum.size=3"],
+            "broker.curriculum.size is a key for name=subset, and not for name=epochs",
+        ),
+        (
+            ["broker.curriculum.name=subset", "broker.curriculum.size=3", "broker.curriculum.parts=3"],
+            "broker.curriculum.parts is a key for name=potential, and not for name=subset",
+        ),
+        (["broker.curriculum.sise=3"], "unknown key broker.curriculum.sise: did you mean broker.curriculum.size?"),
+    ],
+)
+def test_a_key_of_another_kind_is_named_with_its_kind(given: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(None, given)
+    assert str(error.value) == sentence
+
+
 def test_overrides_are_toml_values_or_bare_strings() -> None:
     config = load_config(None, ["learner.learning_rate=1e-3", "run.name=mine", "broker.pipeline_k=2"])
     assert (config.learner.learning_rate, config.run.name, config.broker.pipeline_k) == (1e-3, "mine", 2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
@@ -24,7 +27,12 @@ def test_the_document_has_every_key() -> None:
 
 def test_init_writes_a_commented_file_that_is_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 1000}')
+    config_json = {"model_type": "qwen3", "eos_token_id": 1, "max_position_embeddings": 1000}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config_json))
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    save_file({"lm_head.weight": np.zeros((2, 2), np.float32)}, tmp_path / "model" / "model.safetensors")
+    tests = {"type": "stdin", "cases": [{"input": "1", "output": "2"}]}
+    (tmp_path / "sums.jsonl").write_text(json.dumps({"problem_id": "a", "prompt": "", "tests": tests}))
     out = tmp_path / "my run.toml"
     answer = CliRunner().invoke(app, ["init", "model", "sums.jsonl", "--out", str(out)])
     assert answer.exit_code == 0, answer.output

@@ -286,7 +286,7 @@ def test_pools_follow_each_other_and_potential_begins_with_the_highest(tmp_path:
         (["name=subset"], "problem_ids or size"),
         (["name=pass_rates"], "pass_rates is needed"),
         (["name=pools", 'pass_rates="x"'], "at least one of stages"),
-        (["name=epochs", "size=3"], "unknown key broker.curriculum.size"),
+        (["name=epochs", "size=3"], "broker.curriculum.size is a key for name=subset"),
     ],
 )
 def test_a_section_that_is_not_whole_is_refused(settings_: list[str], sentence: str) -> None:

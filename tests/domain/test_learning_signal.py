@@ -62,6 +62,25 @@ def test_the_reason_follows_from_the_counts(accepted: int, reason: str) -> None:
     assert reason in (signal.judge(status(64, accepted=accepted)) or "")
 
 
+def test_a_policy_that_training_broke_is_not_told_to_take_other_problems() -> None:
+    """Before: "0 of 64 accepted: the policy solves none of these problems, ...; take other problems"."""
+    signal = LearningSignal(config(), Clock())
+    signal.judge(status(0, accepted=40, trained=128))
+    warning = signal.judge(status(64, accepted=40, trained=128)) or ""
+    assert "0 of 64 accepted, and 31% before: the training has broken the policy" in warning
+    assert "a lower learner.learning_rate" in warning
+    assert "take other problems" not in warning
+    with pytest.raises(NothingToLearn, match="the training has broken the policy"):
+        signal.judge(status(640, accepted=40, trained=128))
+
+
+@pytest.mark.parametrize(("accepted", "trained"), [(0, 128), (5, 128), (40, 0)], ids=["never", "rarely", "untrained"])
+def test_few_problems_that_were_solved_before_prove_nothing(accepted: int, trained: int) -> None:
+    signal = LearningSignal(config(), Clock())
+    signal.judge(status(0, accepted=accepted, trained=trained))
+    assert "the policy solves none" in (signal.judge(status(64, accepted=accepted, trained=trained)) or "")
+
+
 def test_the_run_ends_at_its_bound() -> None:
     signal = LearningSignal(config(), Clock())
     signal.judge(status(0))

@@ -18,6 +18,7 @@ from nouscoder.report import write_report
 from nouscoder.report.charts import Chart, Series, dumbbell, format_number, line_chart, nice_ticks, share_chart, table
 from nouscoder.report.curves import by_batch, time_chart
 from nouscoder.report.markup import MAX_CHARACTERS, clip, escape
+from nouscoder.report.page import NothingToReport
 from nouscoder.report.run_data import EvaluationData, EvaluationSample, number, read_run
 from nouscoder.report.samples import Change, chosen, pairs
 
@@ -122,11 +123,14 @@ def test_a_ledger_is_shown_as_balanced_only_if_the_summary_says_so_and_it_adds_u
     assert "✓ balanced" not in page
 
 
-def test_the_page_of_an_empty_run_folder_says_that_it_is_empty(tmp_path: Path) -> None:
-    page = write_report(tmp_path).read_text(encoding="utf8")
-    assert "has not ended" in page
+def test_a_run_that_trained_nothing_says_so_and_gets_no_empty_page(tmp_path: Path) -> None:
+    with pytest.raises(NothingToReport, match="has trained nothing and evaluated nothing yet, so it has no report"):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())
+    page = page_of(tmp_path, evaluation_before={"policy_version": 0, "pass_at_1": 0.5, "samples": []})
+    assert "This run has trained nothing yet, so it has no curves; it has not ended." in page
     assert Structure(page).open == []
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_a_missing_run_folder_is_named(tmp_path: Path) -> None:
@@ -186,7 +190,7 @@ def test_hostile_text_adds_no_element_and_no_attribute(tmp_path: Path) -> None:
     tame, hostile = build("x"), build(HOSTILE)
     assert hostile.elements == tame.elements
     assert hostile.attributes == tame.attributes
-    assert not {"src", "href", "onerror", "style"} & hostile.attributes
+    assert not {"src", "onerror", "style"} & hostile.attributes
     shown = "".join(hostile.texts)
     assert shown.count("</script><script>alert(1)</script>") >= 10
     assert "\\u202e\\u0000\\ud800$policy ${script}" in shown

@@ -81,6 +81,15 @@ async def test_a_lasting_failure_is_logged_at_its_beginning_and_its_end(caplog: 
     assert (first["what"], first["max_tries"], first["reason"]) == ("asking", 9, "gone")
 
 
+async def test_a_failure_that_goes_on_is_logged_again_with_the_time_that_is_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    policy = Retry("asking", (Away,), for_s=600.0, max_tries=3, wait_s=0.001, log_after_s=0.0, log_every_s=0.0)
+    with pytest.raises(Away, match="3"):
+        await policy.call(Work(Away("1"), Away("2"), Away("3")))
+    assert [(vars(each)["reason"], vars(each)["left_s"]) for each in caplog.records] == [("1", 600), ("2", 600)]
+
+
 async def test_each_error_is_reported_before_the_next_try() -> None:
     heard: list[str] = []
     with pytest.raises(Away, match="3"):

@@ -45,7 +45,9 @@ def rollouts(draw: st.DrawFn) -> Rollout:
         parts += pair
     if draw(st.booleans()):
         parts = with_experts(parts, draw(st.sampled_from("BH")), draw(st.integers(1, 3)), draw(st.integers(1, 4)))
-    return assemble_rollout(task, parts, draw(st.text() | st.text(max_size=3).map(lambda text: 400 * text)))
+    own_reward = draw(st.none() | st.floats(allow_nan=False, allow_infinity=False))
+    text = draw(st.text() | st.text(max_size=3).map(lambda text: 400 * text))
+    return assemble_rollout(task, parts, text, own_reward)
 
 
 def with_experts(
@@ -70,6 +72,7 @@ def test_a_record_decodes_to_its_rollout_and_its_header(rollout: Rollout) -> Non
     assert (header.record_bytes, header.num_tokens) == (len(record), len(rollout.token_ids))
     assert header.num_prompt_tokens == len(rollout.prompt_token_ids)
     assert (header.oldest_version, header.newest_version) == (rollout.oldest_version, rollout.newest_version)
+    assert header.own_reward == rollout.own_reward
     assert decode_text(record[header.text_offset :][: header.text_bytes]) == rollout.text
     assert encode_rollout(decode_rollout(record)) == (header, record)
 

@@ -206,6 +206,11 @@ STALLS: dict[str, tuple[StallSnapshot, StallCause, str]] = {
         "leases were lost too often",
     ),
     "every lease fails": (replace(LATE, status=status(queued=16)), CAUSE.LEASES_FAIL, "ask for work get none"),
+    "agents have gone with the rollouts that the next batch waits for": (
+        replace(LATE, ready_groups=9, sampling=holders(16, GEN), agent_session_s=120),
+        CAUSE.AGENTS_SLOW,
+        "16 rollouts wait for an agent, or for the next request of theirs",
+    ),
     "a hung engine holds the group that the next batch waits for": (
         replace(LATE, ready_groups=9, sampling=(*stand(GEN)[:1], *holders(8, "generation-h-1-1"))),
         CAUSE.ENGINE_HUNG,

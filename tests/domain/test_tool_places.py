@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.http_server.fair_queue import QueueFull
-from nouscoder.verifier.tools.places import Place, Places, Sharing
+from nouscoder.verifier.tools.places import Sharing, ToolPlace, ToolPlaces
 
 SHARING = Sharing(safe_s=10.0, long_idle_s=60.0, long_open_s=600.0)
 
@@ -22,7 +22,7 @@ class Session:
 
     task: asyncio.Task[None]
     client: str
-    place: Place | None = None
+    place: ToolPlace | None = None
     leave: asyncio.Event = field(default_factory=asyncio.Event)
     call: AsyncExitStack | None = None
 
@@ -33,7 +33,7 @@ class House:
     def __init__(self, num_places: int, max_waiting: int = 100) -> None:
         self.now_s = 0.0
         self.loads: list[tuple[int, int]] = []
-        self.places = Places(
+        self.places = ToolPlaces(
             num_places, max_waiting, lambda *load: self.loads.append(load), SHARING, clock=lambda: self.now_s
         )
         self.sessions: list[Session] = []

@@ -23,7 +23,8 @@ def axe_script() -> str:
 
 
 def violations_on(browser: Chromium, axe: str) -> list[str]:
-    """What axe finds on the page that is open."""
+    """What axe finds on the page that is open, once its transitions have ended."""
+    browser.settled()
     browser.value(f"{axe};0")
     found: list[str] = browser.value(_FOUND)
     return found

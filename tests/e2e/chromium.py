@@ -15,6 +15,17 @@ from typing import Any
 import pytest
 
 _LIMIT_S = 60.0
+# What the browser answers for an expression whose page it leaves for the next one.
+_LEFT = (
+    "Inspected target navigated or closed",
+    "Execution context was destroyed.",
+    "Cannot find context with specified id",
+    "Cannot find default execution context",
+)
+
+
+class PageLeftError(Exception):
+    """The page in which an expression was asked has been left for another."""
 
 
 class Chromium:
@@ -68,6 +79,8 @@ class Chromium:
         while True:
             answer = self._receive()
             if answer.get("id") == self._last_id:
+                if answer.get("error", {}).get("message") in _LEFT:
+                    raise PageLeftError(answer["error"]["message"])
                 assert "error" not in answer, answer
                 result: dict[str, Any] = answer["result"]
                 return result
@@ -89,11 +102,21 @@ class Chromium:
         return answer["result"].get("value")
 
     def until(self, expression: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true. A page that is left meanwhile has not made it true."""
         end = time.monotonic() + _LIMIT_S
-        while not self.value(expression):
+        while not self._is_true(expression):
             assert time.monotonic() < end, (expression, self.value("document.body.innerText"))
             time.sleep(0.02)
+
+    def settled(self) -> None:
+        """Wait until every transition of the page has ended: while one runs, colours and sizes are between two."""
+        self.until("document.getAnimations().every((one) => one.playState !== 'running')")
+
+    def _is_true(self, expression: str) -> bool:
+        try:
+            return bool(self.value(expression))
+        except PageLeftError:
+            return False
 
     def press(self, key: str, code: int, modifiers: int = 0, text: str = "") -> None:
         """Press and release one key. Modifiers: 2 is Ctrl, 8 is Shift."""

@@ -164,23 +164,34 @@ def loop_run(tmp_path: Path) -> Iterator[Callable[..., LoopRun]]:
             run.kill_tree()
 
 
+PROBLEM = {
+    "problem_id": "sum",
+    "prompt": "Read two integers and print their sum.",
+    "tests": {"type": "stdin", "cases": [{"input": "100 200\n", "output": "300\n"}]},
+    "public_tests": {"type": "stdin", "cases": [{"input": "1 2\n", "output": "3\n"}]},
+}
+
+
 @pytest.fixture(scope="session")
 def grading_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the REST API of `nouscoder serve verifier` on a free port, with the real sandbox and no token."""
     folder = tmp_path_factory.mktemp("verifier")
-    with _serving(folder, f"verifier.jobs.folder={folder / 'jobs'}") as url:
+    problems = folder / "problems.jsonl"
+    problems.write_text(json.dumps(PROBLEM) + "\n")
+    with serving(folder, f"verifier.jobs.folder={folder / 'jobs'}", f"verifier.problems={problems}") as url:
         yield url
 
 
 @pytest.fixture
 def small_queue_url(tmp_path: Path) -> Iterator[str]:
     """The same with two slots and a queue of two."""
-    with _serving(tmp_path, "verifier.max_queue=2", "verifier.sandbox.slots=2") as url:
+    with serving(tmp_path, "verifier.max_queue=2", "verifier.sandbox.slots=2") as url:
         yield url
 
 
 @contextmanager
-def _serving(folder: Path, *settings: str) -> Iterator[str]:
+def serving(folder: Path, *settings: str) -> Iterator[str]:
+    """The URL of a REST API with these settings."""
     log_file = folder / "log"
     command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
     for setting in settings:

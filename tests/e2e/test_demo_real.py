@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from nouscoder.installation import how_to_install
+
 MIN_GAIN = 0.2
 KILLED_AFTER_STEPS = 15
 
@@ -16,7 +18,7 @@ KILLED_AFTER_STEPS = 15
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_real_model_learns_and_a_kill_in_between_loses_nothing(loop_run: Callable[..., Any], seed: int) -> None:
-    pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'nouscoder[gguf]'")
+    pytest.importorskip("gguf", reason=f"the package gguf is not installed: {how_to_install('gguf')}")
     run = loop_run(defaults=())
     run.arguments = ("--real", "--seed", str(seed))
     run.start()

@@ -90,6 +90,7 @@ def test_other_weights_under_the_same_name_are_another_model(place: Path) -> Non
     assert before != after
 
 
+@pytest.mark.heavy
 def test_yarn_gives_the_context_and_the_positions_of_a_configuration_with_yarn(place: Path) -> None:
     config = json.loads((place / "first" / "config.json").read_text())
     context = config["max_position_embeddings"]
@@ -125,6 +126,10 @@ def test_yarn_gives_the_context_and_the_positions_of_a_configuration_with_yarn(p
         (("--policy", "first", "--url", "http://x", "--model", "m"), "give one of --url .*, --policy and --samples"),
         (("--policy", "first", "--yarn-factor", "2"), "YaRN needs --yarn-factor above 1 and --yarn-original-tokens"),
         (("--yarn-factor", "2"), "need --policy"),
+        (
+            ("--policy", "first", "--set", "generation.device=cuda:7"),
+            'generation.device is "cuda:7", and .*: take "cpu"',
+        ),
         (("--policy", "first", "--extra", '{"top_k": 20}'), "top_k"),
         (("--policy", "first", "--prompt", "lbc"), "--prompt 'lbc' is none of plain, livecodebench"),
     ],

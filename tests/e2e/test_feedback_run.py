@@ -22,11 +22,11 @@ from tests.e2e.small_runs import trained
 from nouscoder.data.problems import save_problems
 from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, save_policy
 from nouscoder.demo.warmstart import WarmStartBudget, teach_batches
+from nouscoder.domain.feedback import feedback_on
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests
 from nouscoder.domain.verdict import FirstFailure, Verdict, VerdictKind
-from nouscoder.generation.environments.feedback import feedback_on
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.run.export import export
 from nouscoder.sft.reading import demonstration

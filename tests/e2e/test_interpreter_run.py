@@ -71,15 +71,22 @@ def problem(a: int, b: int) -> Problem:
     return Problem(f"{a}x{b}", f"{a}*{b}\n", MathTests((MathCase(str(a * b)),)), text_is_code=True)
 
 
-def taught(random: Random, *, mistakes: float) -> Iterator[Rollout]:
-    """The two turns of a rollout, each after the tokens before it."""
+def taught(
+    random: Random,
+    *,
+    mistakes: float,
+    call_form: str = "<python>{}</python>",
+    reply_form: str = "\n<output>\n{}\n</output>\n",
+) -> Iterator[Rollout]:
+    """The two turns of a rollout with one call of a tool, each after the tokens before it."""
     a, b = pairs(random)
     prompt, answer = CharTokenizer().encode_prompt(f"{a}*{b}\n"), [*ENCODE(str(a * b)), EOS_ID]
-    right = f"<python>{a}*{b}</python>"
-    wrong = (f"<python>{a}+{b}</python>", f"<python>{a}*{a}</python>", f"<python>{a}*{b}", str(a * b + 1))
+    right = call_form.format(f"{a}*{b}")
+    cut = call_form.partition("{}")[0] + f"{a}*{b}"
+    wrong = (call_form.format(f"{a}+{b}"), call_form.format(f"{a}*{a}"), cut, str(a * b + 1))
     call = random.choice(wrong) if random.random() < mistakes else right
     yield demonstration(prompt, [*ENCODE(call), EOS_ID])
-    yield demonstration([*prompt, *ENCODE(right), EOS_ID, *ENCODE(f"\n<output>\n{a * b}\n</output>\n")], answer)
+    yield demonstration([*prompt, *ENCODE(right), EOS_ID, *ENCODE(reply_form.format(a * b))], answer)
 
 
 def teach(folder: Path, seed: int, *, to_call: bool) -> None:

@@ -177,11 +177,11 @@ def test_no_redis_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_bad_value_is_one_sentence() -> None:
     answer = nouscoder("serve", "broker", "--set", "broker.lease=5")
-    assert answer.returncode == 1
+    assert answer.returncode == 78
     assert answer.stderr.strip() == "nouscoder: unknown key broker.lease: did you mean broker.lease_s?"
 
 
 def test_resuming_a_missing_run_is_one_sentence(tmp_path: Path) -> None:
     answer = nouscoder("demo", "--name", "missing", "--resume", "--set", f'run.root="{tmp_path}"')
-    assert answer.returncode == 1
+    assert answer.returncode == 78
     assert "there is no run to resume" in answer.stderr

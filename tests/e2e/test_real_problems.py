@@ -199,6 +199,7 @@ async def test_reference_solutions_are_accepted_where_the_data_set_accepts_them(
     assert all(one.right for one in judged), report_of(judged)
 
 
+@pytest.mark.heavy
 async def test_wrong_programs_get_the_right_verdict_on_real_problems(url: str) -> None:
     judged = await judge_contests(url, read_code_contests(CODE_CONTESTS)[::15])
     assert len(judged) == 44

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nouscoder.config import load_config
 from nouscoder.data.problems import EXAMPLES
-from nouscoder.grade_files.grade_file import Request, grade_file
+from nouscoder.grade_files.grade_file import FileRequest, grade_file
 
 _GUESS = """low, high = 1, 1000
 while True:
@@ -44,7 +44,7 @@ def test_a_right_answer_to_each_example_passes_and_a_wrong_one_does_not(tmp_path
     rows = [{"task_id": name, "code": code} for answers in (RIGHT, WRONG) for name, code in answers.items()]
     samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "out.jsonl"
-    summary, code = grade_file(Request(samples, out, problems), load_config(None))
+    summary, code = grade_file(FileRequest(samples, out, problems), load_config(None))
     verdicts = [json.loads(line)["verdict"] for line in out.read_text().splitlines()]
     assert verdicts[: len(RIGHT)] == ["accepted"] * len(RIGHT), out.read_text()
     assert "accepted" not in verdicts[len(RIGHT) :]

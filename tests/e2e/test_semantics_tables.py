@@ -1,7 +1,7 @@
 """The programs of semantics/*.toml with hand-checked verdicts: those of a real process, and those of LiveCodeBench.
 
-Every program must get `verdict` with the process profile, and `lcb`, if given, with the lcb profile. Programs in
-languages that this host lacks are skipped.
+Every program must get `verdict` with the process profile, and `lcb`, if given, with the lcb profile. Where NeMo Gym's
+code_gen differs from that, `code_gen` is given too. Programs in languages that this host lacks are skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,11 @@ async def grader() -> AsyncIterator[Grader]:
     await asyncio.sleep(0.1)  # lets the pipes of the slots' processes close before the loop does
 
 
-async def _differences(grader: Grader, profile: str, truth: str) -> list[str]:
+async def _differences(
+    grader: Grader, profile: str, truth: str, programs: Sequence[Mapping[str, Any]] | None = None
+) -> list[str]:
     """The programs whose verdict with `profile` differs from their column `truth`."""
-    programs = [program for program in _programs() if truth in program and _can_run(program)]
+    programs = [program for program in programs or _programs() if truth in program and _can_run(program)]
     work = (grader.grade(_submission(program, profile)) for program in programs)
     verdicts = await asyncio.gather(*work)
     return [
@@ -162,8 +164,18 @@ async def test_the_process_profile_gives_the_right_verdict_for_every_program(gra
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.heavy
 async def test_the_lcb_profile_gives_the_verdict_of_livecodebench(grader: Grader) -> None:
     assert await _differences(grader, "lcb", "lcb") == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.heavy
+async def test_the_code_gen_profile_differs_from_lcb_only_where_nemo_gyms_server_does(grader: Grader) -> None:
+    """Calls, and whole programs with a column of their own. make test-trainers has the server itself say the column."""
+    programs = [program for program in _programs() if "lcb" in program and ("call" in program or "code_gen" in program)]
+    expected = [{**program, "code_gen": program.get("code_gen", program["lcb"])} for program in programs]
+    assert await _differences(grader, "code_gen", "code_gen", expected) == []
 
 
 @pytest.mark.asyncio(loop_scope="module")

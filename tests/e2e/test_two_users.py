@@ -149,6 +149,7 @@ def test_another_user_reads_replaces_and_calls_nothing_of_a_run(
     assert all(is_closed(place) for place in (host / "tmp").iterdir()), "what is left in /tmp is closed"
 
 
+@pytest.mark.heavy
 def test_another_user_reads_and_replaces_nothing_of_a_grading_service(host: Path, tmp_path: Path) -> None:
     """Started by hand, with two processes, a token, an audit log, and sockets for gRPC and metrics."""
     token, line = new_api_key("ann")

@@ -155,6 +155,6 @@ def test_an_unusable_configuration_is_one_sentence_and_exit_78(tmp_path: Path, s
     last = (tmp_path / "log").read_text().splitlines()[-1]
     assert last.startswith("nouscoder: ")
     assert message in last
-    from nouscoder.run.supervisor import EXIT_UNUSABLE
+    from nouscoder.errors import ExitCode
 
-    assert code == EXIT_UNUSABLE
+    assert code == ExitCode.UNUSABLE

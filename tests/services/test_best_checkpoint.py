@@ -35,6 +35,7 @@ MOMENTS = (
     "in the middle of removing the old best",
     "after the old best is removed",
 )
+OFTEN = ("after the weights are kept", "in the middle of removing the old best")  # the others are heavy tests
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,9 @@ def test_the_best_checkpoint_stays_although_only_the_newest_is_kept(train: Train
     assert [*numbered(tmp_path / "run" / "checkpoints")] == [12]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [pytest.param(one, marks=() if one in OFTEN else pytest.mark.heavy) for one in MOMENTS]
+)
 def test_a_run_killed_at_any_point_keeps_the_best_checkpoint_and_no_other(
     moment: str, train: Train, tmp_path: Path
 ) -> None:

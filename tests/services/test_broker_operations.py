@@ -302,6 +302,32 @@ async def test_a_drained_run_admits_nothing_and_works_on_what_it_has(new_broker:
     assert len((await broker.lease_tasks(GEN, 100, 0)).tasks) == 12
 
 
+async def test_a_rollout_that_its_agent_abandoned_is_given_up_and_its_group_goes_on(
+    new_broker: NewBroker, broker_rig: Any
+) -> None:
+    broker = await opened(new_broker, broker_rig, "broker.pipeline_k=3")
+    held = (await broker.lease_tasks(GEN, 4, 0)).tasks
+    mine = [item.lease.lease_id for item in held]
+    assert await broker.release_leases(OTHER, mine[:1], abandoned=True) == 0, "another worker holds no such lease"
+    assert await broker.release_leases(GEN, mine[:1], abandoned=True) == 1
+    assert await broker.release_leases(GEN, mine[:1], abandoned=True) == 0
+    status = await broker.status()
+    assert (status.ledger.abandoned, status.ledger.in_flight["sampling"]) == (1, 3)
+    assert status.ledger.balanced
+    assert status.cancelled == {"abandoned": 1}
+    assert not await broker.operations.dead_letters()
+    await broker.submit_rollouts(GEN, [broker_rig.sampled(item) for item in held[1:]])
+    kinds = iter((VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.ACCEPTED))
+    await broker_rig.grade(broker, lambda rollout_id: next(kinds))
+    assert (await broker.status()).ledger.in_flight["ready"] == 3, "the group is complete without it"
+    others = (await broker.lease_tasks(GEN, 4, 0)).tasks
+    leases = [item.lease.lease_id for item in others]
+    assert len({item.task.group_id for item in others}) == 1
+    assert await broker.release_leases(GEN, leases[:3], abandoned=True) == 3
+    ledger = (await broker.status()).ledger
+    assert (ledger.abandoned, ledger.balanced) == (5, True), "one member is no group"
+
+
 async def test_a_refused_problem_is_given_up_at_once_and_not_asked_again(
     new_broker: NewBroker, broker_rig: Any
 ) -> None:

@@ -68,6 +68,17 @@ def test_a_users_function_that_fails_gives_no_reward_and_says_so(name: str, capl
     assert "user's reward" in caplog.text
 
 
+def test_the_reward_of_an_agent_takes_the_place_of_any_rule() -> None:
+    own = replace(header(), own_reward=0.25)
+    for of_run in (rewards("broken"), Rewards(load_config(None)), rewards("shorter_is_better")):
+        assert of_run.of(own, verdict(VerdictKind.ACCEPTED)) == 0.25
+        assert of_run.of(own, verdict(VerdictKind.INTERNAL_ERROR)) is None
+    punished = Rewards(load_config(None, ["broker.reward.overlong=punished", "broker.reward.punished_reward=-2.0"]))
+    assert punished.of(replace(own, finish_reason=FinishReason.LENGTH), verdict()) == -2.0
+    with pytest.raises(ValueError, match="reward nan is not a finite number"):
+        replace(own, own_reward=float("nan"))
+
+
 def test_our_failure_never_reaches_a_users_function() -> None:
     assert rewards("broken").of(header(), verdict(VerdictKind.INTERNAL_ERROR)) is None
     assert Rewards(load_config(None)).of(header(), verdict(VerdictKind.INTERNAL_ERROR)) is None

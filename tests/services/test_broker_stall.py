@@ -27,7 +27,7 @@ async def broker(new_broker: NewBroker, broker_rig: Any) -> Broker:
 
 
 async def snapshot_of(broker: Broker) -> StallSnapshot:
-    return await read_snapshot(broker.store, await broker.status(), broker.rules, 6)
+    return await read_snapshot(broker.store, await broker.status(), broker.rules, 6, 0.0)
 
 
 async def last_commits_took(broker: Broker, gap_s: float) -> None:

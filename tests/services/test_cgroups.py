@@ -73,6 +73,35 @@ def test_a_slot_has_a_share_of_the_cpus_in_both_versions(tmp_path: Path) -> None
     assert "cgroup.subtree_control +cpu" in written
 
 
+@pytest.mark.parametrize("own", ["1:cpu:/\n4:memory:/\n0::/\n", "0::/\n"])
+def test_an_idle_group_is_made_where_the_kernel_has_one_and_removed(tmp_path: Path, own: str) -> None:
+    version_1 = own.startswith("1")
+    make_files(tmp_path, *[] if version_1 else ["cgroup.controllers", "cgroup.subtree_control"])
+    cpu = tmp_path / "cpu" if version_1 else tmp_path
+    for name in ("cpu", "memory") if version_1 else ():
+        (tmp_path / name).mkdir()
+    groups = Groups(tmp_path, own)
+    assert groups.make_idle() is None  # an older kernel: no file cpu.idle
+    assert not list(tmp_path.glob("**/*.idle"))
+    made = cpu / f"{groups._prefix}.idle"
+    with pytest.MonkeyPatch.context() as patch:
+        mkdir = Path.mkdir
+
+        def with_file(folder: Path, *args: object, **options: bool) -> None:
+            mkdir(folder, **options)
+            if folder == made:
+                (folder / "cpu.idle").write_text("")
+
+        patch.setattr(Path, "mkdir", with_file)
+        idle = groups.make_idle()
+    assert idle is not None
+    assert ((made / "cpu.idle").read_text(), idle.procs) == ("1", str(made / "cgroup.procs"))
+    assert idle.own == str((cpu if version_1 else cpu / "nouscoder-service") / "cgroup.procs")
+    (made / "cpu.idle").unlink()  # as the kernel's files go with their group
+    idle.remove()
+    assert not made.exists()
+
+
 def test_two_sandboxes_of_one_process_share_no_group(tmp_path: Path) -> None:
     """The invariant: the removal of one sandbox's groups leaves those of another."""
     (tmp_path / "pids" / "mine").mkdir(parents=True)

@@ -19,6 +19,7 @@ from nouscoder.cli.status import status_text, why_stalled_text
 from nouscoder.config import Config
 from nouscoder.domain.run_status import RunMode
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.errors import Unusable, WrongUse
 from nouscoder.rpc.channel import PeerRefused
 
 NewBroker = Callable[..., Broker]
@@ -80,9 +81,9 @@ async def test_dead_letters_are_listed_shown_requeued_and_dropped(operated: Oper
     shown = json.loads(await operate.letter_text(config, listed[0]["letter_id"], as_json=True))
     assert shown["text"] == f"print('{listed[0]['rollout_id']}')"
     assert shown["text"] in await operate.letter_text(config, listed[0]["letter_id"], as_json=False)
-    with pytest.raises(OperationFailed, match="there is no dead letter 1-1"):
+    with pytest.raises(Unusable, match="there is no dead letter 1-1"):
         await operate.letter_text(config, "1-1", as_json=False)
-    with pytest.raises(OperationFailed, match="name dead letters, or give --all"):
+    with pytest.raises(WrongUse, match="name dead letters, or give --all"):
         await operate.remove_letters_text(config, [], every=False, requeue=True, as_json=False)
     name = listed[0]["letter_id"]
     dropped = await operate.remove_letters_text(config, [name], every=False, requeue=False, as_json=False)

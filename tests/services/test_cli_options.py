@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 from nouscoder import __version__
@@ -24,6 +27,30 @@ def test_help_names_completion() -> None:
     done = CliRunner().invoke(app, ["--help"])
     assert done.exit_code == 0
     assert "--install-completion" in done.output
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The command and all below it, each with its words."""
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, (*path, name))
+
+
+def test_no_help_text_loses_words_to_markup() -> None:
+    """A section of the configuration, such as [sft], is markup to rich, unless a backslash stands before it."""
+    tree = list(commands(typer.main.get_command(app)))
+    texts = [(path, command.help or "") for path, command in tree]
+    texts += [(path, getattr(param, "help", None) or "") for path, command in tree for param in command.params]
+    assert len(tree) > 40
+    assert len(texts) > 300
+    lost = [(path, text) for path, text in texts if Text.from_markup(text).plain != text.replace("\\[", "[")]
+    assert not lost
+    for words, section in (
+        (["sft", "run"], "[sft]"),
+        (["self-play"], "[self_play]"),
+        (["bench", "learner"], "[learner]"),
+    ):
+        assert section in CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "300"}).stdout
 
 
 def test_doctor_of_a_grading_installation_needs_neither_redis_nor_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from tests.command_line import nouscoder
 
 from nouscoder.cli.app import app
 from nouscoder.config import Config, load_config
@@ -22,7 +22,7 @@ PUBLISHED = [name for name in recipe_names() if name not in OURS]
 
 
 def printed(*arguments: str, code: int = 0) -> str:
-    answer = CliRunner().invoke(app, list(arguments))
+    answer = nouscoder(*arguments)
     assert answer.exit_code == code, answer.output
     return answer.output
 
@@ -147,4 +147,4 @@ def test_a_run_has_a_file_or_a_recipe(arguments: list[str]) -> None:
 
 
 def test_an_unknown_recipe_is_refused_with_the_known_ones() -> None:
-    assert "there is no recipe 'x'; there are: acecoder-7b" in printed("train", "--recipe", "x", code=78)
+    assert "there is no recipe 'x' (known recipes: acecoder-7b" in printed("train", "--recipe", "x", code=78)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from tests.command_line import Ended, nouscoder
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
-from nouscoder.cli.app import app
 from nouscoder.domain.prompt import PromptSettings
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.policy_folder.inspection import faults_of
@@ -44,8 +42,8 @@ def write_examples(path: Path, count: int) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def sft(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["sft", *arguments])
+def sft(*arguments: str) -> Ended:
+    return nouscoder("sft", *arguments)
 
 
 def test_flags_make_a_policy_folder_with_tokenizer_and_card(place: Path) -> None:
@@ -90,7 +88,7 @@ def test_a_configuration_names_the_same_things_and_an_own_place(place: Path) -> 
 def test_a_fine_tuning_goes_on_only_with_its_own_examples(place: Path) -> None:
     options = ("--model", "first", "--data", "examples.jsonl", "--name", "tiny")
     assert sft(*options).exit_code == 0
-    assert "holds a run already" in str(sft(*options).exception)
+    assert "holds a run already" in sft(*options).stderr
     write_examples(place / "examples.jsonl", 23)
     answer = sft(*options, "--resume")
     assert answer.exit_code == 78

@@ -17,6 +17,7 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.serving import serve_broker
 from nouscoder.cli.status import status_text, why_stalled_text
 from nouscoder.config import dump_config
+from nouscoder.errors import ExitCode
 from nouscoder.rpc.channel import PeerUnreachable
 
 
@@ -50,7 +51,7 @@ async def test_over_mutual_tls_the_broker_and_certificates_come_from_the_configu
         plain = await nouscoder("status", "--broker", address)
     assert (asked[0], json.loads(asked[1])["balanced"]) == (0, True), asked
     assert (stalled[0], stalled[2]) == (0, ""), stalled
-    assert plain[0] == 1
+    assert plain[0] == ExitCode.UNAVAILABLE
     assert plain[2] == f"nouscoder: broker at {address} has not answered for 3 s\n"
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from nouscoder.cli.app import app
 from nouscoder.config import load_config
 from nouscoder.data.filters.near_duplicates import NearIndex, NgramHasher, jaccard, rows_per_band, words_of
-from nouscoder.data.filters.run import FILTERS, Selection, read_recipe, select
+from nouscoder.data.filters.run import FILTERS, Selection, import_missing, read_recipe, select
 from nouscoder.data.filters.step import CannotFilter, GradingTarget
 from nouscoder.data.problem_parquet import column, load_problems, read_parquet
 from nouscoder.data.problems import ReferencedProblem
@@ -407,7 +407,7 @@ def test_the_command_prints_counts_and_hash(tmp_path: Path) -> None:
     recipe.write_text('name = "five"\ninputs = ["problems.jsonl"]\nsteps = [{filter = "num_tests", at_least = 5}]')
     answer = CliRunner().invoke(app, ["data", "filter", str(recipe), "--out", str(tmp_path / "o.parquet")])
     assert answer.exit_code == 0, answer.output
-    lines = answer.output.splitlines()
+    lines = answer.stdout.splitlines()
     assert lines[2].split() == ["num_tests", "2", "1"]
     assert lines[3].split() == ["too", "few", "tests", "-1"]
     record = json.loads((tmp_path / "o.parquet.selection.json").read_text())
@@ -470,3 +470,19 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
 
 def test_every_published_selection_is_tested() -> None:
     assert {file.stem for file in (ROOT / "configs" / "data").glob("*.toml")} == set(PUBLISHED)
+
+
+def test_a_file_that_was_imported_otherwise_is_not_taken_for_the_recipes(tmp_path: Path) -> None:
+    row = {"question": "Add.", "input_output": json.dumps({"inputs": ["1"], "outputs": ["2"]}), "difficulty": "easy"}
+    write_lines(tmp_path / "apps.jsonl", [{"problem_id": 1, **row}, {"problem_id": 2, **row}])
+    recipe = tmp_path / "recipe.toml"
+    text = (
+        'name = "x"\ninputs = ["p.parquet"]\n[[steps]]\nfilter = "num_tests"\nat_least = 1\n'
+        '[imports."p.parquet"]\nformat = "apps"\nfiles = ["apps.jsonl"]\n'
+    )
+    recipe.write_text(text)
+    assert len(list(import_missing(read_recipe(recipe)))) == 1
+    assert list(import_missing(read_recipe(recipe))) == []
+    recipe.write_text(text + "max_tests = 2\n")
+    with pytest.raises(CannotFilter, match=r"p.parquet was imported without max_tests, and .* with max_tests 2"):
+        list(import_missing(read_recipe(recipe)))

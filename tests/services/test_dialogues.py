@@ -17,6 +17,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
+from tests.busy_cpu import HOG
 
 from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import InteractiveTests, JudgeProgram, Limits, StdinCase, Submission
@@ -304,7 +305,7 @@ def busy_cpu() -> Iterator[None]:
     """Bind this process, and what it starts, to one CPU with six processes that use it up."""
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
+    hogs = [subprocess.Popen([sys.executable, "-c", HOG]) for _ in range(6)]
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from nouscoder.config import load_config
 from nouscoder.http_server.api_keys import new_api_key
@@ -118,6 +119,7 @@ class Sender:
                 self.num_right += 1
 
 
+@pytest.mark.heavy
 async def test_a_killed_process_is_replaced_and_the_clients_of_the_other_lose_nothing() -> None:
     async with serving() as service, httpx.AsyncClient(base_url=service.url, timeout=_LIMIT_S) as client:
         stop, senders = asyncio.Event(), [Sender(service.url) for _ in range(6)]

@@ -24,6 +24,7 @@ from nouscoder.config import (
     load_config,
 )
 from nouscoder.demo.policy import BOS_ID, EOS_ID, CharTokenizer
+from nouscoder.domain.feedback import feedback_on
 from nouscoder.domain.problem import GradingRules, PublicTests
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import LANGUAGES, Limits, StdinCase, StdinTests, Submission
@@ -31,7 +32,7 @@ from nouscoder.domain.tokens import Completion, FinishReason, Segment, float32, 
 from nouscoder.domain.verdict import FirstFailure, Verdict, VerdictKind
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefused, ToolUnavailable
-from nouscoder.generation.environments.feedback import Feedback, feedback_on
+from nouscoder.generation.environments.feedback import Feedback
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.generation.environments.tools import SessionCalls, Tools
 from nouscoder.http_server.memory_budget import MemoryBudget
@@ -306,7 +307,7 @@ def options(values: Sequence[str]) -> list[str]:
     ("values", "says"),
     [
         (["kind=chat"], "generation.environment: a section whose kind must be one of single_turn, feedback, int"),
-        (["turns=3"], "unknown key generation.environment.turns"),
+        (["turns=3"], "generation.environment.turns is a key for kind=feedback"),
         (["kind=feedback", "turns=0"], "generation.environment.turns: Input should be greater than or equal to 1"),
         (["kind=entry_point"], "generation.environment.entry_point: Field required"),
     ],

@@ -341,7 +341,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"stop": ""}, None, "none of them empty"),
     (CHAT, {"messages": []}, "messages", "at least 1 item"),
     (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, None, "unexpected end of hex escape"),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'user'"),
+    (CHAT, {"messages": [{"role": "function", "content": "x"}]}, "messages.0.role", "'user'"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * CAPACITY}]}, "messages", f"may have {CAPACITY}"),
     (TEXT, {"prompt": []}, "prompt", "there is none"),
     (TEXT, {"prompt": [[]]}, "prompt", "there is no token"),

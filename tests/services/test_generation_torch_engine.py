@@ -366,3 +366,14 @@ def test_a_temperature_near_zero_takes_the_likeliest_token_and_overflows_nothing
         choice = choose_tokens(logits, draws, torch.full((2,), temperature), None)
         assert choice.token_ids.tolist() == [2, 0]
         assert choice.logprobs.tolist() == [0.0, 0.0]
+
+
+def test_passes_take_the_keyword_arguments_of_newer_models() -> None:
+    """From transformers 5.24 on, attention gives `update` its own keyword arguments (pyproject.toml allows it)."""
+    cache = KeyValueCache(2, CAPACITY)
+    keys, values = torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4)
+    cache.prompt_pass(0, torch.tensor([0])).update(keys, values, 0, kwargs={"use_cache": False})
+    one = cache.decode_pass(torch.tensor([3]), 4).update(
+        keys[:, :, :1], values[:, :, :1], 0, kwargs={"use_cache": False}
+    )
+    assert [tuple(stored.shape) for stored in one] == [(1, 2, 4, 4)] * 2

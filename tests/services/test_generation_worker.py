@@ -25,7 +25,7 @@ from nouscoder.generation import worker as worker_module
 from nouscoder.generation.engines.base import Engine, EngineStopped
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
-from nouscoder.generation.environments.base import Environment, Sampler, ToolUnavailable
+from nouscoder.generation.environments.base import Environment, Sampler, SessionAbandoned, ToolUnavailable
 from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.environments.tools import SessionCalls, Tools
 from nouscoder.generation.metrics import GenerationMetrics
@@ -70,6 +70,7 @@ class MemoryBroker:
     told: list[tuple[dict[str, int], bool]] = field(default_factory=list)
     has_released: bool = False
     given_back: list[str] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
     never: dict[str, str] = field(default_factory=dict)
     unwelcome: str = ""
 
@@ -105,8 +106,13 @@ class MemoryBroker:
         while True:
             yield await self.manifests.get()
 
-    async def release_leases(self, lease_ids: Iterable[str] = (), refused: str = "") -> None:
+    async def release_leases(
+        self, lease_ids: Iterable[str] = (), refused: str = "", *, abandoned: bool = False
+    ) -> None:
         returned = list(lease_ids)
+        if abandoned:
+            self.abandoned += [self.leased[lease_id] for lease_id in returned]
+            return
         if refused:
             self.never |= {self.leased[lease_id]: refused for lease_id in returned}
             return
@@ -513,13 +519,15 @@ class ToolUser:
 
     name = "tool_user"
 
-    def __init__(self, single_turn: SingleTurn, tools: Tools, num_lost: int = 0) -> None:
-        self._single_turn, self._tools, self._num_lost = single_turn, tools, num_lost
+    def __init__(
+        self, single_turn: SingleTurn, tools: Tools, num_lost: int = 0, error: type[Exception] = ToolUnavailable
+    ) -> None:
+        self._single_turn, self._tools, self._num_lost, self._error = single_turn, tools, num_lost, error
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
         if self._num_lost:
             self._num_lost -= 1
-            raise ToolUnavailable("the verifier is away")
+            raise self._error("the verifier is away")
         await self._tools.grade(Submission(StdinTests(()), "x"))
         return await self._single_turn.rollout(task, sampler)
 
@@ -574,3 +582,15 @@ async def test_a_rollout_whose_tool_is_away_is_given_back_at_once(single_turn: S
     async with working_with_tools(broker, tmp_path, ToolUser(single_turn, tools, num_lost=3), tools) as worker:
         await until(lambda: len(broker.submitted) == 5 and len(broker.given_back) == 3 and not worker.num_held, 60.0)
     assert sorted([*broker.given_back, *broker.ids]) == [task.rollout_id for task in tasks(8)]
+
+
+async def test_a_rollout_whose_agent_is_gone_is_given_up_at_once(single_turn: SingleTurn, tmp_path: Path) -> None:
+    """Before, its lease ran out, and four more agents got the same rollout before the broker gave it up."""
+    broker, grader = MemoryBroker(tasks(8), expires_in_s=60.0), WaitingGrader()
+    grader.answer.set()
+    tools = Tools(grader, 60.0)
+    environment = ToolUser(single_turn, tools, num_lost=3, error=SessionAbandoned)
+    async with working_with_tools(broker, tmp_path, environment, tools) as worker:
+        await until(lambda: len(broker.submitted) == 5 and len(broker.abandoned) == 3 and not worker.num_held, 60.0)
+    assert sorted([*broker.abandoned, *broker.ids]) == [task.rollout_id for task in tasks(8)]
+    assert broker.given_back == []

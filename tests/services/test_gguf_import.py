@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.domain.conversation import Message, Role
+from nouscoder.installation import how_to_install
 from nouscoder.learner.model.weights import load_model
 from nouscoder.policy_folder.gguf import GgufUnusable, import_gguf
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 
-pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'nouscoder[gguf]'")
+pytest.importorskip("gguf", reason=f"the package gguf is not installed: {how_to_install('gguf')}")
 
 
 @dataclass
@@ -97,5 +99,5 @@ def test_a_file_of_another_kind_and_an_existing_folder_are_refused(tmp_path: Pat
 
 def test_without_the_package_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nouscoder.policy_folder.gguf.find_spec", lambda name: None)
-    with pytest.raises(GgufUnusable, match=r"pip install 'nouscoder\[gguf\]'"):
+    with pytest.raises(GgufUnusable, match=re.escape(how_to_install("gguf"))):
         import_gguf(tmp_path / "any.gguf", tmp_path / "out")

@@ -14,15 +14,18 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
-from nouscoder.client import Client, GradingFailed, Patience
+from nouscoder.client import AsyncClient, Client, GradingFailed, Patience, Unreachable
+from nouscoder.client.retries import Attempts
 from nouscoder.config import Config, load_config
 from nouscoder.data.json_records import UnreadableFile
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
-from nouscoder.grade_files.grade_file import GradeSummary, NothingToGrade, OutputFault, Request
+from nouscoder.grade_files.answers import _require_service
+from nouscoder.grade_files.grade_file import FileRequest, GradeSummary, NothingToGrade, OutputFault
 from nouscoder.grade_files.grade_file import grade_file as grade
 
 
@@ -34,7 +37,7 @@ def config() -> Config:
 
 def grade_file(path: Path, config: Config, out: Path | None = None, server: str | None = None) -> int:
     """The exit code of grading one file."""
-    return grade(Request(path, out, server=server), config)[1]
+    return grade(FileRequest(path, out, server=server), config)[1]
 
 
 def line(given: str, wanted: str, **fields: object) -> str:
@@ -84,14 +87,14 @@ def lines_of(out: Path) -> list[dict[str, object]]:
 )
 def test_a_bad_line_is_named_and_the_others_are_graded(tmp_path: Path, config: Config, bad: str, message: str) -> None:
     path, out = write(tmp_path / "in.jsonl", line("a", "a"), bad, line("b", "b")), tmp_path / "out.jsonl"
-    summary, code = grade(Request(path, out), config)
+    summary, code = grade(FileRequest(path, out), config)
     assert code == 1
     assert [one.get("verdict") for one in lines_of(out)] == ["accepted", None, "accepted"]
     assert message in str(lines_of(out)[1]["error"])
     (told,) = summary.bad_lines
     assert told.startswith("line 2: ")
     assert message in told
-    assert grade(Request(path, out, skip_bad=True), config)[1] == 0
+    assert grade(FileRequest(path, out, skip_bad=True), config)[1] == 0
 
 
 def test_a_file_without_submissions_or_no_file_is_a_fault(tmp_path: Path, config: Config) -> None:
@@ -151,7 +154,7 @@ def test_sample_files_of_the_public_tools_are_read_as_they_are(tmp_path: Path, c
     """Of two problems with three samples each, every sample of p0 is right and none of p1."""
     problems = problems_file(tmp_path / "problems.jsonl", "right", "other")
     out = tmp_path / "out.jsonl"
-    summary, code = grade(Request(write(tmp_path / "samples", SAMPLE_FILES[kind]), out, problems), config)
+    summary, code = grade(FileRequest(write(tmp_path / "samples", SAMPLE_FILES[kind]), out, problems), config)
     assert code == 0
     assert summary.by_problem == {"p0": [3, 3], "p1": [3, 0]}
     assert summary.pass_at_k == {1: 0.5, 2: 0.5}
@@ -191,7 +194,7 @@ def test_a_completion_may_be_the_body_of_the_function_in_the_prompt(
     )
     lines = [{"task_id": name, "completion": completion} for name in ("HumanEval/0", "words")]
     file = write(tmp_path / "samples.jsonl", "\n".join(map(json.dumps, lines)))
-    grade(Request(file, tmp_path / "out.jsonl", tmp_path / "problems.jsonl"), load_config(None, []))
+    grade(FileRequest(file, tmp_path / "out.jsonl", tmp_path / "problems.jsonl"), load_config(None, []))
     found = [one["verdict"] for one in lines_of(tmp_path / "out.jsonl")]
     is_answer = "```python" in completion or verdict == "no_code"
     assert (found[0], found[1] == verdict) == (verdict, is_answer)
@@ -206,7 +209,7 @@ def test_a_sample_of_no_known_problem_or_without_text_is_a_bad_line(tmp_path: Pa
         '{"completion": "x"}',
         '{"task_id": "p0", "code_list": [1]}',
     )
-    summary, code = grade(Request(path, tmp_path / "out", problems), config)
+    summary, code = grade(FileRequest(path, tmp_path / "out", problems), config)
     assert code == 1
     assert [told.partition(": ")[2] for told in summary.bad_lines] == [
         "--problems has no problem 'p7'",
@@ -228,10 +231,25 @@ def test_pass_at_k_is_the_unbiased_estimate_over_problems() -> None:
     assert "pass@2" in summary.text()
 
 
+def test_each_verdict_and_the_summary_say_the_language(tmp_path: Path, config: Config) -> None:
+    answer = "```cpp\nint main() {}\n```"
+    path = write(
+        tmp_path / "in.jsonl",
+        line("a", "a"),
+        line("a", "a", language="Python3"),
+        line("a", "a", code=None, completion=answer, language="python", other_languages=["cpp"]),
+        json.dumps({"code": "1", "tests": {"type": "math", "cases": [{"answer": "1"}]}}),
+    )
+    summary, _ = grade(FileRequest(path, tmp_path / "out"), config)
+    assert [one.get("language") for one in lines_of(tmp_path / "out")] == ["python", "python", "cpp", None]
+    assert "; graded as python 2, cpp 1" in summary.text()
+    assert summary.record()["languages"] == {"python": 2, "cpp": 1}
+
+
 def test_a_resumed_grading_keeps_verdicts_and_repeats_failures(tmp_path: Path, config: Config) -> None:
     lines = [line("a", "a" if n % 3 else "b") for n in range(12)]
     path, whole, out = write(tmp_path / "in.jsonl", *lines), tmp_path / "whole", tmp_path / "out"
-    expected, _ = grade(Request(path, whole), config)
+    expected, _ = grade(FileRequest(path, whole), config)
     kept = whole.read_text().splitlines(keepends=True)
     marked = [text.replace('"graded": 1', '"graded": 1, "kept": true') for text in kept[:5]]
     for rest in (
@@ -241,7 +259,7 @@ def test_a_resumed_grading_keeps_verdicts_and_repeats_failures(tmp_path: Path, c
         '{"id": 6, "verdict": "internal_error"}\n',
     ):
         out.write_text("".join(marked) + rest)
-        summary, code = grade(Request(path, out, resume=True), config)
+        summary, code = grade(FileRequest(path, out, resume=True), config)
         found = lines_of(out)
         assert code == 0
         assert [one["id"] for one in found] == list(range(1, 13))
@@ -253,10 +271,10 @@ def test_an_output_of_another_input_is_not_resumed(tmp_path: Path, config: Confi
     path, out = write(tmp_path / "in.jsonl", line("a", "a", id="x")), tmp_path / "out"
     out.write_text('{"id": "y", "verdict": "accepted"}\n')
     with pytest.raises(OutputFault, match="has id 'y' where the input has 'x'"):
-        grade(Request(path, out, resume=True), config)
+        grade(FileRequest(path, out, resume=True), config)
     assert "y" in out.read_text()
     with pytest.raises(OutputFault, match="--resume needs --out"):
-        grade(Request(path, resume=True), config)
+        grade(FileRequest(path, resume=True), config)
 
 
 def test_each_verdict_is_on_the_disk_before_the_next_line_is_read(tmp_path: Path, config: Config) -> None:
@@ -338,7 +356,48 @@ OURS: dict[str, object] = {"verdict": "internal_error"}
 def test_a_busy_or_draining_server_is_retried(tmp_path: Path, config: Config) -> None:
     with server((429, {"detail": "full"}), (503, {"detail": "draining"}), (200, GOOD)) as (url, handler):
         assert grade_file(write(tmp_path / "in.jsonl", line("a", "a")), config, tmp_path / "out", url) == 0
-        assert handler.seen == 3
+        assert handler.seen == 4  # before them it is asked whether something grades there
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ((404, {"detail": "Not Found"}), "is no grading service: HTTP 404: Not Found"),
+        ((405, {"detail": "Method Not Allowed"}), "is no grading service: HTTP 405"),
+        ((401, {"detail": "the API key is not valid"}), "HTTP 401: the API key is not valid"),
+    ],
+)
+def test_a_wrong_server_is_one_sentence_before_any_line_is_sent(
+    tmp_path: Path, config: Config, answer: tuple[int, dict[str, object]], says: str
+) -> None:
+    """Each line got the same error, after a wait of its own."""
+    lines = write(tmp_path / "in.jsonl", line("a", "a"), line("b", "b"))
+    with server(answer) as (url, handler), pytest.raises(GradingFailed, match=says):
+        grade_file(lines, config, tmp_path / "out", url)
+    assert handler.seen == 1
+    assert not (tmp_path / "out").exists()
+
+
+async def test_an_absent_server_is_named_with_what_to_do() -> None:
+    async with AsyncClient("http://127.0.0.1:1", Patience(unreachable_s=0.0)) as client:
+        with pytest.raises(Unreachable, match=r"http://127.0.0.1:1: .*; start it with nouscoder serve verifier, or"):
+            await _require_service(client, "http://127.0.0.1:1")
+
+
+def test_a_client_says_why_it_waits_and_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
+    """15 s of silence looked like a program that hangs."""
+    attempts = Attempts(Patience(unreachable_s=15.0))
+    for _ in range(6):
+        attempts.next_delay_s(httpx.ConnectError("refused"))
+    (said,) = (record.getMessage() for record in caplog.records)  # one in 5 s
+    assert said.startswith("the grading service does not answer: ConnectError: refused; it is tried for 1")
+
+
+def test_the_summary_says_why_lines_have_no_verdict() -> None:
+    summary = GradeSummary()
+    for number in range(3):
+        summary.add(number, "", {"id": "a", "error": "the queue is full"})
+    assert "without verdict: the queue is full (3)" in summary.text()
 
 
 @pytest.mark.parametrize("answer", [(200, OURS), (422, {"detail": "limits.wall_time_s: too long"})])
@@ -358,7 +417,7 @@ def test_samples_are_sent_to_a_server_with_the_tests_of_their_problem_and_the_to
     problems = problems_file(tmp_path / "problems.jsonl", "right")
     path = write(tmp_path / "in.jsonl", json.dumps({"task_id": "p0", "solution": "print(1)"}))
     with server((200, GOOD)) as (url, handler):
-        summary, code = grade(Request(path, tmp_path / "out", problems, server=url, token="secret"), config)
+        summary, code = grade(FileRequest(path, tmp_path / "out", problems, server=url, token="secret"), config)
     assert code == 0
     assert summary.pass_at_k == {1: 1.0}
     assert handler.authorization == "Bearer secret"

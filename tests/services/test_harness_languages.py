@@ -56,6 +56,8 @@ ECHO = {  # prints its input doubled, then its arguments
     "csharp": "using System;\nclass P { static void Main(string[] a) { int n = int.Parse(Console.ReadLine());"
     ' Console.Write(n * 2); foreach (var s in a) Console.Write(" " + s); Console.WriteLine(); } }',
 }
+# Go compiles its library when it is first used, which takes a minute on a busy machine.
+LANGUAGES = [pytest.param(one, marks=pytest.mark.heavy if one == "go" else ()) for one in ECHO]
 
 
 async def opened(config: SandboxSection) -> AsyncIterator[Sandbox]:
@@ -112,7 +114,7 @@ NAMES = ("main", "main-class", "Main.class", "main.js", "main.jar", "main.exe")
 NAMES_OF_RUN = ("P.class", "main.a", "made", "source", "Main$P.class")
 
 
-@pytest.mark.parametrize("language", ECHO)
+@pytest.mark.parametrize("language", LANGUAGES)
 async def test_a_users_file_may_have_the_name_of_anything_that_is_compiled(sandbox: Sandbox, language: str) -> None:
     """Before, a file of a run ended with the service's own error, and one of the program had the compiler's bytes."""
     asked = program(language, ECHO[language])
@@ -144,7 +146,7 @@ async def test_further_source_files_are_found(sandbox: Sandbox, language: str) -
         assert (result.stdout, result.stderr) == (b"7\n", b"")
 
 
-@pytest.mark.parametrize("language", ECHO)
+@pytest.mark.parametrize("language", LANGUAGES)
 async def test_each_language_reads_prints_and_takes_arguments(sandbox: Sandbox, language: str) -> None:
     async with sandbox.session(program(language, ECHO[language])) as session:
         for number, args in ((1, ()), (2, ("a", "b c")), (3, ())):

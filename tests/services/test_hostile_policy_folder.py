@@ -271,7 +271,7 @@ async def test_prompts_of_others_are_encoded_while_a_template_is_at_work(tmp_pat
     while not slow.done():
         assert await chat("Add.") == wanted
         assert await encoder.of_completion(completion, "another")
-        encoded += 1
+        encoded += not slow.done()
     with pytest.raises(ApiFault, match=r"messages: the chat template of .* took more than 1 s of CPU time"):
         await slow
-    assert encoded > 10
+    assert encoded, "the others waited for the slow template"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,21 @@ def test_one_file_of_a_data_set_is_read_with_its_dates_as_texts_and_no_program_r
     assert item.metadata["contest_date"] == "2024-08-03T00:00:00"
     with pytest.raises(HubDataUnusable, match="scripts are no longer supported"):
         import_files("livecodebench", [source_named(f"hub:{lcb_folder}")], tmp_path / "all.parquet")
+
+
+def test_a_hub_that_is_not_reached_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library tried for half a minute, with two lines for each try."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("datasets.load_dataset", lambda **_: pytest.fail("the library was asked"))
+    wanted = (
+        r"cannot be read: http://127.0.0.1:1 is not reached: .*refused; where .*: hf download a/b --repo-type dataset"
+    )
+    with pytest.raises(HubDataUnusable, match=wanted):
+        import_files("taco", [source_named("hub:a/b")], tmp_path / "out.parquet")
+    assert logging.getLogger("huggingface_hub").handlers == []
 
 
 class Killed(BaseException):

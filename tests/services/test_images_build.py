@@ -22,6 +22,9 @@ def tree(tmp_path: Path) -> Path:
         shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE", ".dockerignore"):
         shutil.copy(PROJECT / name, project / name)
+    for name in ("deploy/version.py", "helm/nouscoder/Chart.yaml"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PROJECT / name, project / name)
     return project
 
 
@@ -30,8 +33,8 @@ def run(tree: Path, *words: str, path: str = "", builder: Path | None = None) ->
     tools = tree.parent / "tools"
     if not tools.is_dir():
         tools.mkdir()
-        for name in ("bash", "env", "dirname", "sed", "git", "cat", "mkdir", "find", "sort", "xargs", "sha256sum",
-                     "cut", "rm", "awk", "grep"):  # fmt: skip
+        for name in ("bash", "env", "dirname", "python3", "sed", "git", "cat", "mkdir", "find", "sort", "xargs",
+                     "sha256sum", "cut", "rm", "awk", "grep"):  # fmt: skip
             if found := shutil.which(name):
                 (tools / name).symlink_to(found)
     environment = {"PATH": f"{path}:{tools}" if path else str(tools), "HOME": str(tree.parent)}

@@ -27,6 +27,7 @@ from nouscoder.formats.json_values import BYTES_PER_WEIGHT
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.memory_budget import MemoryBudget
+from nouscoder.installation import how_to_install
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
@@ -447,7 +448,7 @@ async def test_jobs_are_removed_after_a_while_and_end_when_they_take_too_long(tm
 
 
 async def test_rows_of_a_parquet_file_are_submissions(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow is missing: pip install 'nouscoder[data]'")
+    pytest.importorskip("pyarrow", reason=f"pyarrow is missing: {how_to_install('data')}")
     import pyarrow
     from pyarrow import parquet
 
@@ -463,7 +464,7 @@ async def test_rows_of_a_parquet_file_are_submissions(tmp_path: Path) -> None:
 
 
 async def test_hostile_parquet_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow is missing: pip install 'nouscoder[data]'")
+    pytest.importorskip("pyarrow", reason=f"pyarrow is missing: {how_to_install('data')}")
     import pyarrow
     from pyarrow import parquet
 

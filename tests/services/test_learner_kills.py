@@ -43,6 +43,13 @@ MOMENTS: dict[str, list[int] | None] = {
     "before the end of the run": [10],
     "after the end of the run": [10],
 }
+# The others are heavy tests.
+OFTEN = (
+    "between two steps",
+    "published and not committed",
+    "committed and not published",
+    "in the middle of the checkpoint",
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +103,9 @@ def test_an_undisturbed_run_has_each_step_batch_and_version_once(undisturbed: di
     assert undisturbed["finished"] is True
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [pytest.param(one, marks=() if one in OFTEN else pytest.mark.heavy) for one in MOMENTS]
+)
 def test_a_learner_killed_at_any_point_resumes_with_the_same_history(
     moment: str, train: Train, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -109,6 +118,7 @@ def test_a_learner_killed_at_any_point_resumes_with_the_same_history(
     assert [*tmp_path.glob("run/*/*.part")] == []
 
 
+@pytest.mark.heavy
 def test_a_learner_killed_repeatedly_resumes_with_the_same_history(
     train: Train, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from nouscoder.verifier.judges.mathematics import MathLimits, MathProcess, compa
 from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import Program, SandboxError
+from nouscoder.verifier.sandbox.cgroup import Groups
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
 from nouscoder.verifier.toolchains.languages import installed
 
@@ -160,12 +161,35 @@ async def test_a_slow_comparison_has_a_low_priority_and_leaves_its_place_to_othe
 
     lowered = min(19, os.getpriority(os.PRIO_PROCESS, 0) + ENDLESS.niceness)
     await until(lambda: process.pid is not None and niceness() == [lowered])
+    if (idle := Groups().make_idle()) is not None:
+        (child,) = children_of(process.pid)
+        assert f"nouscoder-{os.getpid()}-" in Path(f"/proc/{child}/cgroup").read_text()
+        idle.remove()
     verdict = await within(grader.grade(math_of("5")))
     assert isinstance(verdict, Verdict)
     assert verdict.kind is VerdictKind.ACCEPTED
     assert not slow.done()
     slow.cancel()
     await asyncio.gather(slow, return_exceptions=True)
+
+
+async def test_a_slow_comparison_is_idle_for_a_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the idle group it has no share of a busy CPU, so its wall time would decide."""
+    procs, home = tmp_path / "procs", tmp_path / "home"
+    request = math_worker.MathRequest(1, ["5"], SLOW[0], 1000.0, 1000.0, 1000.0, 0, [str(procs), str(home)])
+    fork = math_worker._started(request)
+    try:
+        await until(lambda: procs.exists() and procs.read_text() == str(fork.pid))
+        fork.look()
+        assert not home.exists()
+        monkeypatch.setattr(math_worker, "_IDLE_S", 0.0)
+        fork.look()
+        assert home.read_text() == str(fork.pid)
+        fork.look()  # once only
+        assert home.read_text() == str(fork.pid)
+    finally:
+        os.kill(fork.pid, signal.SIGKILL)
+        fork.reap()
 
 
 async def test_each_gold_answer_gets_a_ruling(process: MathProcess) -> None:

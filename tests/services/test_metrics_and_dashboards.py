@@ -121,7 +121,11 @@ def test_a_documented_metric_is_exported_from_the_start(promised: str) -> None:
         ("verifier_runners", "state", {state.value for state in RunnerState}),
         ("verifier_runner_replacements_total", "reason", {reason.value for reason in Replaced}),
         ("broker_ledger_rollouts", "state", {state.value for state in RolloutState}),
-        ("broker_cancelled_rollouts_total", "reason", {"stale", "too_small", "problem_gone", "refused", "finished"}),
+        (
+            "broker_cancelled_rollouts_total",
+            "reason",
+            {"stale", "too_small", "problem_gone", "refused", "abandoned", "finished"},
+        ),
         ("broker_problems", "state", {"asked", "refused", "left_out"}),
         ("broker_dead_letters_total", "stream", set(STREAMS)),
         ("broker_redeliveries_total", "stream", set(STREAMS)),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
+import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from nouscoder import openai_server
+from nouscoder.logs import Sentences
 from nouscoder.openai_server import CompletionFailed, OpenAIServer
 
 MIB = 1024**2
@@ -22,7 +26,8 @@ MESSAGES = [{"role": "user", "content": "?"}]
 
 @pytest.fixture(autouse=True)
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_server, "_WHILE_UNAVAILABLE", replace(openai_server._WHILE_UNAVAILABLE, max_tries=1))
+    for name in ("_WHILE_UNAVAILABLE", "_WHILE_STARTING"):
+        monkeypatch.setattr(openai_server, name, replace(getattr(openai_server, name), max_tries=1))
 
 
 @asynccontextmanager
@@ -76,6 +81,73 @@ async def test_a_whole_answer_is_read() -> None:
     async with serving(answering(GOOD, content_encoding="identity")) as url, OpenAIServer(url) as server:
         answer = await server.complete("m", MESSAGES)
     assert (answer.text, answer.num_tokens) == ("print(1)", 4)
+
+
+UNTRIED = pytest.mark.parametrize("url", ["ftp://127.0.0.1/v1", "127.0.0.1:8000/v1", "http://no-such-host.invalid/v1"])
+
+
+@UNTRIED
+async def test_a_url_that_can_never_work_is_said_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", unknown)
+    monkeypatch.setattr(openai_server, "_WHILE_STARTING", replace(openai_server._WHILE_STARTING, max_tries=99))
+    async with OpenAIServer(url) as server:
+        with pytest.raises(CompletionFailed, match=re.escape(url)):
+            await server.complete("m", MESSAGES)
+
+
+async def test_a_server_that_was_never_there_is_waited_for_once_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of the requests waited for five minutes, and the line on the terminal was `trying again`."""
+    starting = replace(openai_server._WHILE_STARTING, max_tries=3, wait_s=0.001, max_wait_s=0.002)
+    monkeypatch.setattr(openai_server, "_WHILE_STARTING", starting)
+    tries: list[str] = []
+
+    def refused(request: httpx.Request) -> httpx.Response:
+        tries.append(request.method)
+        raise httpx.ConnectError("All connection attempts failed")
+
+    async with OpenAIServer("http://127.0.0.1:1/v1") as server:
+        server._http = httpx.AsyncClient(transport=httpx.MockTransport(refused))
+        errors = await asyncio.gather(*(server.complete("m", MESSAGES) for _ in range(9)), return_exceptions=True)
+    assert {str(error) for error in errors} == {
+        "http://127.0.0.1:1/v1: the server does not answer: ConnectError: All connection attempts failed;"
+        " start it, or correct the URL"
+    }
+    assert tries == ["GET"] * 3
+    (line,) = (Sentences().format(each) for each in caplog.records)
+    assert line.startswith("warning: trying again (what=reaching the server, for_s=15, left_s=15, max_tries=3): the se")
+
+
+async def test_a_server_that_was_reached_is_waited_for_when_it_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = replace(openai_server._WHILE_UNAVAILABLE, max_tries=3, wait_s=0.001, max_wait_s=0.002)
+    monkeypatch.setattr(openai_server, "_WHILE_UNAVAILABLE", again)
+    fates: list[httpx.Response | None] = [
+        httpx.Response(404),
+        None,
+        None,
+        httpx.Response(200, stream=httpx.ByteStream(GOOD)),
+    ]
+
+    def restarting(_: httpx.Request) -> httpx.Response:
+        fate = fates.pop(0)
+        if fate is None:
+            raise httpx.ConnectError("refused")
+        return fate
+
+    async with OpenAIServer("http://127.0.0.1:1/v1") as server:
+        server._http = httpx.AsyncClient(transport=httpx.MockTransport(restarting))
+        assert (await server.complete("m", MESSAGES)).text == "print(1)"
+    assert fates == []
+
+
+async def test_a_wrong_path_is_told_where_the_api_usually_is() -> None:
+    async with serving(answering(b"no", "404 Not Found")) as url, OpenAIServer(url.removesuffix("/v1")) as server:
+        with pytest.raises(CompletionFailed, match=r"HTTP 404: no \(the URL of most servers ends in /v1\)"):
+            await server.complete("m", MESSAGES)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "br"])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.command_line import nouscoder
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
@@ -86,8 +87,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sentences(home: Home) -> list[str]:
     """What `nouscoder train my.toml` prints, one entry a line."""
-    answer = CliRunner().invoke(app, ["train", str(home.toml())])
-    assert not isinstance(answer.exception, Started), "a process was started"
+    answer = nouscoder("train", home.toml())
     assert answer.exit_code == 78, answer.output
     assert not (home.root / "runs").exists()
     assert not list(Path.cwd().iterdir())
@@ -199,6 +199,13 @@ def test_a_wrong_configuration_gets_one_sentence(home: Home, spoil: Callable[[Ho
     assert re.search(sentence, said), said
 
 
+@pytest.fixture
+def with_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where vLLM is installed."""
+    monkeypatch.setattr(engine_choice, "vllm_is_installed", lambda: True)
+
+
+@pytest.mark.usefixtures("with_vllm")
 def test_vllm_runs_what_the_torch_engine_does_not(home: Home) -> None:
     home.write("model/config.json", '{"model_type": "mamba", "eos_token_id": 1, "max_position_embeddings": 4096}')
     home.keys |= {"generation.engine": '"vllm"'}
@@ -207,7 +214,7 @@ def test_vllm_runs_what_the_torch_engine_does_not(home: Home) -> None:
 
 def test_init_names_the_engine_that_runs_a_model_before_it_writes(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home.root)
-    home.write("model/config.json", '{"model_type": "mamba", "max_position_embeddings": 4096}')
+    home.write("model/config.json", '{"model_type": "mamba", "eos_token_id": 1, "max_position_embeddings": 4096}')
     answer = CliRunner().invoke(app, ["init", "model", "train.jsonl"])
     assert re.search(
         r"/model: the torch engine does not run .* mamba: give --engine vllm, which does$", str(answer.exception)
@@ -226,13 +233,45 @@ def test_an_evaluation_names_it_too_before_it_makes_a_folder(home: Home) -> None
     assert not list(Path.cwd().iterdir())
 
 
+def test_init_finds_what_it_is_given_in_the_working_directory_too(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home.root)
+    (home.root / "runs").mkdir()
+    assert nouscoder("init", "model", "train.jsonl", "--out", "runs/my.toml").exit_code == 0
+    config = load_config(Path("runs/my.toml"))
+    assert (config.policy.path, config.problems.train) == (home.model, home.root / "train.jsonl")
+    assert "fetches it from a hub" in nouscoder("init", "Qwen/Qwen3-8B", "train.jsonl", "--out", "hub.toml").stdout
+
+
+def test_an_engine_that_is_not_installed_leaves_no_folder(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_choice, "vllm_is_installed", lambda: False)
+    home.keys["generation.engine"] = '"vllm"'
+    assert sentences(home) == ['generation.engine is "vllm", and vLLM is not installed: see docs/operating.md']
+    demo = nouscoder("demo", "--engine", "vllm", "--set", f"run.root={home.root / 'runs'}")
+    assert (demo.exit_code, (home.root / "runs").exists()) == (78, False)
+    of_policy = nouscoder(
+        "eval", home.root / "held_out.jsonl", "--policy", home.model, "--set", "generation.engine=vllm"
+    )
+    assert "vLLM is not installed" in of_policy.stderr
+    assert not list(Path.cwd().iterdir())
+
+
+def test_a_curriculum_that_leaves_no_problem_leaves_no_folder(home: Home) -> None:
+    lines = [{"problem_id": f"train-{number}", "passed": 8, "sampled": 8} for number in range(40)]
+    home.write("rates.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    home.keys |= {"broker.curriculum.name": '"pass_rates"', "broker.curriculum.pass_rates": '"rates.jsonl"'}
+    (said,) = sentences(home)
+    assert said.startswith("broker.curriculum pass_rates leaves no problem of the problem file")
+
+
 def test_the_version_of_vllm_that_is_named_is_the_pinned_one() -> None:
     assert f'vllm = ["vllm=={VLLM_VERSION}"]' in Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
 
 
+@pytest.mark.usefixtures("with_vllm")
 def test_a_device_that_this_machine_has_not_is_refused_by_its_key(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the services started and one of them failed; `demo --real --gpu` also prepared the model first."""
     monkeypatch.setattr(devices, "DRIVERS", (home.root / "nvidiactl",))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     home.keys |= {
         "generation.engine": '"vllm"',
         "generation.device": '"cuda:1"',
@@ -245,7 +284,22 @@ def test_a_device_that_this_machine_has_not_is_refused_by_its_key(home: Home, mo
     answer = CliRunner().invoke(app, ["demo", "--real", "--gpu"])
     assert "has no GPU" in str(answer.exception)
     assert not list(Path.cwd().iterdir())
+    training = nouscoder("reward-model", "train", "model", "pairs.jsonl", "--device", "cuda")
+    assert (training.exit_code, '--device is "cuda", and this machine' in training.stderr) == (78, True)
     home.write("nvidiactl", "")
+    write_torch(home, monkeypatch, "None")
+    learner, generation = sentences(home)
+    assert learner == 'learner.device is "cuda", and the torch that is installed was built without CUDA: take "cpu"'
+    library = home.root / "nvidia" / "cu13" / "lib" / "libcublas.so.13"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"as deploy/images/empty_cuda.py makes it")
+    monkeypatch.setattr(devices, "_torch_folder", lambda: home.root / "torch")
+    (home.root / "torch").mkdir()
+    home.write("torch/version.py", "cuda: Optional[str] = '13.0'\n")
+    learner, _ = sentences(home)
+    assert "torch is installed for CPUs, without NVIDIA's libraries (make ACCELERATOR=cuda installs them)" in learner
+    write_torch(home, monkeypatch, "'13.0'")
+    library.unlink()
     assert isinstance(CliRunner().invoke(app, ["train", str(home.toml())]).exception, Started)
 
 
@@ -266,6 +320,7 @@ def write_torch(home: Home, monkeypatch: pytest.MonkeyPatch, cuda: str) -> None:
 
 @pytest.mark.usefixtures("with_gpu")
 @pytest.mark.parametrize(("device", "learner"), [("cuda", "cuda"), ("cuda:0", "cuda"), ("cuda:1", "cuda:1")])
+@pytest.mark.usefixtures("with_vllm")
 def test_vllm_leaves_the_learner_a_part_of_their_common_device(home: Home, device: str, learner: str) -> None:
     """With 0.9 of it vLLM does not start, or the learner finds no memory, minutes after the start of the run."""
     home.keys |= {
@@ -290,6 +345,7 @@ def test_vllm_leaves_the_learner_a_part_of_their_common_device(home: Home, devic
         {"generation.engine": '"torch"'},
     ],
 )
+@pytest.mark.usefixtures("with_vllm")
 def test_vllm_may_take_half_of_a_common_device_or_all_of_its_own(home: Home, more: dict[str, str]) -> None:
     home.keys |= {"generation.engine": '"vllm"', "generation.device": '"cuda"', "learner.device": '"cuda"'} | more
     assert isinstance(CliRunner().invoke(app, ["train", str(home.toml())]).exception, Started)
@@ -323,9 +379,8 @@ def test_a_gpu_is_used_unless_the_configuration_says_otherwise(home: Home, monke
     assert "this machine has a GPU, and the torch that is installed was built without CUDA" in printed
 
 
-@pytest.mark.usefixtures("with_gpu")
-def test_vllm_samples_where_it_can(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_choice, "_vllm_is_installed", lambda: True)
+@pytest.mark.usefixtures("with_gpu", "with_vllm")
+def test_vllm_samples_where_it_can(home: Home) -> None:
     found, printed = started_with(home)
     assert found["engine"] == "torch"
     assert "vLLM would take 0.9 of cuda, and the learner needs it too" in printed
@@ -404,6 +459,30 @@ def test_a_share_of_the_training_file_is_held_out_of_training(home: Home) -> Non
     assert held_out == {name for name in names if is_held_out(name, 0.25)}
     assert set(open_index(config).problem_ids) == names - held_out
     assert 0 < len(held_out) < 20
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"learner.schedule.decay_steps": "30"}, "decay_steps is 30, but the run has 40 steps"),
+        (
+            {"learner.schedule.decay_steps": "30", "learner.schedule.floor": "0.5"},
+            "rate is 5e-07 in the 10 steps after",
+        ),
+        ({"learner.schedule.decay_steps": "40"}, ""),
+        ({"learner.schedule.decay_steps": "50"}, ""),
+    ],
+)
+def test_a_decay_that_ends_before_the_run_is_said(home: Home, keys: dict[str, str], said: str) -> None:
+    """Before, the last steps had the learning rate 0, and nothing said it."""
+    home.keys |= {
+        "learner.schedule.decay": '"cosine"',
+        "run.total_batches": "10",
+        "learner.learning_rate": "1e-6",
+    } | keys
+    lines = preflight.notes_of(load_config(home.toml(), ["learner.steps_per_batch=4"]))
+    assert said in "".join(lines)
+    assert any("decay_steps" in line for line in lines) is bool(said)
 
 
 def test_evaluations_have_problems_of_their_own(home: Home) -> None:

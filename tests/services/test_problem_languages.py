@@ -26,7 +26,7 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.evaluation import evaluate as evaluating
 from nouscoder.evaluation.samples import SamplingSettings
 from nouscoder.generation.environments.prompts import SingleTurn
-from nouscoder.grade_files.grade_file import Request, grade_file
+from nouscoder.grade_files.grade_file import FileRequest, grade_file
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.rpc.pairs import RULES
 from nouscoder.rpc.verifier_client import VerifierClient
@@ -247,7 +247,7 @@ def test_samples_are_graded_and_evaluated_in_their_languages(
     monkeypatch.setattr(
         evaluating, "installed", lambda: {name: one for name, one in installed().items() if name != "r"}
     )
-    request = Request(tmp_path / "samples.jsonl", tmp_path / "verdicts.jsonl", problems=tmp_path / "problems.jsonl")
+    request = FileRequest(tmp_path / "samples.jsonl", tmp_path / "verdicts.jsonl", problems=tmp_path / "problems.jsonl")
     grade_file(request, config)
     verdicts = [json.loads(line)["verdict"] for line in (tmp_path / "verdicts.jsonl").read_text().splitlines()]
     assert [verdict == "accepted" for verdict in verdicts] == [True, True, True, True, False, False, True], verdicts

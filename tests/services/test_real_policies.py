@@ -173,6 +173,7 @@ async def test_the_configuration_for_a_real_model_can_start_with_the_real_tokeni
     """All checks before a run pass, on a machine with a GPU: policy folder, chat template, problems, lengths."""
     (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(devices, "DRIVERS", (tmp_path / "nvidiactl",))
+    monkeypatch.setattr(devices, "no_gpu_in_torch", lambda: "")
     folder = random_qwen3(tmp_path / "policy")
     tests = StdinTests((StdinCase("1\n", "1\n"),))
     save_problems(tmp_path / "leetcode.jsonl", [Problem(f"p{number}", "Print n.", tests) for number in range(40)])

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,18 @@ def test_a_change_that_would_break_the_run_is_refused_and_changes_nothing(tmp_pa
     RunFolder.attach(external_config(tmp_path)).close()  # and the lock was released
 
 
+@pytest.mark.parametrize(("gone", "is_refused"), [("0.0", False), ("false", False), ('""', False), ("0.5", True)])
+def test_a_key_that_a_newer_release_lacks_counts_only_if_it_did_something(
+    tmp_path: Path, gone: str, is_refused: bool
+) -> None:
+    """A run goes on after an upgrade to a release that has renamed or removed a setting which was off."""
+    RunFolder.attach(external_config(tmp_path)).close()
+    record = tmp_path / "mine/config.toml"
+    record.write_text(record.read_text().replace("[broker.reward]", f"[broker.reward]\nof_an_older_release = {gone}"))
+    with pytest.raises(RunChanged, match=r"^broker\.reward is ") if is_refused else nullcontext():
+        RunFolder.attach(external_config(tmp_path)).close()
+
+
 def test_the_recorded_configuration_has_no_password(tmp_path: Path) -> None:
     RunFolder.attach(external_config(tmp_path, "broker.redis_url=redis://:hunter2@redis:6379/0")).close()
     text = (tmp_path / "mine/config.toml").read_text()
@@ -291,7 +303,7 @@ def test_pages_serve_only_the_files_of_the_list(tmp_path: Path) -> None:
         assert request(address, "/config.toml", "HEAD") == (200, b"")
         status, index = request(address, "/")
         assert status == 200
-        assert all(name.encode() in index for name in (*FILES, ROLLOUTS))
+        assert all(f'href="/{name}"'.encode() in index for name in (*FILES, ROLLOUTS))
         status, rollouts = request(address, f"/{ROLLOUTS}")
         assert (status, b"There are no records of tokens yet" in rollouts) == (200, True)
         for path in ("/secret.txt", "/policy/config.json", "/../config.toml", "/%2e%2e/config.toml", "/.", "/policy"):

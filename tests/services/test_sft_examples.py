@@ -101,7 +101,7 @@ def test_a_conversation_is_that_of_the_chat_template(qwen3: PolicyTokenizer) -> 
     assert found[0][1] == qwen3.encode_messages(begin)
     assert found[1][1] == [*qwen3.encode_inside("<python>1+1</python>"), *qwen3.turn_end]
     # The answer has its end token already, so the reply begins after it.
-    assert found[1][1][-1:] + found[2][1] == qwen3.encode_reply(Message(Role.USER, "2"))
+    assert found[1][1][-1:] + found[2][1] == qwen3.encode_reply([Message(Role.USER, "2")])
     assert found[3][1] == [*qwen3.encode_inside("It is 2."), *qwen3.turn_end]
 
 

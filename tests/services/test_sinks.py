@@ -20,6 +20,7 @@ import pytest
 
 from nouscoder.config import Config, ConfigError, RunSection, dump_config
 from nouscoder.config.run import SinkName
+from nouscoder.installation import how_to_install
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.sinks import processes, targets
 from nouscoder.run.sinks.follower import MAX_FAILURES, STATUS, Follower, MetricsTail, SinkFailed
@@ -147,7 +148,7 @@ def config_of(root: Path, *names: str) -> Config:
 def test_a_missing_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(targets.PACKAGES, SinkName.WANDB, "no_such_package")
     config = config_of(tmp_path, "wandb")
-    sentence = "run.sinks: wandb is not installed: pip install nouscoder[wandb]"
+    sentence = f"run.sinks: wandb is not installed: {how_to_install('wandb')}"
     assert targets.missing_packages(config) == [sentence]
     folder = RunFolder.create(config)
     with pytest.raises(ConfigError) as raised, open_sinks(folder, config, print):

@@ -76,7 +76,7 @@ async def graded_beside_another_run(
     ("backend", "limit"),
     [
         ("local", "wall"),
-        ("runsc", "wall"),
+        pytest.param("runsc", "wall", marks=pytest.mark.heavy),
         pytest.param("local", "CPU", marks=pytest.mark.heavy),
         pytest.param("runsc", "CPU", marks=pytest.mark.heavy),
     ],

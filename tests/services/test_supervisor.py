@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.run.supervisor import EXIT_UNUSABLE, ProcessSpec, ProcessState, SupervisionError, Supervisor
+from nouscoder.errors import ExitCode
+from nouscoder.logs import Sentences
+from nouscoder.run.supervisor import ProcessSpec, ProcessState, SupervisionError, Supervisor
 
 
 def spec(folder: Path, code: str, *, name: str = "worker", may_end: bool = False) -> ProcessSpec:
@@ -39,7 +41,9 @@ async def test_a_killed_process_is_restarted(tmp_path: Path) -> None:
     assert not is_alive(worker.pid)
 
 
-async def test_a_process_that_always_fails_ends_the_run_with_its_last_log_line(tmp_path: Path) -> None:
+async def test_a_process_that_always_fails_ends_the_run_with_its_last_log_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     supervisor = Supervisor(max_restarts_per_hour=2, restart_delay_s=0.01)
     worker = supervisor.start(spec(tmp_path, "import sys; sys.exit('no luck today')"))
     with pytest.raises(
@@ -47,6 +51,10 @@ async def test_a_process_that_always_fails_ends_the_run_with_its_last_log_line(t
     ):
         await supervisor.until(lambda: False, "never", 60)
     assert worker.num_restarts == 3
+    assert [Sentences().format(each) for each in caplog.records if each.levelname == "WARNING"] == [
+        "warning: worker died with exit code 1 and is started again: the last line of"
+        f" {tmp_path / 'worker.log'}: no luck today"
+    ] * 2
     await supervisor.close()
 
 
@@ -67,7 +75,7 @@ async def test_deaths_count_for_an_hour_so_a_run_of_weeks_outlives_many(tmp_path
 
 async def test_an_unusable_process_is_not_restarted(tmp_path: Path) -> None:
     supervisor = Supervisor(restart_delay_s=0.01)
-    code = f"import sys; print('the port is taken'); sys.exit({EXIT_UNUSABLE})"
+    code = f"import sys; print('the port is taken'); sys.exit({ExitCode.UNUSABLE})"
     worker = supervisor.start(spec(tmp_path, code))
     with pytest.raises(SupervisionError, match=r"worker cannot run here.*the port is taken"):
         await supervisor.until(lambda: False, "never", 60)

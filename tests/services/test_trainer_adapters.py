@@ -15,7 +15,15 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.client import AsyncClient, AuthenticationFailed, Client, GradingFailed, Patience, Unreachable
+from nouscoder.client import (
+    AsyncClient,
+    AuthenticationFailed,
+    BadRequest,
+    Client,
+    GradingFailed,
+    Patience,
+    Unreachable,
+)
 from nouscoder.client.adapters import atropos, nemo_gym, text_of, trl, verifiers, verl
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
@@ -65,6 +73,7 @@ async def test_trl_gets_1_minus_1_and_none_for_our_failures_in_order(url: str) -
         assert inspect.iscoroutinefunction(reward)  # so TRL awaits it
         assert reward.__name__ == "code_reward"  # TRL's name of its metric
         expected = [1.0, -1.0, -1.0, None, None]
+        assert await reward(completions=texts[:3], tests=[PAIRS] * 3) == expected[:3]
         assert await reward(completions=texts, **columns) == expected
         assert await reward(completions=[message(text) for text in texts], **columns) == expected
         as_text = {**columns, "tests": [json.dumps(PAIRS)] * 5}
@@ -72,13 +81,78 @@ async def test_trl_gets_1_minus_1_and_none_for_our_failures_in_order(url: str) -
 
 
 def test_trls_synchronous_function_gives_none_while_the_service_is_busy_and_raises_what_every_request_has() -> None:
-    for status in (429, 503, 422):
+    for status in (429, 503, 413):
         with Client("http://x", IMPATIENT, transport=failing(status)) as client:
             assert trl.reward_fn(client)(completions=[RIGHT] * 3, tests=[PAIRS] * 3) == [None] * 3
     with Client("http://x", IMPATIENT, transport=failing(401)) as client, pytest.raises(AuthenticationFailed):
         trl.reward_fn(client)(completions=[RIGHT], tests=[PAIRS])
     with pytest.raises(ValueError, match="zip"):
         trl.reward_fn(Client("http://x"))(completions=[RIGHT] * 2, tests=[PAIRS])
+
+
+async def test_a_fault_of_the_data_set_ends_trls_first_batch_and_is_named_later(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every completion got None, and the log said `no reward` for each, without the field at fault."""
+    misspelt = {"inputs": ["a"], "outptus": ["a"]}
+    async with AsyncClient(url, IMPATIENT) as client:
+        for tests in ([misspelt] * 2, [PAIRS, misspelt], [PAIRS, "not tests"]):
+            with pytest.raises(BadRequest, match="HTTP 422: tests"):
+                await trl.async_reward_fn(client)(completions=[RIGHT] * 2, tests=tests)
+        reward = trl.async_reward_fn(client)
+        assert await reward(completions=[RIGHT], tests=[PAIRS]) == [1.0]
+        assert await reward(completions=[RIGHT] * 3, tests=[PAIRS, misspelt, misspelt]) == [1.0, None, None]
+        with pytest.raises(BadRequest, match="HTTP 422: tests"):  # nothing of the batch can be learnt from
+            await reward(completions=[RIGHT] * 2, tests=[misspelt] * 2)
+    (line,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert line.startswith("no reward for 2 of 3 completions: HTTP 422: tests")
+
+
+def test_trls_first_batch_ends_when_no_service_was_ever_there_and_a_later_one_does_not() -> None:
+    fates: list[int] = []
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        if fates.pop(0) == 0:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json={"verdict": "accepted", "reward": 1.0, "detail": ""})
+
+    with Client("http://x", IMPATIENT, transport=httpx.MockTransport(reply)) as client:
+        fates += [0, 0]
+        with pytest.raises(Unreachable, match="refused"):
+            trl.reward_fn(client)(completions=[RIGHT] * 2, tests=[PAIRS] * 2)
+        reward = trl.reward_fn(client)
+        fates += [200, 0, 0]
+        assert reward(completions=[RIGHT], tests=[PAIRS]) == [1.0]
+        assert reward(completions=[RIGHT] * 2, tests=[PAIRS] * 2) == [None, None]
+    for status in (404, 405):
+        with Client("http://x", IMPATIENT, transport=failing(status)) as client, pytest.raises(BadRequest):
+            trl.reward_fn(client)(completions=[RIGHT], tests=[PAIRS])
+
+
+async def test_the_other_adapters_name_a_fault_of_the_data_set(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """verifiers takes an error for a reward of 0, so its adapter says the reason in the log and sets the error."""
+    misspelt = {"inputs": ["a"], "outptus": ["a"]}
+    async with AsyncClient(url, IMPATIENT) as client:
+        with pytest.raises(BadRequest, match="HTTP 422: tests"):
+            await atropos.run_test(client, {"tests": misspelt}, "1")
+        with pytest.raises(BadRequest, match="HTTP 422: tests"):
+            await nemo_gym.reward(client, {"output": None}, misspelt)
+        reward = verifiers.code_reward(client)
+        state: dict[str, Any] = {}
+        for _ in range(2):
+            assert await reward(completion=message(RIGHT), info={"tests": misspelt}, state=state) == 0.0
+    assert isinstance(state["error"], BadRequest)
+    (line,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+    assert line.startswith("no reward: HTTP 422: tests")
+
+
+async def test_openrlhfs_refusal_is_in_the_services_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """OpenRLHF shows the status alone."""
+    await ask(url, [RIGHT], [json.dumps({"inputs": ["a"], "outptus": ["a"]})])
+    (line,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert line.getMessage() == "a request for rewards is refused"
+    assert vars(line)["field"].startswith("labels[0].tests") or vars(line)["field"].startswith("tests")
+    assert vars(line)["reason"]
 
 
 async def test_verl_gets_1_and_0_and_an_error_without_a_verdict(url: str) -> None:
