@@ -80,13 +80,13 @@ async def main(num: int, template: str, key_file: str, port: int, steady_s: floa
     made = 0.0
     async with asyncio.timeout(900):
         while sandbox.usable_slots < num:
-            if not made and sum(sandbox.runners.values()) >= num:
+            if not made and sum(sandbox.use.runners.values()) >= num:
                 made = time.monotonic() - phase.at_s
             await asyncio.sleep(0.1)
     costs["planned_s"] = round(made, 1) or None
     costs["start"] = phase.costs()
-    costs["mean_start_s"] = round(sandbox.runner_starts[1] / sandbox.runner_starts[0], 1)
-    costs["replacements"] = {reason: number for reason, number in sandbox.replacements.items() if number}
+    costs["mean_start_s"] = round(sandbox.use.runner_starts[1] / sandbox.use.runner_starts[0], 1)
+    costs["replacements"] = {reason: number for reason, number in sandbox.use.replacements.items() if number}
     phase = Phase()
     await asyncio.sleep(steady_s)
     gc.collect()

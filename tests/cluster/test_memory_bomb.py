@@ -41,7 +41,7 @@ async def test_a_memory_bomb_exceeds_its_limit_and_the_next_submission_is_graded
         tests = StdinTests((StdinCase("", ""), StdinCase("", "")))
         limits = Limits(60.0, 60.0, memory_bytes, 1 << 20)
         verdict = await grader.grade(Submission(tests, code, limits=limits, stop_on_first_failure=False))
-        print(verdict, sandbox.replacements)
+        print(verdict, sandbox.use.replacements)
         assert verdict.kind is VerdictKind.MEMORY_LIMIT_EXCEEDED, verdict
         assert verdict.graded == (0 if kills_pods else 2)
         replaced = sandbox.pool.replaced

@@ -7,7 +7,6 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,16 @@ from nouscoder.verifier.grading.progress import SubmissionProgress, hardest_firs
 from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import NO_FILES, CompileFailed, Dialogue, Program, RunResult, SandboxError, Session
+from nouscoder.verifier.sandbox.base import (
+    NO_FILES,
+    CompileFailed,
+    Dialogue,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxError,
+    Session,
+)
 from nouscoder.verifier.sandbox.fake import ended
 
 
@@ -284,15 +292,11 @@ async def test_cancelling_ends_every_worker_even_before_its_first_step() -> None
         assert rig.nothing_is_left, rounds
 
 
-NO_RUNNERS: Mapping[str, int] = MappingProxyType({})
-
-
-class ChancySandbox:
+class ChancySandbox(Sandbox):
     """Programs that answer `yes` after a random delay; one random run or opening fails."""
 
     name = "chancy"
     isolation: tuple[str, ...] = ()
-    runners = replacements = NO_RUNNERS
 
     def __init__(self, num_slots: int, chance: random.Random) -> None:
         self.num_slots = num_slots

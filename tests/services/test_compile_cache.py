@@ -63,7 +63,7 @@ async def test_a_program_is_compiled_once_in_all_slots(sandbox: LocalSandbox) ->
         first = (await one.run(b"")).stdout
         assert (await other.run(b"")).stdout == first
     assert await printed(sandbox, replace(program, limits=replace(LIMITS, wall_time_s=9.0))) == first
-    assert sandbox.compile_cache_use == (2, 1, sandbox.compiled.num_bytes)
+    assert sandbox.use.compile_cache == (2, 1, sandbox.compiled.num_bytes)
     assert sandbox.compiled.num_bytes > 0
     others = {
         "source": replace(program, code="b"),
@@ -152,7 +152,7 @@ def test_an_entry_is_whole_or_gone_and_the_file_is_bounded(puts: list[tuple[int,
         assert cache.num_bytes <= 200
         for key, expected in last.items():
             found = cache.get(key)
-            assert found is None or found.files == expected
+            assert found is None or found[1] == expected
     cache.close()
 
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from nouscoder.config import ConfigError, VerifierSection, load_config
 from nouscoder.http_server.api_keys import Quota
@@ -22,8 +23,8 @@ from nouscoder.rpc.metrics_page import serve_on_socket
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.access.quotas import LocalLedger, QuotaExceeded, Quotas
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
-from nouscoder.verifier.processes.connections import Distributor
-from nouscoder.verifier.processes.merged_metrics import MergedMetrics, Scraped, SocketMetrics
+from nouscoder.verifier.processes.connections import Channel, Distributor
+from nouscoder.verifier.processes.merged_metrics import MergedMetrics, SocketMetrics
 from nouscoder.verifier.processes.share import ProcessNumber, section_of, slots_of
 from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
 
@@ -181,7 +182,7 @@ def registry_of(number: int, verdicts: int) -> CollectorRegistry:
 
 def test_metrics_are_merged_and_no_counter_falls_when_a_process_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "metrics-0"
-    sources: dict[int, Scraped] = {0: SocketMetrics(path), 1: registry_of(2, 10)}
+    sources: dict[int, Collector] = {0: SocketMetrics(path), 1: registry_of(2, 10)}
     merged = MergedMetrics(sources)
     registry = CollectorRegistry()
     registry.register(merged)
@@ -215,10 +216,10 @@ class SocketStack:
         asyncio.run(self._stack.aclose())
 
 
-class Receiver:
-    """Keeps what it is given. Its connections stay open."""
+class Receiver(Channel):
+    """Keeps what it is given. Its connections stay open. It has no process."""
 
-    def __init__(self, limit: float = math.inf) -> None:
+    def __init__(self, limit: float = math.inf) -> None:  # no socket either
         self.given: list[socket.socket] = []
         self._limit = limit
 

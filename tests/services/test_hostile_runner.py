@@ -25,7 +25,7 @@ from nouscoder.verifier.sandbox.compile_cache import CompileCache
 from nouscoder.verifier.sandbox.runners.gvisor import new_canary
 from nouscoder.verifier.sandbox.runners.link import RunnerRefused, connect
 from nouscoder.verifier.sandbox.session import SlotSession
-from nouscoder.verifier.sandbox.slot import LinkEnding, Slot
+from nouscoder.verifier.sandbox.slot import Launch, Link, Slot
 from nouscoder.verifier.toolchains import languages
 
 LIMITS = Limits(wall_time_s=60, output_bytes=1000)
@@ -36,26 +36,23 @@ INVALID: tuple[object, ...] = (None, [], "x")
 COMPILED = frames.encode(FrameKind.COMPILED)
 
 
-class HostileLink:
+class HostileLink(Link):
     """A link whose other end says what the test wants. It keeps what the gateway sends."""
 
-    pid = None
-    use_until_s = math.inf
+    is_open = True
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tools: Mapping[str, str]) -> None:
         self.reader, self.writer, self.tools = reader, writer, tools
-        self.is_open = True
-        self.has_dialogue_socket = False
 
     def last_log_line(self) -> str:
         return ""
 
-    async def close(self, ending: LinkEnding) -> None:
+    async def close(self, *, worn: bool = False) -> None:
         self.is_open = False
         self.writer.transport.abort()
 
 
-class HostileLaunch:
+class HostileLaunch(Launch):
     """Opens links to `says`, which is called with the other end of the connection."""
 
     def __init__(self, said: bytes, hello: bytes = b"{}", tools: Mapping[str, str] | None = None) -> None:
@@ -253,7 +250,7 @@ async def test_a_malformed_handshake_is_refused(answer: Callable[[dict[str, obje
         else:
             link = await connecting
             assert link.tools == {}
-            await link.close(LinkEnding.DOUBT)
+            await link.close()
 
 
 async def _answers() -> AsyncIterator[tuple[bytes, bytes]]:

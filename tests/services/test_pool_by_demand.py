@@ -27,9 +27,9 @@ from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxUnavailable, SpillOverSandbox
 from nouscoder.verifier.sandbox.runners import gvisor
 from nouscoder.verifier.sandbox.runners import pool as pool_module
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox, PoolSize, WantedRunners
+from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox, PoolSize
 from nouscoder.verifier.sandbox.runners.pool import RunnerPool, RunnerState
-from nouscoder.verifier.sandbox.slot import LinkEnding, Slot
+from nouscoder.verifier.sandbox.slot import Slot
 
 SUBMISSION = Submission(StdinTests((StdinCase("", "truth"),)), "print('truth')", limits=Limits(60.0, 60.0))
 IDLE_S = 1.0
@@ -53,7 +53,7 @@ def test_the_size_is_the_highest_demand_of_the_last_seconds_within_its_bounds(
     ends = [since_s for since_s, _ in levels[1:]] + [now_s + 1]
     seen = [demand for (_, demand), end_s in zip(levels, ends, strict=True) if end_s > now_s - 30.0]
     slots = min(10, max(least, *seen))
-    assert size.wanted(now_s) == WantedRunners(slots, spares if slots else 0)
+    assert size.wanted(now_s) == (slots, spares if slots else 0)
 
 
 @given(st.lists(st.integers(0, 20), max_size=10), st.integers(0, 3))
@@ -62,10 +62,10 @@ def test_a_pool_without_work_becomes_its_least_size_and_nothing_else_keeps_it(de
     for at_s, demand in enumerate(demands):
         size.observe(demand, float(at_s))
     size.observe(0, 100.0)
-    assert size.wanted(130.0) == WantedRunners(tools, 0)
+    assert size.wanted(130.0) == (tools, 0)
     constant = PoolSize(4, 4, 2, 30.0)
     constant.observe(0, 0.0)
-    assert constant.wanted(0.0) == constant.wanted(1000.0) == WantedRunners(4, 2)
+    assert constant.wanted(0.0) == constant.wanted(1000.0) == (4, 2)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -90,7 +90,7 @@ async def test_runners_beyond_the_size_are_ended_unless_a_slot_has_them_or_other
     await asyncio.sleep(0.05)
     assert {runner.name for runner in held} <= set(pods.there)
     assert len(pods.there) == (2 if is_sized else 4)
-    await pool.give_back(held[0], LinkEnding.DOUBT)
+    await pool.give_back(held[0], worn=False)
     assert (held[0].name in pods.there) == (not is_sized)
     pool.resize(3, 1)
     await until(lambda: pool.states[RunnerState.READY] == 3)
@@ -150,7 +150,7 @@ async def test_from_zero_through_a_burst_and_back_without_a_lost_verdict(
         assert sandbox.pool.size == 3
         await until(lambda: not agents.processes)
         assert sandbox.usable_slots == 0
-        assert not sandbox.replacements
+        assert not sandbox.use.replacements
 
 
 async def test_a_waiting_submission_gets_the_warm_spare_and_an_idle_pool_keeps_its_least_size(

@@ -153,8 +153,8 @@ async def test_a_changed_key_loses_no_submission_whichever_namespace_gets_it_fir
 
     done = await grade_until(sandbox, all_are_new)
     assert not before & set(agents.processes)
-    assert sandbox.replacements[Replaced.KEY] >= 3
-    assert sandbox.replacements.get(Replaced.CANARY, 0) == 0
+    assert sandbox.use.replacements[Replaced.KEY] >= 3
+    assert sandbox.use.replacements.get(Replaced.CANARY, 0) == 0
     await grade_until(sandbox, iter([False] * 6 + [True] * 3).__next__)
     print(f"{some} + {done} submissions while the key changed, {agents.num_made} runners made")
 

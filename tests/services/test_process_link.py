@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from nouscoder.verifier.sandbox.slot import LinkEnding, ProcessLink
+from nouscoder.verifier.sandbox.slot import ProcessLink
 
 
 @pytest.mark.timeout(60)
@@ -18,7 +18,7 @@ async def test_a_closed_link_keeps_no_pipe_of_a_process_whose_children_hold_them
     try:
         while link.is_open:  # the process ends; its child keeps stderr
             await asyncio.sleep(0.01)
-        await link.close(LinkEnding.DOUBT)
+        await link.close()
         assert link.writer.is_closing()
         assert link._process._transport._closed  # type: ignore[attr-defined]
     finally:

@@ -23,7 +23,7 @@ from nouscoder.verifier.runner.agent import _exactly
 from nouscoder.verifier.runner.handshake import any_certificate, digest_of, own_certificate
 from nouscoder.verifier.sandbox.runners import link as runner_link
 from nouscoder.verifier.sandbox.runners.link import RunnerBusy, RunnerRefused, SocketLink, connect
-from nouscoder.verifier.sandbox.slot import ENVIRONMENT, LinkEnding
+from nouscoder.verifier.sandbox.slot import ENVIRONMENT
 
 KEY_TEXT = "0123456789abcdef-a key of a pool"
 KEY = handshake.read_key(KEY_TEXT)
@@ -88,7 +88,7 @@ async def opened(address: Address, want: str = handshake.SLOT, key: bytes = KEY)
     """A link, and the pid of its harness."""
     request = {"settings": {"tmp_bytes": 5}, "environment": ENVIRONMENT, "tools": ["sh", "no-such-tool"]}
     link = await connect(address, key, want, request | {"search_path": "/usr/bin:/bin"}, name="it", limit_s=10)
-    assert [*link.about.tools] == ["sh"]
+    assert [*link.tools] == ["sh"]
     async with asyncio.timeout(60):
         pid, _, tmp_bytes, has_key = (await link.reader.readline()).split()
     assert (tmp_bytes, has_key) == (b"5", b"False")
@@ -108,12 +108,12 @@ async def test_the_connection_is_the_stream_of_a_fresh_harness(agent: tuple[Addr
     link, first = await opened(address)
     link.writer.write(b"abc\n")
     assert await link.reader.readline() == b"cba\n"
-    await link.close(LinkEnding.DOUBT)
+    await link.close()
     assert not link.is_open
     link, second = await opened(address)
     assert second != first
     assert await is_gone(first)
-    await link.close(LinkEnding.DOUBT)
+    await link.close()
     assert await is_gone(second)
 
 
@@ -130,12 +130,12 @@ async def test_one_slot_at_a_time_and_its_partners_end_with_it(
     for want in (handshake.SLOT, *handshake.PARTNERS):
         with pytest.raises(RunnerBusy):
             await opened(address, want)
-    await slot.close(LinkEnding.DOUBT)
+    await slot.close()
     assert await is_gone(pid)
     for partner, partner_pid in partners:
         assert await partner.reader.read() == b""
         assert await is_gone(partner_pid)
-        await partner.close(LinkEnding.DOUBT)
+        await partner.close()
 
 
 @pytest.mark.parametrize("kernel", ["gvisor", "linux"])
@@ -152,9 +152,9 @@ async def test_a_slot_and_its_partner_have_a_socket_to_each_other_that_ends_with
                 other.writer.write(b"receive\n")
                 async with asyncio.timeout(60):
                     assert await other.reader.readline() == b"sent\n"
-            await partner.close(LinkEnding.DOUBT)
+            await partner.close()
             assert await is_gone(pid)
-        await slot.close(LinkEnding.DOUBT)
+        await slot.close()
 
 
 async def test_a_gateway_without_the_key_gets_no_harness(agent: tuple[Address, object]) -> None:
@@ -190,7 +190,7 @@ async def test_invalid_connections_are_closed_and_do_not_affect_others(
         writer.close()
     link, pid = await opened(address)
     assert link.is_open
-    await link.close(LinkEnding.DOUBT)
+    await link.close()
     assert await is_gone(pid)
 
 
@@ -215,7 +215,7 @@ async def test_a_recorded_handshake_is_refused(agent: tuple[Address, object]) ->
 async def test_a_runner_exits_on_request(agent: tuple[Address, subprocess.Popen[bytes]]) -> None:
     address, process = agent
     link = await connect(address, KEY, handshake.RETIRE, {}, name="it", limit_s=5)
-    await link.close(LinkEnding.WORN)
+    await link.close(worn=True)
     assert await asyncio.to_thread(process.wait, 60) == 0
 
 
@@ -226,7 +226,7 @@ async def test_a_runner_whose_gateway_is_gone_ends_itself(agent: tuple[Address, 
     link, _ = await opened(address)
     with pytest.raises(subprocess.TimeoutExpired):
         await asyncio.to_thread(process.wait, 4)
-    await link.close(LinkEnding.DOUBT)
+    await link.close()
     async with asyncio.timeout(60):
         while process.poll() is None:
             with contextlib.suppress(OSError):
@@ -243,7 +243,7 @@ async def test_connections_that_dribble_do_not_lock_the_gateway_out(agent: tuple
         writer.write(b"\0")
     link, pid = await opened(address)
     assert link.is_open
-    await link.close(LinkEnding.DOUBT)
+    await link.close()
     assert await is_gone(pid)
     for writer in writers:
         writer.close()
@@ -290,7 +290,7 @@ async def test_what_is_sent_is_encrypted_and_arrives_whole(agent: tuple[Address,
         async with asyncio.timeout(120):
             for line in lines:
                 assert (await link.reader.readline()).rstrip() == line[::-1]
-        await link.close(LinkEnding.DOUBT)
+        await link.close()
     assert len(seen) > 2 * sum(map(len, lines))
     assert b"secret" not in seen
     assert b"terces" not in seen
@@ -306,7 +306,7 @@ async def test_all_output_of_a_harness_that_has_ended_arrives(agent: tuple[Addre
             received += len(data)
             await asyncio.sleep(0)
     assert received == (8 << 20) + 1
-    await link.close(LinkEnding.DOUBT)
+    await link.close()
 
 
 async def test_a_gateway_that_goes_while_nobody_reads_ends_the_harness(agent: tuple[Address, object]) -> None:
@@ -317,7 +317,7 @@ async def test_a_gateway_that_goes_while_nobody_reads_ends_the_harness(agent: tu
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1):
             await link.writer.drain()
-    await link.close(LinkEnding.DOUBT)
+    await link.close()
     assert await is_gone(pid)
 
 
@@ -361,7 +361,7 @@ async def test_probes_write_nothing_into_the_log(agent: tuple[Address, subproces
     for _ in range(20):
         (await asyncio.open_connection(*address))[1].close()
     link, _ = await opened(address)
-    await link.close(LinkEnding.DOUBT)
+    await link.close()
     link = await connect(address, KEY, handshake.RETIRE, {}, name="it", limit_s=60)
     assert await asyncio.to_thread(process.wait, 60) == 0
     assert process.stderr is not None

@@ -15,8 +15,8 @@ from nouscoder.config import SandboxSection
 from nouscoder.verifier.runner import kernel
 from nouscoder.verifier.runner.kernel import kernel_facts, why_not_gvisor, why_not_userns
 from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox, UsernsSandbox
-from nouscoder.verifier.sandbox.runners.launch import CanaryLaunch, RunnerAccess
-from nouscoder.verifier.sandbox.runners.link import KernelUnproven, PoolKeys, RunnerAbout
+from nouscoder.verifier.sandbox.runners.launch import RunnerAccess, RunnerLaunch
+from nouscoder.verifier.sandbox.runners.link import KernelUnproven, PoolKeys
 from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerState
 
 # As a runner on gVisor (release of 2026) and a container of runc on Linux 6.18 answered.
@@ -108,7 +108,7 @@ async def test_no_harness_of_an_unproven_runner_is_used(monkeypatch: pytest.Monk
     closed = []
 
     class Link:
-        about = RunnerAbout("3.11", {}, False, RUNC)
+        kernel = RUNC
 
         class writer:  # noqa: N801
             class transport:  # noqa: N801
@@ -119,11 +119,11 @@ async def test_no_harness_of_an_unproven_runner_is_used(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("nouscoder.verifier.sandbox.runners.launch.connect_by_any", connect)
     runner = Runner("pod-1", ("127.0.0.1", 7070), RunnerState.UNPROVEN, 0)
-    launch = CanaryLaunch(runner, RunnerAccess(PoolKeys(b""), refusal=lambda facts: f"says {facts}"), SandboxSection())
+    launch = RunnerLaunch(RunnerAccess(PoolKeys(b""), refusal=lambda facts: f"says {facts}"), SandboxSection(), runner)
     with pytest.raises(KernelUnproven, match=r"pod-1 says .*6\.18\.44"):
         await launch.open()
     assert closed == [True]
-    assert await CanaryLaunch(runner, RunnerAccess(PoolKeys(b"")), SandboxSection()).open()
+    assert await RunnerLaunch(RunnerAccess(PoolKeys(b"")), SandboxSection(), runner).open()
 
 
 def test_the_pool_of_pods_needs_the_proof_unless_it_is_given_up_by_name(tmp_path: Path) -> None:

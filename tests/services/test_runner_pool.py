@@ -18,7 +18,6 @@ from nouscoder.verifier.sandbox.runners.pool import (
     RunnerState,
     RunnersUnreachable,
 )
-from nouscoder.verifier.sandbox.slot import LinkEnding
 
 
 class Pods:
@@ -106,7 +105,7 @@ async def test_a_runner_is_lent_to_one_at_a_time_and_only_after_a_canary(pool: R
     with pytest.raises(SandboxError, match="no runner was free"):
         await pool.lend(0.05)
     before = canaries.asked.count(one.name)
-    await pool.give_back(one, LinkEnding.DOUBT)
+    await pool.give_back(one, worn=False)
     assert (await pool.lend(1)) is one
     assert canaries.asked.count(one.name) == before + 1
 
@@ -122,7 +121,7 @@ async def test_requests_for_runners_are_served_in_order(pool: RunnerPool) -> Non
     tasks = [asyncio.create_task(ask(number)) for number in range(2)]
     await asyncio.sleep(0)
     for runner in held:
-        await pool.give_back(runner, LinkEnding.DOUBT)
+        await pool.give_back(runner, worn=False)
     await asyncio.gather(*tasks)
     assert order == [0, 1]
 
@@ -132,7 +131,7 @@ async def test_a_cancelled_waiter_gets_no_runner(pool: RunnerPool) -> None:
     waiting = asyncio.create_task(pool.lend(5))
     await asyncio.sleep(0)
     waiting.cancel()
-    await pool.give_back(held[0], LinkEnding.DOUBT)
+    await pool.give_back(held[0], worn=False)
     assert (await pool.lend(1)) is held[0]
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -165,7 +164,7 @@ async def test_an_idle_runner_is_proved_again_and_stays_in_the_pool(
 
 async def test_a_worn_runner_is_replaced(pool: RunnerPool, pods: Pods) -> None:
     worn = await pool.lend(1)
-    await pool.give_back(worn, LinkEnding.WORN)
+    await pool.give_back(worn, worn=True)
     assert worn.name not in pods.there
     assert {(await pool.lend(1)).name, (await pool.lend(1)).name}.isdisjoint({worn.name})
     assert pool.replaced == {Replaced.WORN: 1}
@@ -194,7 +193,7 @@ async def test_a_lost_runner_is_replaced_and_ignored_when_it_is_given_back(pool:
     lost, kept = await pool.lend(1), await pool.lend(1)
     await pods.remove(lost.found)
     fresh = await pool.lend(1)
-    await pool.give_back(lost, LinkEnding.DOUBT)
+    await pool.give_back(lost, worn=False)
     assert {runner.name for runner in (kept, fresh)} == set(pods.there)
     assert pool.replaced == {Replaced.LOST: 1}
 
@@ -202,12 +201,12 @@ async def test_a_lost_runner_is_replaced_and_ignored_when_it_is_given_back(pool:
 async def test_an_unreachable_api_is_retried_and_named_in_errors(pool: RunnerPool, pods: Pods) -> None:
     held = [await pool.lend(1), await pool.lend(1)]
     pods.is_away = True
-    await pool.give_back(held[0], LinkEnding.DOUBT)
+    await pool.give_back(held[0], worn=False)
     assert (await pool.lend(1)) is held[0], "existing runners are still used"
     with pytest.raises(SandboxError, match="the API is away"):
         await pool.lend(0.1)
     pods.is_away = False
-    await pool.give_back(held[1], LinkEnding.WORN)
+    await pool.give_back(held[1], worn=True)
     assert (await pool.lend(1)).name == "pod-3"
 
 
@@ -217,7 +216,7 @@ async def test_a_runner_that_does_not_start_is_replaced(
     monkeypatch.setattr(pool_module, "_STUCK_AFTER_S", 0.1)
     held = [await pool.lend(1), await pool.lend(1)]
     pods.is_slow = True
-    await pool.give_back(held[0], LinkEnding.WORN)
+    await pool.give_back(held[0], worn=True)
     with pytest.raises(SandboxError, match="did not start within"):
         await pool.lend(0.5)
     pods.is_slow = False
@@ -230,7 +229,7 @@ async def test_the_time_from_creation_to_the_first_answer_is_counted(pods: Pods,
     fast, before_s = pool.num_starts, pool.start_s
     assert (fast, before_s >= 0) == (2, True)
     pods.is_slow = True
-    await pool.give_back(held[0], LinkEnding.WORN)
+    await pool.give_back(held[0], worn=True)
     while pool.states[RunnerState.STARTING] != 1:
         await asyncio.sleep(0)
     (slow,) = [name for name, pod in pods.there.items() if pod.address is None]
@@ -306,3 +305,21 @@ async def test_a_source_that_makes_no_runner_is_not_asked_at_once_again(
     assert not pool._changed.is_set(), "it waits for a change, or for its interval"
     await pool.close()
     assert asked == [1]
+
+
+def test_the_states_are_counted_while_another_thread_adds_a_runner(pods: Pods, canaries: Canaries) -> None:
+    """The thread of the metrics counts them."""
+    pool = RunnerPool(pods, canaries, size=1)
+
+    class Counted(Runner):
+        @property  # type: ignore[override]
+        def state(self) -> RunnerState:
+            pool._runners[str(len(pool._runners))] = runner
+            return RunnerState.READY
+
+        @state.setter
+        def state(self, _: RunnerState) -> None: ...
+
+    runner = Counted("one", None, RunnerState.READY, 0.0)
+    pool._runners["one"] = runner
+    assert pool.states[RunnerState.READY] == 1

@@ -20,6 +20,7 @@ from nouscoder.verifier.sandbox import (
     open_backends,
     open_sandbox,
 )
+from nouscoder.verifier.sandbox.base import BackendUse
 from nouscoder.verifier.sandbox.fake import FakeSandbox
 from nouscoder.verifier.sandbox.spill_over import SpillOverSandbox, next_change_s, place
 from nouscoder.verifier.toolchains import languages
@@ -51,8 +52,8 @@ class Elastic(FakeSandbox):
     """A fake whose usable slots the test sets."""
 
     name = "elastic"
-    dollars = 0.5
-    limited_by = ""
+    use = BackendUse(dollars=0.5)
+    usable_slots = 0
 
     def __init__(self, usable_slots: int) -> None:
         super().__init__(num_slots=4)

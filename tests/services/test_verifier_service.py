@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import grpc
 import httpx
@@ -30,21 +29,26 @@ from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import NO_FILES, Dialogue, Exit, Program, RunResult, SandboxError, Session
+from nouscoder.verifier.sandbox.base import (
+    NO_FILES,
+    Dialogue,
+    Exit,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxError,
+    Session,
+)
 
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
 MAX_BODY = 200_000
 
 
-NO_RUNNERS: Mapping[str, int] = MappingProxyType({})
-
-
-class WordSandbox:
+class WordSandbox(Sandbox):
     """Programs of one word: `cat` prints its input, `hang` waits for an event, `break` breaks the sandbox."""
 
     name = "words"
     isolation: tuple[str, ...] = ()
-    runners = replacements = NO_RUNNERS
     num_slots = 2
 
     def __init__(self) -> None:

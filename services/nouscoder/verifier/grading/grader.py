@@ -50,7 +50,6 @@ from nouscoder.verifier.judges.mathematics import MathLimits
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
-    Elastic,
     OutOfMemory,
     PartnerCompileFailed,
     Program,
@@ -127,7 +126,7 @@ class Grader:
     def _num_programs(self) -> int:
         return self._slots.waiting + self._slots.busy - self._slots.extra
 
-    def follow(self, sandbox: Elastic) -> None:
+    def follow(self, sandbox: Sandbox) -> None:
         """Let submissions wait in the queue while slots of `sandbox`, the one of this grader, are not usable."""
 
         def resize() -> None:

@@ -287,8 +287,4 @@ class SlotSettings(NamedTuple):
     def from_json(text: str) -> SlotSettings:
         """Inverse of `to_json`. Raises TypeError for unknown keys."""
         values = json.loads(text)
-        values["site_packages"] = tuple(values["site_packages"])
-        values["preload"] = tuple(values["preload"])
-        values["read_only"] = tuple(values["read_only"])
-        values["groups"] = tuple(values.get("groups", ()))  # a gateway sends none to a runner
-        return SlotSettings(**values)
+        return SlotSettings(**{key: tuple(one) if isinstance(one, list) else one for key, one in values.items()})

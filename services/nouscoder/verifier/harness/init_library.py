@@ -76,29 +76,22 @@ class _Part(ctypes.Structure):
     _fields_ = [("address", c_uint64), ("num_bytes", c_uint64)]
 
 
-class Image:
-    """The writable memory of the interpreter that candidates get from a file (init/zygote.c).
+def open_image(not_at: int) -> tuple[int, ctypes.Array[_Part]]:
+    """A file with the writable memory of the interpreter, which candidates get from it (init/zygote.c), and its parts.
 
-    The file has the size of all parts. Its pages are used by one test after the other, so the host allocates none.
-    It is made once in the zygote, which must not unmap any part later.
+    The mapping with the address `not_at` is no part. The file has the size of all parts. Its pages are used by one test
+    after the other, so the host allocates none. It is made once in the zygote, which must not unmap any part later.
+    Raises OSError.
     """
-
-    def __init__(self, fd: int, parts: ctypes.Array[_Part]) -> None:
-        self.fd = fd
-        self.parts = parts
-
-    @staticmethod
-    def open(not_at: int) -> Image:
-        """Make the file. The mapping with the address `not_at` is no part. Raises OSError."""
-        kernel.fix_heap_end()
-        with open("/proc/self/maps", encoding="utf8", errors="surrogateescape") as maps:
-            found = writable_parts(maps.read(), not_at)
-        parts = (_Part * len(found))(*(_Part(*part) for part in found))
-        fd = kernel.move_up(os.memfd_create("memory"))
-        offset = 0
-        for address, num_bytes in found:
-            offset += kernel.write_memory(fd, address, num_bytes, offset)
-        return Image(fd, parts)
+    kernel.fix_heap_end()
+    with open("/proc/self/maps", encoding="utf8", errors="surrogateescape") as maps:
+        found = writable_parts(maps.read(), not_at)
+    parts = (_Part * len(found))(*(_Part(*part) for part in found))
+    fd = kernel.move_up(os.memfd_create("memory"))
+    offset = 0
+    for address, num_bytes in found:
+        offset += kernel.write_memory(fd, address, num_bytes, offset)
+    return fd, parts
 
 
 def writable_parts(maps: str, not_at: int) -> list[tuple[int, int]]:
@@ -150,12 +143,11 @@ class Init:
         )
 
     def open_image(self) -> None:
-        """Let candidates have their memory from a file (`Image`). Called last before the first `serve`."""
+        """Let candidates have their memory from a file. Called last before the first `serve`."""
         own = ctypes.addressof(c_void_p.in_dll(self._library, "nouscoder_image"))
-        self._image = Image.open(not_at=own)
-        self._settings.image = self._image.fd
-        self._settings.num_parts = len(self._image.parts)
-        self._settings.parts = ctypes.addressof(self._image.parts)
+        self._settings.image, self._parts = open_image(not_at=own)
+        self._settings.num_parts = len(self._parts)
+        self._settings.parts = ctypes.addressof(self._parts)
 
     def use_large_pages(self) -> None:
         """Move this process's memory to large pages, if the kernel has them, so that its forks are cheaper."""

@@ -42,7 +42,7 @@ class Isolation(Protocol):
     """One object for the whole life of a slot."""
 
     two_users: bool  # init and candidates are different users
-    copies_image: bool  # candidates get their memory at once (`Image`), because the kernel copies slowly at writes
+    copies_image: bool  # candidates get their memory at once (init_library.py): the kernel copies slowly at writes
     namespaces: int  # made fresh for every submission
     id_map: bytes | None  # of their users (user_namespaces(7)); None without a user namespace
     has_large_pages: bool  # the kernel may have large pages, which make forks cheaper
@@ -260,7 +260,9 @@ def fill(parts: RootParts) -> None:
     for name, content in parts.copies.items():
         (root / name.lstrip("/")).write_bytes(content)
     _make_devices(f"{STAGING}/dev")
-    _bind_proc(f"{STAGING}/proc")
+    # The kernel lets a user namespace mount its own proc only if a complete one is visible. A sandbox mounts its own
+    # over this one.
+    kernel.mount("/proc", f"{STAGING}/proc", "", kernel.MS_BIND | kernel.MS_REC)
 
 
 def _make_devices(folder: str) -> None:
@@ -283,14 +285,6 @@ def _make_devices(folder: str) -> None:
         os.symlink(f"/proc/self/fd/{target}", f"{folder}/{name}")
     os.symlink("/proc/self/fd", f"{folder}/fd")
     os.symlink("/tmp", f"{folder}/shm")  # POSIX semaphores work and disappear with /tmp
-
-
-def _bind_proc(folder: str) -> None:
-    """Bind /proc. The kernel lets a user namespace mount its own proc only if a complete one is visible.
-
-    A sandbox mounts its own proc over this one.
-    """
-    kernel.mount("/proc", folder, "", kernel.MS_BIND | kernel.MS_REC)
 
 
 def _seal_root() -> None:

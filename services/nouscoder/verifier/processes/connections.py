@@ -18,7 +18,6 @@ import logging
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 from nouscoder.rpc.server import AddressError, socket_host, split_address
 
@@ -89,23 +88,10 @@ class Channel:
         self.theirs.close()
 
 
-class Receiver(Protocol):
-    """What `Distributor` needs of a channel."""
-
-    @property
-    def num_open(self) -> int:
-        """Connections of the process."""
-        ...
-
-    def pass_on(self, connection: socket.socket) -> bool:
-        """Give it a connection."""
-        ...
-
-
 class Distributor:
     """Accepts connections and passes each to one of `receivers()`."""
 
-    def __init__(self, listening: socket.socket, receivers: Callable[[], Sequence[Receiver]]) -> None:
+    def __init__(self, listening: socket.socket, receivers: Callable[[], Sequence[Channel]]) -> None:
         """`listening` has been bound; it begins to listen with `start`."""
         self._listening = listening
         self._receivers = receivers

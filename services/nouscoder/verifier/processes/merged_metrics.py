@@ -7,9 +7,8 @@ that the processes have are added. Of ages and of what is the same everywhere th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,14 +22,6 @@ _LARGEST = ("_oldest_age_seconds", "_queue_clients", "_build_info", "_limited", 
 _FIRST = ("_created", "_start_time_seconds", "_expiry_timestamp_seconds")
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]  # name and labels of a sample
-
-
-class Scraped(Protocol):
-    """A registry, or something else with metrics."""
-
-    def collect(self) -> Iterable[Metric]:
-        """The current values."""
-        ...
 
 
 class SocketMetrics(Collector):
@@ -51,7 +42,9 @@ class SocketMetrics(Collector):
 class MergedMetrics(Collector):
     """Merges what `sources` say, one for each process."""
 
-    def __init__(self, sources: Mapping[int, Scraped], more: Callable[[], Iterator[Metric]] = lambda: iter(())) -> None:
+    def __init__(
+        self, sources: Mapping[int, Collector], more: Callable[[], Iterator[Metric]] = lambda: iter(())
+    ) -> None:
         """`more` are metrics of the whole service."""
         self._sources = sources
         self._more = more

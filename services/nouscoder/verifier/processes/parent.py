@@ -21,7 +21,6 @@ import logging
 import os
 import pickle
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -29,7 +28,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -68,20 +66,7 @@ class Thread:
     queued_s: float  # without a wait that has not ended
 
 
-class Asked(Protocol):
-    """What `until_hung` needs of a channel."""
-
-    @property
-    def num_answers(self) -> int:
-        """How often the process has answered."""
-        ...
-
-    def ask(self) -> None:
-        """Ask the process for an answer."""
-        ...
-
-
-async def until_hung(asked: Asked, look: Callable[[], Thread | None], patience: SilenceLimit) -> None:
+async def until_hung(asked: Channel, look: Callable[[], Thread | None], patience: SilenceLimit) -> None:
     """Ask a process until it has been silent for `patience.silence_limit_s`. `look` gives its `main_thread`."""
     silent_s = 0.0
     before = look()
@@ -313,7 +298,9 @@ async def serve_many(config: Config, with_broker: bool = False) -> int:
             stack.callback(keeper.cancel)
         metrics = start_metrics(section.metrics, registry, stack)
         if http is not None:
-            _accept(http, gateways, stack)
+            distributor = Distributor(http, gateways.ready)
+            distributor.start()
+            stack.callback(distributor.close)
         health = Health(section.grpc_health)
         say_draining = await _start_health(section.health, health, stack)
         said = {"grpc": grpc, "metrics": metrics, "processes": section.processes}
@@ -341,12 +328,6 @@ async def _start_all(gateways: Gateways, stop: asyncio.Event) -> int | None:
         return 0
     failed = _failure(starting)
     return None if failed is None else failed.code
-
-
-def _accept(http: socket.socket, gateways: Gateways, stack: AsyncExitStack) -> None:
-    distributor = Distributor(http, gateways.ready)
-    distributor.start()
-    stack.callback(distributor.close)
 
 
 def _grpc_address(address: str, stack: AsyncExitStack) -> str:

@@ -92,7 +92,8 @@ class RunnerAgent:
             try:
                 try:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    _watch_peer(connection)
+                    with contextlib.suppress(OSError):
+                        handshake.watch_peer(connection, _KEEPALIVE_S)
                     request, nonces = self._receive_request(connection)
                     about = _about(request) | {"kernel": self._kernel_facts}
                     role = self._reserve(request)
@@ -251,14 +252,6 @@ def _about(request: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise handshake.HandshakeError(f"a request with invalid tools: {error!r}") from error
     return {"python": sys.version.split()[0], "tools": {tool: path for tool, path in found.items() if path}}
-
-
-def _watch_peer(connection: socket.socket) -> None:
-    """Make the kernel close the connection within a minute when the gateway vanishes."""
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", _KEEPALIVE_S), ("TCP_KEEPINTVL", _KEEPALIVE_S), ("TCP_KEEPCNT", 3)):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _shut_down(connection: socket.socket) -> None:

@@ -6,7 +6,8 @@
 
 It runs inside TLS. Each side proves that it has the pool's key. The proof covers the nonces of both sides, so that a
 recorded handshake is useless to an attacker, and the digest of the runner's certificate (the channel binding of RFC
-5929, tls-server-end-point), so that a peer between the two cannot pass proofs on. The key itself is never sent.
+5929, tls-server-end-point), so that a peer between the two, which has another one, cannot pass proofs on. The key
+itself is never sent.
 Behind a tunnel whose own certificate the gateway checks, the digest is empty. Requests and answers are JSON objects
 after their length.
 After an answer with status `ok` the connection is the stdin and stdout of a fresh harness.
@@ -15,10 +16,9 @@ A request has `want` (slot, partner, checker or retire), `settings` (of the slot
 `tools` and `search_path` (the programs to look for). An answer has `status`, `python`, `tools` (the paths of those
 found), `peer` (whether a slot and its partner have a socket to each other) and `kernel` (`kernel.py`).
 
-A runner makes a certificate of its own at each start, which no authority signs: the handshake replaces the authority. A
-peer between gateway and runner has another certificate, so it cannot pass the proofs on. TLS is 1.3 only, whose keys no
-later loss of the pool's key reveals. The private key is on no disk: /tmp of a runner is memory, and the files are
-removed at once.
+A runner makes a certificate of its own at each start, which no authority signs: the handshake replaces the authority.
+TLS is 1.3 only, whose keys no later loss of the pool's key reveals. The private key is on no disk: /tmp of a runner is
+memory, and the files are removed at once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import hashlib
 import hmac
 import json
 import os
+import socket
 import ssl
 import struct
 import subprocess
@@ -41,7 +42,7 @@ MAX_MESSAGE_BYTES = 1 << 16
 LIMIT_S = 5.0  # for a whole handshake
 DEFAULT_PORT = 7070
 
-OK, BUSY, REFUSED = "ok", "busy", "refused"
+OK, BUSY = "ok", "busy"
 SLOT, PARTNER, CHECKER, RETIRE = "slot", "partner", "checker", "retire"  # the values of `want`
 PARTNERS = (PARTNER, CHECKER)  # the further harnesses beside that of a slot
 _KINDS = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
@@ -131,6 +132,13 @@ def own_certificate() -> tuple[ssl.SSLContext, bytes]:
         context.load_cert_chain(certificate, key)
         with open(certificate, encoding="ascii") as file:
             return context, digest_of(ssl.PEM_cert_to_DER_cert(file.read()))
+
+
+def watch_peer(connection: socket.socket, keepalive_s: int) -> None:
+    """Make the kernel close the connection when the peer vanishes, after four times `keepalive_s`. Raises OSError."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", keepalive_s), ("TCP_KEEPINTVL", keepalive_s), ("TCP_KEEPCNT", 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def digest_of(certificate: bytes) -> bytes:

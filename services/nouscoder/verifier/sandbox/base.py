@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError, Unusable
@@ -172,6 +172,20 @@ class Session(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class BackendUse:
+    """What one backend has, and has done since the start of the service. Empty for what it does not have."""
+
+    submissions: int = 0
+    seconds: float = 0.0  # of its slots, in use by a submission
+    dollars: float = 0.0  # by the configured prices
+    limited_by: str = ""  # the cap that keeps it from growing now
+    runner_starts: tuple[int, float] = (0, 0.0)  # runners that became reachable; seconds from their creation until then
+    compile_cache: tuple[int, int, int] = (0, 0, 0)  # programs found, programs compiled, bytes on the disk
+    runners: Mapping[str, int] = field(default_factory=dict)  # by state
+    replacements: Mapping[str, int] = field(default_factory=dict)  # runners replaced, by reason
+
+
 class Sandbox(Protocol):
     """A pool of `num_slots` sandboxes of one backend."""
 
@@ -179,18 +193,26 @@ class Sandbox(Protocol):
     num_slots: int
 
     @property
+    def use(self) -> BackendUse:
+        """What the backend has and has done, as far as it counts that itself: not the submissions."""
+        return BackendUse()
+
+    @property
+    def usable_slots(self) -> int:
+        """The slots that can run a submission now: fewer where a slot does not always have a pod to run on."""
+        return self.num_slots
+
+    def watch_slots(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after each change of `usable_slots`."""
+        return
+
+    def demand(self, submissions: int) -> None:
+        """From now on so many submissions wait or run. The backend may grow and shrink with it."""
+        return
+
+    @property
     def isolation(self) -> tuple[str, ...]:
         """The layers of isolation between a candidate and the host, once started. Shown in Capabilities."""
-        ...
-
-    @property
-    def runners(self) -> Mapping[str, int]:
-        """The number of runner pods in each state; empty for backends without pods."""
-        ...
-
-    @property
-    def replacements(self) -> Mapping[str, int]:
-        """The number of runner pods replaced since the start, by reason; empty for backends without pods."""
         ...
 
     async def start(self) -> None:
@@ -228,24 +250,6 @@ class Sandbox(Protocol):
         ...
 
 
-@runtime_checkable
-class Elastic(Protocol):
-    """A backend whose slots do not always have what they run on, such as pods."""
-
-    @property
-    def usable_slots(self) -> int:
-        """The number of slots that can run a submission now; at most `num_slots`."""
-        ...
-
-    def watch_slots(self, changed: Callable[[], None]) -> None:
-        """Call `changed` after each change of `usable_slots`."""
-        ...
-
-    def demand(self, submissions: int) -> None:
-        """From now on so many submissions wait or run. The backend may grow and shrink with it."""
-        ...
-
-
 class Cap(StrEnum):
     """What keeps a backend that costs money from growing: the label of a metric."""
 
@@ -253,53 +257,6 @@ class Cap(StrEnum):
     CREATIONS = "creations_per_minute"
     DOLLARS_PER_MINUTE = "dollars_per_minute"
     DOLLARS = "dollars"
-
-
-@runtime_checkable
-class Priced(Protocol):
-    """A backend that costs money."""
-
-    @property
-    def dollars(self) -> float:
-        """The cost until now, by the configured prices."""
-        ...
-
-    @property
-    def limited_by(self) -> str:
-        """The cap that keeps the backend from growing now, or an empty string."""
-        ...
-
-
-@runtime_checkable
-class StartsRunners(Protocol):
-    """A sandbox whose runners take time to start."""
-
-    @property
-    def runner_starts(self) -> tuple[int, float]:
-        """Runners that became reachable, and the seconds from their creation until then, all together."""
-        ...
-
-
-@runtime_checkable
-class KeepsCompiled(Protocol):
-    """A sandbox that keeps compiled programs."""
-
-    @property
-    def compile_cache_use(self) -> tuple[int, int, int]:
-        """Programs found, programs compiled, and bytes on the disk."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class BackendUse:
-    """What one backend has done since the start of the service."""
-
-    submissions: int
-    seconds: float  # of its slots, in use by a submission
-    dollars: float
-    limited_by: str
-    runner_starts: tuple[int, float] = (0, 0.0)
-    compile_cache: tuple[int, int, int] = (0, 0, 0)
 
 
 def check_run_input(program: Program, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:
@@ -328,7 +285,7 @@ def _check_files(source_name: str, files: Mapping[str, bytes]) -> None:
         raise ValueError(f"the files hold at most {_MAX_FILE_BYTES} bytes in total")
 
 
-class SandboxDecorator:
+class SandboxDecorator(Sandbox):
     """Forwards everything to `inner`. A subclass overrides `session` or `with_partners`."""
 
     def __init__(self, inner: Sandbox) -> None:
@@ -340,16 +297,6 @@ class SandboxDecorator:
     def isolation(self) -> tuple[str, ...]:
         """See `Sandbox`."""
         return self._inner.isolation
-
-    @property
-    def runners(self) -> Mapping[str, int]:
-        """See `Sandbox`."""
-        return self._inner.runners
-
-    @property
-    def replacements(self) -> Mapping[str, int]:
-        """See `Sandbox`."""
-        return self._inner.replacements
 
     async def start(self) -> None:
         """See `Sandbox`."""

@@ -17,7 +17,6 @@ import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -25,14 +24,6 @@ from nouscoder.verifier.harness import frames
 from nouscoder.verifier.sandbox.base import Program
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledFiles:
-    """What a compiler has made of a program, by name, and what it said."""
-
-    files: Mapping[str, bytes]
-    said: bytes
 
 
 class CompileCache:
@@ -55,8 +46,8 @@ class CompileCache:
         """The bytes on the disk."""
         return os.fstat(self._file.fileno()).st_size if self._file is not None else 0
 
-    def get(self, key: str) -> CompiledFiles | None:
-        """The compiled program, if it is there. Counted as a hit or as a miss."""
+    def get(self, key: str) -> tuple[bytes, Mapping[str, bytes]] | None:
+        """What the compiler said and made, by name, if it is there. Counted as a hit or as a miss."""
         found = self._read(key)
         if found is None:
             self.num_misses += 1
@@ -64,13 +55,13 @@ class CompileCache:
             self.num_hits += 1
         return found
 
-    def _read(self, key: str) -> CompiledFiles | None:
+    def _read(self, key: str) -> tuple[bytes, Mapping[str, bytes]] | None:
         place = self._places.get(key)
         if place is None or self._file is None:
             return None
         offset, length = place
         said, files = frames.unpack_files(os.pread(self._file.fileno(), length, offset))
-        return None if files is None else CompiledFiles(files, said)
+        return None if files is None else (said, files)
 
     def put(self, key: str, payload: bytes) -> None:
         """Keep the payload of a COMPILED frame with a whole program. One that is too large is not kept."""

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from nouscoder.verifier.sandbox.base import (
     NO_FILES,
@@ -18,6 +17,7 @@ from nouscoder.verifier.sandbox.base import (
     PartnerCompileFailed,
     Program,
     RunResult,
+    Sandbox,
     SandboxError,
     Session,
     check_run_input,
@@ -54,7 +54,7 @@ def echo(stdin: bytes) -> RunResult:
     return ended(stdin)
 
 
-class FakeSandbox:
+class FakeSandbox(Sandbox):
     """`table` maps the code of a program to its behaviour, which may raise SandboxError.
 
     Python that does not compile raises CompileFailed, as with every backend. No code is executed. `inputs` holds the
@@ -63,8 +63,6 @@ class FakeSandbox:
 
     name = "fake"
     isolation: tuple[str, ...] = ()
-    runners: Mapping[str, int] = MappingProxyType({})
-    replacements: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, table: Mapping[str, Behaviour] | None = None, num_slots: int = 2) -> None:
         self.num_slots = num_slots

@@ -20,18 +20,27 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness.frames import SlotSettings
-from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError, Session
+from nouscoder.verifier.sandbox.base import (
+    BackendUse,
+    CompileFailed,
+    PartnerCompileFailed,
+    Program,
+    Sandbox,
+    SandboxError,
+    Session,
+)
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.compile_cache import CompileCache
 from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path
 from nouscoder.verifier.sandbox.session import SlotDialogue, SlotSession
-from nouscoder.verifier.sandbox.slot import Link, ProcessLink, Slot, host_is_root
+from nouscoder.verifier.sandbox.slot import Launch, Link, ProcessLink, Slot, host_is_root
 from nouscoder.verifier.toolchains.languages import ToolsMissing, cache_folders, in_slot, offer, withdraw
 
 ENTRY_NAME = "__main__.py"  # of the harness
@@ -58,12 +67,8 @@ class DialogueSockets:
     def __init__(self) -> None:
         self._ends: tuple[socket.socket, socket.socket] | None = None
 
-    def ends(self) -> tuple[DialogueEnd, DialogueEnd]:
-        """For the slot, and for its partner slot."""
-        return DialogueEnd(self, 0), DialogueEnd(self, 1)
-
     def descriptor(self, index: int) -> int:
-        """The descriptor of one end. Raises OSError."""
+        """The descriptor of one end: that of the slot (0), or of its partner slot (1). Raises OSError."""
         if self._ends is None:
             self._ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return self._ends[index].fileno()
@@ -75,19 +80,7 @@ class DialogueSockets:
             end.close()
 
 
-@dataclass(frozen=True, slots=True)
-class DialogueEnd:
-    """One end."""
-
-    sockets: DialogueSockets
-    index: int
-
-    def descriptor(self) -> int:
-        """The descriptor. Raises OSError."""
-        return self.sockets.descriptor(self.index)
-
-
-class LocalSandbox:
+class LocalSandbox(Sandbox):
     """The pool of slots on this host."""
 
     name = "local"
@@ -107,8 +100,8 @@ class LocalSandbox:
         self.compiled = CompileCache(config.compile_cache_bytes if self._keeps_compiled else 0)
 
     def _make_slot(self, index: int) -> Slot:
-        ends = (*self._peers[index % self.num_slots].ends(), None)  # a checker has no dialogue
-        peer = ends[index // self.num_slots]
+        role, of = divmod(index, self.num_slots)
+        peer = partial(self._peers[of].descriptor, role) if role < 2 else None  # a checker has no dialogue
         group = self._groups.make(index)
         settings = _slot_settings(self._config, index)._replace(groups=group.procs_files)
         return Slot(index, self._config, HostLaunch(self._config, settings, peer), group=group)
@@ -127,17 +120,20 @@ class LocalSandbox:
     @contextlib.asynccontextmanager
     async def session(self, program: Program) -> AsyncIterator[Session]:
         """See `Sandbox.session`."""
-        async with self._slot(program) as slot:
-            yield await self._opened(slot, program)
+        async with self._sessions(program) as (session,):
+            yield session
+
+    def with_partners(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> contextlib.AbstractAsyncContextManager[tuple[Session, ...]]:
+        """See `Sandbox.with_partners`."""
+        return self._sessions(program, partner, *(() if checker is None else (checker,)))
 
     @contextlib.asynccontextmanager
-    async def with_partners(
-        self, program: Program, partner: Program, checker: Program | None = None
-    ) -> AsyncIterator[tuple[Session, ...]]:
-        """See `Sandbox.with_partners`."""
+    async def _sessions(self, program: Program, *partners: Program) -> AsyncIterator[tuple[Session, ...]]:
         async with self._slot(program) as slot, contextlib.AsyncExitStack() as stack:
             sessions: list[Session] = [await self._opened(slot, program)]
-            for number, one in enumerate((partner,) if checker is None else (partner, checker), 1):
+            for number, one in enumerate(partners, 1):
                 of_slot = self._partner(slot, number)
                 stack.push_async_callback(self._end_partner, of_slot)
                 sessions.append(await self._opened_partner(of_slot, one))
@@ -196,19 +192,10 @@ class LocalSandbox:
         return (*_ISOLATION, *users, *(f"cgroup:{name}" for name in self._groups.names if grouped))
 
     @property
-    def runners(self) -> Mapping[str, int]:
+    def use(self) -> BackendUse:
         """See `Sandbox`."""
-        return {}
-
-    @property
-    def replacements(self) -> Mapping[str, int]:
-        """See `Sandbox`."""
-        return {}
-
-    @property
-    def compile_cache_use(self) -> tuple[int, int, int]:
-        """See `KeepsCompiled`."""
-        return self.compiled.num_hits, self.compiled.num_misses, self.compiled.num_bytes
+        kept = self.compiled
+        return BackendUse(compile_cache=(kept.num_hits, kept.num_misses, kept.num_bytes))
 
     def pids(self) -> list[int]:
         """Process ids of the slots' zygotes, for tests and diagnosis."""
@@ -295,24 +282,20 @@ def _slot_settings(config: SandboxSection, index: int) -> SlotSettings:
     )
 
 
-class HostLaunch:
+class HostLaunch(Launch):
     """Starts the interpreter on this host. The harness then makes namespaces of the host's kernel."""
 
-    def __init__(self, config: SandboxSection, settings: SlotSettings, peer: DialogueEnd | None) -> None:
+    def __init__(self, config: SandboxSection, settings: SlotSettings, peer: Callable[[], int] | None) -> None:
         self._python = interpreter(config)
         self._settings = settings
         self._peer = peer
 
     async def open(self) -> Link:
         """Start the harness by its path. Killing the zygote kills every pid namespace below it."""
-        peer = self._peer.descriptor() if self._peer is not None else None
+        peer = self._peer() if self._peer is not None else None
         settings = self._settings if peer is None else self._settings._replace(peer=peer)
         command = [*python_command(self._python, HARNESS / ENTRY_NAME), settings.to_json()]
         return await ProcessLink.start(command, peer=peer)
-
-    async def lacked_memory(self) -> bool:
-        """See `Launch`. The group of the slot knows (sandbox/cgroup.py)."""
-        return False
 
     def explain(self, reason: str) -> str:
         """See `Launch.explain`."""

@@ -41,7 +41,7 @@ from nouscoder.verifier.harness.isolation import (
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path
 from nouscoder.verifier.sandbox.local import ENTRY_NAME, LocalSandbox, interpreter, python_command
-from nouscoder.verifier.sandbox.slot import ENVIRONMENT, Link, ProcessLink, Slot, kill
+from nouscoder.verifier.sandbox.slot import ENVIRONMENT, Launch, Link, ProcessLink, Slot, kill
 from nouscoder.verifier.toolchains.languages import cache_folders
 
 _PREFIX = "nouscoder-runsc-"
@@ -135,7 +135,7 @@ class RunscSandbox(LocalSandbox):
         return Slot(index, self._config, RunscLaunch(self._runsc, self._config), self._config.max_sessions)
 
 
-class RunscLaunch:
+class RunscLaunch(Launch):
     """Starts a gVisor sandbox: an OCI bundle in a temporary folder, and `runsc run` on it."""
 
     def __init__(self, runsc: Path, config: SandboxSection) -> None:
@@ -177,10 +177,6 @@ class RunscLaunch:
     def explain(self, reason: str) -> str:
         """See `Launch.explain`."""
         return f"the runsc sandbox cannot start: {reason} (program: {self._runsc}; `nouscoder doctor` shows details)"
-
-    async def lacked_memory(self) -> bool:
-        """See `Launch`. Nothing but the host's memory bounds this sandbox."""
-        return False
 
     async def _delete(self) -> None:
         if self._folder is None:

@@ -34,17 +34,10 @@ from nouscoder.verifier.sandbox.base import (
     Session,
     check_run_input,
 )
-from nouscoder.verifier.sandbox.compile_cache import CompileCache, CompiledFiles, key_of
+from nouscoder.verifier.sandbox.compile_cache import CompileCache, key_of
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
 from nouscoder.verifier.toolchains.languages import with_memory_limit
 
-_EXITS: Mapping[int, Exit] = {
-    frames.RunEnd.EXITED: Exit.EXITED,
-    frames.RunEnd.SIGNALLED: Exit.SIGNALLED,
-    frames.RunEnd.TIME_LIMIT: Exit.TIME_LIMIT,
-    frames.RunEnd.MEMORY_LIMIT: Exit.MEMORY_LIMIT,
-    frames.RunEnd.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
-}
 _PYTHON_COMPILE_TIME_S = 10.0
 _MOST_TIMES = 4.0  # the compile time, in wall time while others have the CPU; as in harness/init/program.c
 # What the slot itself may need during a run, in addition to what it holds before: the next sandbox is made meanwhile.
@@ -82,7 +75,7 @@ class SlotSession:
         """Send the program. Raises CompileFailed, CompileStarved, OutOfMemory, SandboxError."""
         key = key_of(self.program) if self._compiled is not None else None
         known = self._compiled.get(key) if self._compiled is not None and key is not None else None
-        payload = self._packed(known, wants_program=key is not None and known is None)
+        payload = self._packed(known and known[1], wants_program=key is not None and known is None)
         try:
             kind, detail = await self._begin(payload)
         except SlotEnded:  # during the previous session or while idle: nothing of this session has run
@@ -101,12 +94,12 @@ class SlotSession:
             await self.slot.stop()
             raise SandboxError(f"slot {self.slot.index} answered {kind.name} to a program")
         said, made = await self._unpacked_files(detail)
-        self._compiler_output = said if known is None else known.said
+        self._compiler_output = said if known is None else known[0]
         if self._compiled is not None and key is not None and known is None and made is not None:
             self._compiled.put(key, detail)
 
-    def _packed(self, known: CompiledFiles | None, *, wants_program: bool) -> bytes:
-        """The payload of PROGRAM. `known` is the program if it was compiled before."""
+    def _packed(self, made: Mapping[str, bytes] | None, *, wants_program: bool) -> bytes:
+        """The payload of PROGRAM. `made` is what the compiler made, if the program was compiled before."""
         limits, language = self.program.limits, self.program.language
         program_limits = frames.ProgramLimits(
             compile_time_s=self._compile_time_s,
@@ -123,10 +116,10 @@ class SlotSession:
             entry_point=self.program.entry_point or "",
             prelude=self.program.prelude,
             source_name=language.source_name,
-            compile_argv=language.compile if known is None else None,
+            compile_argv=language.compile if made is None else None,
             run_argv=with_memory_limit(language.run, limits.memory_bytes),
             files=self.program.files,
-            made=NO_FILES if known is None else known.files,
+            made=made or NO_FILES,
             makes_file=self.program.makes_file,
             fetch=self.program.fetch,
             wants_program=wants_program,
@@ -285,24 +278,12 @@ class SlotSession:
             await self.slot.stop()
             raise SandboxError(f"slot {self.slot.index} sent an invalid result: {error}") from error
         # The kernel may have killed another process than the one whose end is reported.
-        exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else _EXITS[r.ended]
+        exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else Exit[frames.RunEnd(r.ended).name]
         # The harness does not see the CPU time of processes that nobody waited for.
         group_s = self.slot.group.cpu_s() - self._cpu_before_s - _OWN_CPU_S
         if exit_ in (Exit.EXITED, Exit.SIGNALLED) and group_s > self.program.limits.cpu_time_s:
             exit_ = Exit.TIME_LIMIT
-        cpu_time_s = max(r.cpu_time_s, group_s)
-        return RunResult(
-            exit_,
-            r.exit_code,
-            r.signal,
-            r.wall_time_s,
-            cpu_time_s,
-            r.memory_bytes,
-            r.stdout,
-            r.stderr,
-            r.result,
-            r.partner_ended,
-        )
+        return RunResult(exit_, *r._replace(cpu_time_s=max(r.cpu_time_s, group_s))[1:])
 
     async def receive(self, limit_s: float) -> tuple[FrameKind, bytes]:
         """The next frame. Stops the slot and raises SandboxError when none comes in time."""

@@ -11,9 +11,9 @@ import json
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from enum import Enum, StrEnum
-from typing import Protocol
+from enum import Enum
 
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness import frames
@@ -36,58 +36,39 @@ _FIRST_BYTES = 1 << 18  # a frame that belongs to no session
 _UNDRAINED_BYTES = 1 << 15  # below asyncio's high-water mark, where drain() would not wait
 
 
-class LinkEnding(StrEnum):
-    """The reason for which a link is closed."""
-
-    WORN = "worn"  # it has served the maximum number of submissions
-    DOUBT = "doubt"  # an unexpected, late or missing answer, or the end of the service
-
-
-class Link(Protocol):
+class Link(ABC):
     """The connection of one slot to its harness, from HELLO to its end."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-
-    @property
-    def use_until_s(self) -> float:
-        """The time (by time.monotonic) after which no new submission may begin."""
-        ...
+    use_until_s = math.inf  # by time.monotonic; after it no new submission may begin
+    tools: Mapping[str, str] | None = None  # absolute paths on another machine, by name; None: those of the gateway's
+    has_dialogue_socket = False  # to the harness of its partner
 
     @property
     def pid(self) -> int | None:
         """The pid of the harness if it is a process of this host, else None."""
-        ...
+        return None
 
     @property
-    def tools(self) -> Mapping[str, str] | None:
-        """The absolute paths of the tools of another machine, by name; None for the gateway's own machine."""
-        ...
-
-    @property
-    def has_dialogue_socket(self) -> bool:
-        """Whether the harness has a socket to that of its partner."""
-        ...
-
-    @property
+    @abstractmethod
     def is_open(self) -> bool:
         """Whether the link is open, as far as is known."""
-        ...
 
+    @abstractmethod
     def last_log_line(self) -> str:
         """The last line of the harness's log."""
-        ...
 
-    async def close(self, ending: LinkEnding) -> None:
-        """Kill the harness and all its processes. Bounded in time."""
-        ...
+    @abstractmethod
+    async def close(self, *, worn: bool = False) -> None:
+        """Kill the harness and all its processes. Bounded in time.
+
+        `worn`: it has served the maximum number of submissions. Otherwise its state is in doubt, or the service ends.
+        """
 
 
-class ProcessLink:
+class ProcessLink(Link):
     """The link to a harness that is a process of this host, over pipes."""
-
-    tools: Mapping[str, str] | None = None
-    use_until_s = math.inf
 
     def __init__(
         self,
@@ -141,7 +122,7 @@ class ProcessLink:
         """See `Link`."""
         return self._log.decode("utf-8", "replace").strip().rpartition("\n")[2]
 
-    async def close(self, ending: LinkEnding) -> None:
+    async def close(self, *, worn: bool = False) -> None:
         """See `Link`. Raises TimeoutError when the process does not end."""
         try:
             await self._end(self._process)
@@ -179,20 +160,23 @@ async def _drop_the_rest(stdout: asyncio.StreamReader) -> None:
             await asyncio.sleep(0.01)
 
 
-class Launch(Protocol):
+class Launch(ABC):
     """Starts harnesses for one slot, one at a time."""
 
+    @abstractmethod
     async def open(self) -> Link:
         """Start a fresh harness, which sends HELLO. Raises OSError or SandboxUnavailable. Bounded in time."""
-        ...
 
+    @abstractmethod
     def explain(self, reason: str) -> str:
         """One sentence that says why no slot starts, what is missing and how to get it."""
-        ...
 
     async def lacked_memory(self) -> bool:
-        """Whether what the last harness ran on has ended for lack of memory. Waits some seconds for the news."""
-        ...
+        """Whether what the last harness ran on has ended for lack of memory. Waits some seconds for the news.
+
+        False where only the group of the slot knows (sandbox/cgroup.py), or nothing but the host's memory bounds it.
+        """
+        return False
 
 
 class SlotEnded(SandboxError):
@@ -235,7 +219,7 @@ class Slot:
 
     @property
     def tools(self) -> Mapping[str, str] | None:
-        """The absolute paths of tools in this slot, by name; None if they are those of the gateway's machine."""
+        """See `Link`."""
         return self._link.tools if self._link is not None else None
 
     @property
@@ -353,7 +337,7 @@ class Slot:
         link, self._link = self._link, None
         if link is not None:
             worn = self._in_step and (worn or self._num_sessions >= self._max_sessions or _has_passed(link.use_until_s))
-            await link.close(LinkEnding.WORN if worn else LinkEnding.DOUBT)
+            await link.close(worn=worn)
 
     async def _start(self) -> None:
         try:

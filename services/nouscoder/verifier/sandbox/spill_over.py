@@ -13,19 +13,15 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nouscoder.verifier.sandbox.base import (
     BackendUse,
     Dialogue,
-    Elastic,
-    KeepsCompiled,
-    Priced,
     Program,
     Sandbox,
     SandboxError,
     Session,
-    StartsRunners,
 )
 
 
@@ -51,25 +47,11 @@ class Backend:
     in_use: int = 0
     submissions: int = 0
     seconds: float = 0.0
-    elastic: Elastic | None = field(init=False)  # decided once, because the check is slow
-
-    def __post_init__(self) -> None:
-        """Look whether the number of usable slots changes."""
-        self.elastic = self.sandbox if isinstance(self.sandbox, Elastic) else None
-
-    @property
-    def usable(self) -> int:
-        """The slots that can run a submission now."""
-        return self.elastic.usable_slots if self.elastic is not None else self.sandbox.num_slots
 
     @property
     def use(self) -> BackendUse:
         """The sums until now."""
-        priced = self.sandbox if isinstance(self.sandbox, Priced) else None
-        dollars, limited_by = (priced.dollars, priced.limited_by) if priced is not None else (0.0, "")
-        starts = self.sandbox.runner_starts if isinstance(self.sandbox, StartsRunners) else (0, 0.0)
-        kept = self.sandbox.compile_cache_use if isinstance(self.sandbox, KeepsCompiled) else (0, 0, 0)
-        return BackendUse(self.submissions, self.seconds, dollars, limited_by, starts, kept)
+        return replace(self.sandbox.use, submissions=self.submissions, seconds=self.seconds)
 
 
 @dataclass(order=True, slots=True)
@@ -81,8 +63,8 @@ class _Waiting:
     backend: asyncio.Future[Backend] = field(compare=False)
 
 
-class SpillOverSandbox:
-    """See `Sandbox`, `Elastic` and the module. One backend is enough: it is then only counted."""
+class SpillOverSandbox(Sandbox):
+    """See `Sandbox` and the module. One backend is enough: it is then only counted."""
 
     def __init__(
         self, sandboxes: Sequence[Sandbox], after_s: float, clock: Callable[[], float] = time.monotonic
@@ -105,13 +87,13 @@ class SpillOverSandbox:
 
     @property
     def runners(self) -> Mapping[str, int]:
-        """See `Sandbox`: of all backends."""
-        return sum((Counter(dict(backend.sandbox.runners)) for backend in self.backends), Counter())
+        """The runners of all backends, by state."""
+        return sum((Counter(dict(backend.sandbox.use.runners)) for backend in self.backends), Counter())
 
     @property
     def replacements(self) -> Mapping[str, int]:
-        """See `Sandbox`: of all backends."""
-        return sum((Counter(dict(backend.sandbox.replacements)) for backend in self.backends), Counter())
+        """The replaced runners of all backends, by reason."""
+        return sum((Counter(dict(backend.sandbox.use.replacements)) for backend in self.backends), Counter())
 
     @property
     def uses(self) -> Mapping[str, BackendUse]:
@@ -120,23 +102,21 @@ class SpillOverSandbox:
 
     @property
     def usable_slots(self) -> int:
-        """See `Elastic`."""
-        return sum(backend.usable for backend in self.backends)
+        """See `Sandbox`."""
+        return sum(backend.sandbox.usable_slots for backend in self.backends)
 
     def watch_slots(self, changed: Callable[[], None]) -> None:
-        """See `Elastic`."""
+        """See `Sandbox`."""
         self._changed = changed
 
     def demand(self, submissions: int) -> None:
-        """See `Elastic`. Only the first backend grows with it: the others have what spills over."""
-        if (first := self.backends[0].elastic) is not None:
-            first.demand(submissions)
+        """See `Sandbox`. Only the first backend grows with it: the others have what spills over."""
+        self.backends[0].sandbox.demand(submissions)
 
     async def start(self) -> None:
         """See `Sandbox`. Every backend must start."""
         for backend in self.backends:
-            if backend.elastic is not None:
-                backend.elastic.watch_slots(self._slots_changed)
+            backend.sandbox.watch_slots(self._slots_changed)
         try:
             async with asyncio.TaskGroup() as group:
                 for backend in self.backends:
@@ -202,7 +182,7 @@ class SpillOverSandbox:
 
     @property
     def _free(self) -> list[int]:
-        return [backend.usable - backend.in_use for backend in self.backends]
+        return [backend.sandbox.usable_slots - backend.in_use for backend in self.backends]
 
     def _place(self, since_s: float) -> int | None:
         return place(self._clock() - since_s, self._after_s, self._free)

@@ -17,44 +17,47 @@ import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
+from functools import partial
 
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.runner import handshake
-from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, Session
+from nouscoder.verifier.sandbox.base import NO_FILES, BackendUse, Program, RunResult, Session
 from nouscoder.verifier.sandbox.modal.cloud import ModalCloud
-from nouscoder.verifier.sandbox.modal.containers import Cloud, ModalRunners
+from nouscoder.verifier.sandbox.modal.containers import ModalRunners
 from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.launch import RunnerAccess
 from nouscoder.verifier.sandbox.runners.link import PoolKeys
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
 
-Pair = tuple[Session, ...]
+Sessions = tuple[Session, ...]
 _ADVICE = "look at the app's sandboxes and their logs on Modal's dashboard"
 
 
 class FreshSandbox:
-    """The open sandbox of a submission. `sessions` are those of the program and of its partners."""
+    """The open sandbox of a submission."""
 
-    def __init__(self, reopen: Callable[[], AbstractAsyncContextManager[Pair]], stack: AsyncExitStack) -> None:
+    def __init__(self, reopen: Callable[[], AbstractAsyncContextManager[Sessions]], stack: AsyncExitStack) -> None:
         self._reopen = reopen
         self._stack = stack
-        self._opened: Pair | None = None
+        self._opened: Sessions | None = None
         self._is_used = False
-        self.sessions: tuple[FreshSession, ...] = ()
 
     @staticmethod
     @contextlib.asynccontextmanager
-    async def opened(reopen: Callable[[], AbstractAsyncContextManager[Pair]]) -> AsyncIterator[FreshSandbox]:
-        """Open the first sandbox, so that code that does not compile is found on entry."""
-        async with AsyncExitStack() as stack:
-            pair = FreshSandbox(reopen, stack)
-            opened = await pair.fresh()
-            pair.sessions = tuple(FreshSession(pair, index) for index in range(len(opened)))
-            pair._is_used = False
-            yield pair
+    async def opened(reopen: Callable[[], AbstractAsyncContextManager[Sessions]]) -> AsyncIterator[Sessions]:
+        """The sessions of the program and of its partners, in one sandbox after the other.
 
-    async def fresh(self) -> Pair:
+        The first one is opened now, so that code that does not compile is found on entry.
+        """
+        async with AsyncExitStack() as stack:
+            sandbox = FreshSandbox(reopen, stack)
+            opened = await sandbox.fresh()
+            sandbox._is_used = False
+            yield tuple(FreshSession(sandbox, index) for index in range(len(opened)))
+
+    async def fresh(self) -> Sessions:
         """The sessions of a sandbox in which the first program has not run yet."""
         if self._is_used or self._opened is None:
             self._opened = None
@@ -63,7 +66,7 @@ class FreshSandbox:
         self._is_used = True
         return self._opened
 
-    async def current(self) -> Pair:
+    async def current(self) -> Sessions:
         """The sessions of the sandbox in which the first program has run."""
         return self._opened or await self.fresh()
 
@@ -71,22 +74,22 @@ class FreshSandbox:
 class FreshSession:
     """Implements `Session`. Raises on a run what the backend raises when it opens a sandbox."""
 
-    def __init__(self, pair: FreshSandbox, index: int) -> None:
-        self._pair = pair
+    def __init__(self, sandbox: FreshSandbox, index: int) -> None:
+        self._sandbox = sandbox
         self._index = index
 
     async def run(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> RunResult:
         """See `Session.run`."""
-        sessions = await (self._pair.current() if self._index else self._pair.fresh())
+        sessions = await (self._sandbox.current() if self._index else self._sandbox.fresh())
         return await sessions[self._index].run(stdin, args=args, files=files)
 
     async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         """See `Session.dialogue_with`."""
-        sessions = await self._pair.fresh()
+        sessions = await self._sandbox.fresh()
         return await sessions[0].dialogue_with(sessions[1], args=args, files=files)
 
 
@@ -95,10 +98,10 @@ class ModalSandbox(GvisorSandbox):
 
     name = "modal"
 
-    def __init__(self, config: SandboxSection, cloud: Cloud | None = None, *, tool_slots: int = 0) -> None:
+    def __init__(self, config: SandboxSection, *, tool_slots: int = 0) -> None:
         """Raises SandboxUnavailable."""
         chosen, tls, key_text = config.modal, ssl.create_default_context(), secrets.token_hex(32)
-        self.containers = ModalRunners(chosen, key_text, tls, cloud or ModalCloud(chosen))
+        self.containers = ModalRunners(chosen, key_text, tls, ModalCloud(chosen))
         self.outer_layer = f"modal:{chosen.runtime}"
         self._container_for = chosen.container_for
         self._problems: dict[int, str] = {}  # of the last program of each slot
@@ -110,38 +113,15 @@ class ModalSandbox(GvisorSandbox):
         super().__init__(config, self.containers, access, tool_slots=tool_slots)
 
     @property
-    def dollars(self) -> float:
-        """See `Priced`."""
-        return self.containers.spent()
-
-    @property
-    def limited_by(self) -> str:
-        """See `Priced`."""
-        return self.containers.capped.value if self.containers.capped is not None else ""
+    def use(self) -> BackendUse:
+        """See `Sandbox`."""
+        return replace(super().use, dollars=self.containers.spent(), limited_by=self.containers.capped or "")
 
     @contextlib.asynccontextmanager
-    async def session(self, program: Program) -> AsyncIterator[Session]:
-        """See `Sandbox`."""
-        if self._container_for != "test":
-            async with super().session(program) as session:
-                yield session
-            return
-        async with FreshSandbox.opened(lambda: _alone(super(ModalSandbox, self).session(program))) as fresh:
-            yield fresh.sessions[0]
-
-    @contextlib.asynccontextmanager
-    async def with_partners(
-        self, program: Program, partner: Program, checker: Program | None = None
-    ) -> AsyncIterator[tuple[Session, ...]]:
-        """See `Sandbox`."""
-        if self._container_for != "test":
-            async with super().with_partners(program, partner, checker) as sessions:
-                yield sessions
-            return
-        async with FreshSandbox.opened(
-            lambda: super(ModalSandbox, self).with_partners(program, partner, checker)
-        ) as fresh:
-            yield fresh.sessions
+    async def _sessions(self, program: Program, *partners: Program) -> AsyncIterator[Sessions]:
+        opened = partial(super()._sessions, program, *partners)
+        async with FreshSandbox.opened(opened) if self._container_for == "test" else opened() as sessions:
+            yield sessions
 
     def _pick(self, program: Program) -> Slot:
         """A free slot whose container has served the same problem, else the one that is free for the longest time."""
@@ -159,11 +139,3 @@ class ModalSandbox(GvisorSandbox):
                 await slot.stop(worn=True)
             self._problems[slot.index] = program.problem_id
         return await super()._opened(slot, program)
-
-
-@contextlib.asynccontextmanager
-async def _alone(
-    session: contextlib.AbstractAsyncContextManager[Session],
-) -> AsyncIterator[tuple[Session, ...]]:
-    async with session as opened:
-        yield (opened,)

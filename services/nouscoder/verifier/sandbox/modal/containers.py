@@ -24,13 +24,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from nouscoder.config import ModalSection
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import Cap
-from nouscoder.verifier.sandbox.modal.cloud import Container, ContainerRefused
-from nouscoder.verifier.sandbox.runners.pool import FoundRunner, RunnersLimited, RunnersUnreachable
+from nouscoder.verifier.sandbox.modal.cloud import Container, ContainerRefused, ModalCloud
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner, RunnersLimited, RunnersUnreachable, Source
 
 _SHORTEST_LIFE_S = 60  # a container that may live for a shorter time is not worth its start
 _MINUTE_S = 60.0
@@ -113,34 +113,6 @@ class Budget:
         return f"{setting} = {limit:g} allows no further container now ({len(self._living)} exist)"
 
 
-class Cloud(Protocol):
-    """The calls to Modal; implemented by modal_cloud.ModalCloud."""
-
-    async def open(self) -> None:
-        """Log in. Raises SandboxUnavailable, RunnersUnreachable."""
-        ...
-
-    async def create(self, gateway: str, runner: str, key_text: str, lifetime_s: int) -> Container:
-        """Make a container. Raises ContainerRefused when none was made, RunnersUnreachable when that is unknown."""
-        ...
-
-    async def running(self, gateway: str) -> frozenset[str]:
-        """The ids of the gateway's running containers. Raises RunnersUnreachable."""
-        ...
-
-    async def runner_of(self, container_id: str) -> str:
-        """The runner of a container. Raises RunnersUnreachable."""
-        ...
-
-    async def terminate(self, container_id: str) -> None:
-        """End a container. Raises RunnersUnreachable."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connection."""
-        ...
-
-
 @dataclass(slots=True)
 class _Made:
     """A container from its request to its end. `id` and `address` are None until Modal has answered."""
@@ -157,10 +129,10 @@ class _Made:
         return self.begun_s + self.lifetime_s - min(_LAST_SUBMISSION_S, self.lifetime_s / 4)
 
 
-class ModalRunners:
-    """See `Source`."""
+class ModalRunners(Source):
+    """See `Source`. Modal does not tell who lacked memory: a container that it has killed has always one exit code."""
 
-    def __init__(self, config: ModalSection, key_text: str, tls: ssl.SSLContext, cloud: Cloud) -> None:
+    def __init__(self, config: ModalSection, key_text: str, tls: ssl.SSLContext, cloud: ModalCloud) -> None:
         self.gateway = f"{socket.gethostname()[:40]}-{secrets.token_hex(6)}"
         self._config = config
         self._key_text = key_text
@@ -258,10 +230,6 @@ class ModalRunners:
         """See `Source`. The container is ended, because it costs money. Modal keeps its log."""
         log.error("the container of a quarantined runner is ended", extra={"runner": runner.name})
         await self.remove(runner)
-
-    async def lacked_memory(self, runner: FoundRunner) -> bool:
-        """See `Source`. Modal gives a container that it has killed the same exit code, whatever the reason."""
-        return False
 
     async def _end(self, name: str) -> None:
         """End a container. When Modal does not confirm it, the sweep does it again."""

@@ -20,10 +20,11 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import socket
 import string
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,11 +33,11 @@ from nouscoder.domain.submission import Limits
 from nouscoder.installation import how_to_install
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.kernel import why_not_gvisor, why_not_userns
-from nouscoder.verifier.sandbox.base import Exit, Program, SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox.base import BackendUse, Exit, Program, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.sandbox.runners.launch import CanaryLaunch, PartnerLaunch, PooledLaunch, RunnerAccess, runner_of
-from nouscoder.verifier.sandbox.runners.link import PoolKeys
-from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerPool, RunnersUnreachable, Source
+from nouscoder.verifier.sandbox.runners.launch import PartnerLaunch, PooledLaunch, RunnerAccess, RunnerLaunch, runner_of
+from nouscoder.verifier.sandbox.runners.link import PoolKeys, connect_by_any
+from nouscoder.verifier.sandbox.runners.pool import FoundRunner, Runner, RunnerPool, RunnersUnreachable, Source
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
 from nouscoder.verifier.toolchains import languages
@@ -46,19 +47,12 @@ _RETRY_S = 1.0
 _WARN_EVERY_S = 30.0
 _KEY_CHECK_S = 5.0
 _SIZE_CHECK_S = 1.0
+_RESOLVE_LIMIT_S = 5.0
 _NOT_GVISOR = (
     "the handler of its RuntimeClass must be runsc; verifier.sandbox.pool_accept_unproven_kernel = true (chart:"
     " verifier.sandbox.acceptUnprovenKernel) lets programs of strangers run on that kernel"
 )
 _CANARY_LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20, output_bytes=1 << 16, processes=8)
-
-
-@dataclass(frozen=True, slots=True)
-class WantedRunners:
-    """Slots with a runner, and runners that are kept ready beside them."""
-
-    slots: int
-    spares: int
 
 
 @dataclass(slots=True)
@@ -83,13 +77,13 @@ class PoolSize:
             since_s, _ = self._levels.pop()  # the level before still ends where the removed one began
         self._levels.append((since_s, demand))
 
-    def wanted(self, now_s: float) -> WantedRunners:
-        """The size from now on."""
+    def wanted(self, now_s: float) -> tuple[int, int]:
+        """The size from now on: slots with a runner, and runners that are kept ready beside them."""
         while len(self._levels) > 1 and self._levels[1][0] <= now_s - self.idle_s:
             self._levels.popleft()
         demand = self._levels[0][1] if self._levels else 0
         slots = min(self.most, max(self.least, demand))
-        return WantedRunners(self.always + slots, self.spares if slots else 0)
+        return self.always + slots, self.spares if slots else 0
 
 
 def new_canary() -> tuple[str, bytes, bytes]:
@@ -117,11 +111,7 @@ class GvisorSandbox(LocalSandbox):
     name = "gvisor"
     _keeps_compiled = False
     outer_layer = "gvisor:pod"
-    _outside_runners: tuple[str, ...] = (
-        "namespace:user",
-        "separate-users",
-        "cgroup:",
-    )  # layers that only the local backend has
+    _outside_runners: tuple[str, ...] = ("namespace:user", "separate-users", "cgroup:")  # layers of `local` alone
 
     def __init__(
         self,
@@ -133,7 +123,7 @@ class GvisorSandbox(LocalSandbox):
     ) -> None:
         """`source` and `access` are by default those of the runner pods. Raises SandboxUnavailable."""
         self._access = access or RunnerAccess(
-            PoolKeys.of_file(Path(config.pool_key_file)), backend=self.name, refusal=self._refusal(config)
+            PoolKeys.of_file(Path(config.pool_key_file)), backend=self.name, refusal=self._refusal
         )
         slots, spares = config.slots or 1, config.pool_spares
         least = slots if config.pool_min < 0 else min(slots, config.pool_min)
@@ -195,24 +185,19 @@ class GvisorSandbox(LocalSandbox):
         return (self.outer_layer, *inner, "separate-users")
 
     @property
-    def runners(self) -> Mapping[str, int]:
+    def use(self) -> BackendUse:
         """See `Sandbox`."""
-        return {state.value: number for state, number in self.pool.states.items()}
+        return BackendUse(
+            runner_starts=(self.pool.num_starts, self.pool.start_s),
+            runners={state.value: number for state, number in self.pool.states.items()},
+            replacements={reason.value: number for reason, number in self.pool.replaced.items()},
+        )
 
-    @property
-    def replacements(self) -> Mapping[str, int]:
-        """See `Sandbox`."""
-        return {reason.value: number for reason, number in self.pool.replaced.items()}
-
-    @property
-    def runner_starts(self) -> tuple[int, float]:
-        """Runners that became reachable, and the seconds from their creation until then, all together."""
-        return self.pool.num_starts, self.pool.start_s
-
-    @staticmethod
-    def _refusal(config: SandboxSection) -> Callable[[object], str]:
+    def _refusal(self, facts: object) -> str:
         """See `RunnerAccess`."""
-        return _accept if config.pool_accept_unproven_kernel else _refuse_other_kernels
+        if self._config.pool_accept_unproven_kernel or not (reason := why_not_gvisor(facts)):
+            return ""
+        return f"does not run on gVisor: {reason}; {_NOT_GVISOR}"
 
     def _make_slot(self, index: int) -> Slot:
         if index < self.num_slots:
@@ -224,15 +209,15 @@ class GvisorSandbox(LocalSandbox):
 
     @property
     def usable_slots(self) -> int:
-        """See `Elastic`: the slots that have a runner."""
+        """See `Sandbox`: the slots that have a runner."""
         return self.num_slots - len(self._opening) - len(self._parked)
 
     def watch_slots(self, changed: Callable[[], None]) -> None:
-        """See `Elastic`."""
+        """See `Sandbox`."""
         self._on_slots = changed
 
     def demand(self, submissions: int) -> None:
-        """See `Elastic`."""
+        """See `Sandbox`."""
         self._size.observe(submissions, time.monotonic())
         if self._parked:
             self._demand_changed.set()
@@ -247,11 +232,11 @@ class GvisorSandbox(LocalSandbox):
 
     async def _resize(self) -> None:
         """Open or park slots, so that as many as wanted have a runner. A slot in use stays as it is."""
-        wanted = self._size.wanted(time.monotonic())
-        self.pool.resize(wanted.slots, wanted.spares)
-        while self._parked and self.num_slots - len(self._parked) < wanted.slots:
+        num_wanted, spares = self._size.wanted(time.monotonic())
+        self.pool.resize(num_wanted, spares)
+        while self._parked and self.num_slots - len(self._parked) < num_wanted:
             self._start_opening(self._parked.pop())
-        surplus = max(0, self.num_slots - len(self._parked) - wanted.slots)
+        surplus = max(0, self.num_slots - len(self._parked) - num_wanted)
         await asyncio.gather(*(self._park(slot) for slot in [*self._opening.values(), *self._free][:surplus]))
 
     async def _park(self, slot: Slot) -> None:
@@ -332,7 +317,7 @@ class GvisorSandbox(LocalSandbox):
 
     async def _prove(self, runner: Runner) -> bool:
         """Run the canary in a runner. Raises SandboxError, OSError."""
-        slot = Slot(-1, self._config, CanaryLaunch(runner, self._access, self._config))
+        slot = Slot(-1, self._config, RunnerLaunch(self._access, self._config, runner))
         code, given, expected = new_canary()
         program = Program(languages.registry()["python"], code, _CANARY_LIMITS)
         try:
@@ -356,33 +341,16 @@ class UsernsSandbox(GvisorSandbox):
     outer_layer = "userns:pod"
     _outside_runners = ("separate-users", "cgroup:")
 
-    @staticmethod
-    def _refusal(config: SandboxSection) -> Callable[[object], str]:
+    def _refusal(self, facts: object) -> str:
         """See `RunnerAccess`."""
-        return _refuse_users_of_node
-
-
-def _accept(_: object) -> str:
-    return ""
-
-
-def _refuse_other_kernels(facts: object) -> str:
-    if reason := why_not_gvisor(facts):
-        return f"does not run on gVisor: {reason}; {_NOT_GVISOR}"
-    return ""
-
-
-def _refuse_users_of_node(facts: object) -> str:
-    if reason := why_not_userns(facts):
+        if not (reason := why_not_userns(facts)):
+            return ""
         return f"has no users of its own: {reason}; its pod needs hostUsers: false, which its node must support"
-    return ""
 
 
 def open_source(config: SandboxSection, keys: PoolKeys) -> Source:
     """The source of runners that the configuration names. Raises SandboxUnavailable."""
     if not config.pool_managed:
-        from nouscoder.verifier.sandbox.runners.headless import HeadlessRunners
-
         return HeadlessRunners(config.pool_service, config.pool_port, keys)
     try:
         from nouscoder.verifier.sandbox.runners.kubernetes_pods import ManagedPods
@@ -391,3 +359,49 @@ def open_source(config: SandboxSection, keys: PoolKeys) -> Source:
             f"the {config.backend} sandbox needs the Python package kubernetes: {how_to_install('cluster')}"
         ) from error
     return ManagedPods(Path(config.pool_template), config.pool_port)
+
+
+class HeadlessRunners(Source):
+    """Runners of a Deployment, found by the DNS name of their headless service: see `Source`.
+
+    A worn runner gets a request to exit; the kubelet then restarts its container.
+    Several gateways may find the same runners. A runner serves one gateway at a time and refuses the others as busy.
+    """
+
+    def __init__(self, service: str, port: int, keys: PoolKeys) -> None:
+        self._service = service
+        self._port = port
+        self._keys = keys
+        self._quarantined: set[str] = set()
+
+    async def start(self, on_change: Callable[[], None]) -> None:
+        """See `Source`. DNS reports no changes, so `on_change` is never called."""
+
+    async def list(self) -> Sequence[FoundRunner]:
+        """See `Source`. Every address of the name is a ready runner."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_RESOLVE_LIMIT_S):
+                answers = await loop.getaddrinfo(self._service, self._port, type=socket.SOCK_STREAM)
+        except (OSError, TimeoutError) as error:
+            raise RunnersUnreachable(f"{self._service} does not resolve: {error!r}") from error
+        hosts = sorted({str(address[0]) for *_, address in answers})
+        return [FoundRunner(host, (host, self._port)) for host in hosts if host not in self._quarantined]
+
+    async def remove(self, runner: FoundRunner) -> None:
+        """See `Source`."""
+        if runner.address is None:
+            return
+        try:
+            retire, limit_s = handshake.RETIRE, handshake.LIMIT_S
+            link = await connect_by_any(runner.address, self._keys, retire, {}, name=runner.name, limit_s=limit_s)
+            link.writer.transport.abort()
+        except (SandboxError, OSError, TimeoutError):
+            return  # it has exited, or the next canary will get no answer
+
+    async def quarantine(self, runner: FoundRunner) -> None:
+        """See `Source`. This gateway never uses the runner again."""
+        self._quarantined.add(runner.name)
+
+    async def close(self) -> None:
+        """See `Source`. Does nothing, because the Deployment owns the runners."""

@@ -12,7 +12,7 @@ from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.runners.link import KernelUnproven, PoolKeys, SocketLink, connect_by_any
 from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerPool
-from nouscoder.verifier.sandbox.slot import ENVIRONMENT, Launch, Link, LinkEnding, Slot
+from nouscoder.verifier.sandbox.slot import ENVIRONMENT, Launch, Link, Slot
 from nouscoder.verifier.toolchains import languages
 
 
@@ -31,8 +31,8 @@ class RunnerAccess:
     refusal: Callable[[object], str] = lambda _: ""
 
 
-class RunnerLaunch:
-    """Base of the launches that start a harness in a runner; see `Launch`. `runner` is the one in use."""
+class RunnerLaunch(Launch):
+    """Starts a harness in `runner`, which is not lent, for a canary. Base of the launches that use others."""
 
     def __init__(self, access: RunnerAccess, config: SandboxSection, runner: Runner | None = None) -> None:
         self._access = access
@@ -43,12 +43,13 @@ class RunnerLaunch:
         """See `Launch`."""
         return f"the {self._access.backend} sandbox cannot start: {reason}; {self._access.advice}"
 
-    async def lacked_memory(self) -> bool:
-        """See `Launch`. Only the launch of a slot knows: what a partner or a canary needs is not the candidate's."""
-        return False
+    async def open(self) -> Link:
+        """See `Launch`. Raises SandboxError."""
+        assert self.runner is not None
+        return await self._connect(self.runner, handshake.SLOT)
 
     async def _connect(
-        self, runner: Runner, want: str, closed: Callable[[LinkEnding], Awaitable[None]] | None = None
+        self, runner: Runner, want: str, closed: Callable[[bool], Awaitable[None]] | None = None
     ) -> SocketLink:
         """Start a harness in `runner`. Raises SandboxError, OSError."""
         if runner.address is None:
@@ -70,15 +71,14 @@ class RunnerLaunch:
                 request,
                 name=runner.name,
                 limit_s=limit_s,
-                closed=closed,
                 tls=self._access.tls,
-                use_until_s=runner.use_until_s,
             )
         except TimeoutError as error:
             raise SandboxError(f"runner {runner.name} did not answer within {limit_s:.0f} s") from error
-        if reason := self._access.refusal(link.about.kernel):
+        if reason := self._access.refusal(link.kernel):
             link.writer.transport.abort()
             raise KernelUnproven(f"runner {runner.name} {reason}")
+        link.closed, link.use_until_s = closed, runner.use_until_s
         return link
 
 
@@ -91,7 +91,7 @@ class PooledLaunch(RunnerLaunch):
         self._last: Runner | None = None  # also after it was given back
 
     async def lacked_memory(self) -> bool:
-        """See `Launch`."""
+        """See `Launch`. Only this one knows: what a partner or a canary needs is not the candidate's."""
         return self._last is not None and await self._pool.source.lacked_memory(self._last.found)
 
     async def open(self) -> Link:
@@ -100,16 +100,16 @@ class PooledLaunch(RunnerLaunch):
         try:
             link = await self._connect(runner, handshake.SLOT, self._give_back)
         except BaseException:
-            await self._pool.give_back(runner, LinkEnding.DOUBT)
+            await self._pool.give_back(runner, worn=False)
             raise
         self.runner = runner
         languages.offer(self._pool, link.tools)
         return link
 
-    async def _give_back(self, ending: LinkEnding) -> None:
+    async def _give_back(self, worn: bool) -> None:
         runner, self.runner = self.runner, None
         if runner is not None:
-            await self._pool.give_back(runner, ending)
+            await self._pool.give_back(runner, worn=worn)
 
 
 class PartnerLaunch(RunnerLaunch):
@@ -126,18 +126,6 @@ class PartnerLaunch(RunnerLaunch):
         if self._first.runner is None:
             raise SandboxError("the first harness of the pair has not been started")
         return await self._connect(self._first.runner, self._role)
-
-
-class CanaryLaunch(RunnerLaunch):
-    """Starts a harness in a runner that is not lent."""
-
-    def __init__(self, runner: Runner, access: RunnerAccess, config: SandboxSection) -> None:
-        super().__init__(access, config)
-        self._runner = runner
-
-    async def open(self) -> Link:
-        """See `Launch`. Raises SandboxError."""
-        return await self._connect(self._runner, handshake.SLOT)
 
 
 def runner_of(slot: Slot) -> str | None:

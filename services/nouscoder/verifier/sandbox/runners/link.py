@@ -17,20 +17,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.handshake import any_certificate, digest_of
 from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
-from nouscoder.verifier.sandbox.slot import MAX_READ_AHEAD_BYTES, LinkEnding
+from nouscoder.verifier.sandbox.slot import MAX_READ_AHEAD_BYTES, Link
 from nouscoder.verifier.toolchains.languages import known_tools
 
 log = logging.getLogger(__name__)
@@ -124,47 +122,19 @@ class KernelUnproven(RunnerRefused):
     """What the runner says of its kernel does not show the isolation of the backend."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerAbout:
-    """The runner's Python version, the absolute paths of its tools by name, and whether its two harnesses are peers.
+class SocketLink(Link):
+    """The link to a harness in a runner pod, which has said `about` of itself. `closed` learns `worn`."""
 
-    `kernel` is what it says of its kernel (runner/kernel.py).
-    """
-
-    python: str
     tools: Mapping[str, str]
-    has_dialogue_socket: bool
-    kernel: object = None
-
-
-class SocketLink:
-    """The link to a harness in a runner pod."""
-
-    pid = None
 
     def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        about: RunnerAbout,
-        name: str,
-        closed: Callable[[LinkEnding], Awaitable[None]] | None = None,
-        use_until_s: float = math.inf,
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, about: Mapping[str, Any], name: str
     ) -> None:
-        self.reader, self.writer, self.about = reader, writer, about
-        self.use_until_s = use_until_s
+        self.reader, self.writer = reader, writer
+        self.tools, self.has_dialogue_socket = known_tools(about.get("tools")), about.get("peer") is True
+        self.kernel: object = about.get("kernel")  # what it says of its kernel (runner/kernel.py)
+        self.closed: Callable[[bool], Awaitable[None]] | None = None
         self._name = name
-        self._closed = closed
-
-    @property
-    def tools(self) -> Mapping[str, str]:
-        """See `Link`."""
-        return self.about.tools
-
-    @property
-    def has_dialogue_socket(self) -> bool:
-        """See `Link`."""
-        return self.about.has_dialogue_socket
 
     @property
     def is_open(self) -> bool:
@@ -175,11 +145,11 @@ class SocketLink:
         """See `Link`."""
         return f"See the log of runner {self._name}"
 
-    async def close(self, ending: LinkEnding) -> None:
+    async def close(self, *, worn: bool = False) -> None:
         """Abort the connection. The runner then kills every process that serves it."""
         self.writer.transport.abort()
-        if self._closed is not None:
-            await self._closed(ending)
+        if self.closed is not None:
+            await self.closed(worn)
 
 
 async def connect(
@@ -190,9 +160,7 @@ async def connect(
     *,
     name: str,
     limit_s: float,
-    closed: Callable[[LinkEnding], Awaitable[None]] | None = None,
     tls: ssl.SSLContext | None = None,
-    use_until_s: float = math.inf,
 ) -> SocketLink:
     """A link to a fresh harness of the runner at `address`. A busy runner is retried for up to 10 s.
 
@@ -204,10 +172,16 @@ async def connect(
     while True:
         try:
             async with asyncio.timeout(limit_s):
-                streams = await _open(address, tls)
-                certificate = _digest(streams[1]) if tls is None else b""
+                host = address[0] if tls is not None else ""
+                context = tls or _OWN_CERTIFICATES
+                streams = await asyncio.open_connection(
+                    *address, limit=MAX_READ_AHEAD_BYTES, ssl=context, server_hostname=host
+                )
+                certificate = b""
+                if tls is None:
+                    certificate = digest_of(streams[1].get_extra_info("ssl_object").getpeercert(binary_form=True))
                 about = await _shaken_hands(*streams, key, certificate, {"want": want, **request}, name)
-                return SocketLink(*streams, about, name, closed, use_until_s)
+                return SocketLink(*streams, about, name)
         except ssl.SSLError as error:
             raise RunnerRefused(f"runner {name} does not speak TLS as a runner does: {error}") from error
         except RunnerBusy:
@@ -233,14 +207,6 @@ async def connect_by_any(
     raise AssertionError
 
 
-async def _open(
-    address: tuple[str, int], tls: ssl.SSLContext | None
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host = address[0] if tls is not None else ""
-    context = tls or _OWN_CERTIFICATES
-    return await asyncio.open_connection(*address, limit=MAX_READ_AHEAD_BYTES, ssl=context, server_hostname=host)
-
-
 async def _shaken_hands(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
@@ -248,13 +214,14 @@ async def _shaken_hands(
     certificate: bytes,
     request: dict[str, Any],
     name: str,
-) -> RunnerAbout:
+) -> dict[str, Any]:
     """What the runner says of itself. Aborts the connection and raises when it refuses, or is none of this pool."""
     try:
         _watch_peer(writer.get_extra_info("socket"))
         answer = await _shake_hands(reader, writer, key, certificate, request)
         if answer.get("status") != handshake.OK:
             raise RunnerBusy(f"runner {name} is busy")
+        return answer
     except asyncio.IncompleteReadError as error:
         writer.transport.abort()
         raise OtherKey(f"runner {name} closed the connection: does it have another key?") from error
@@ -264,8 +231,6 @@ async def _shaken_hands(
     except BaseException:
         writer.transport.abort()
         raise
-    tools, has_dialogue_socket = known_tools(answer.get("tools")), answer.get("peer") is True
-    return RunnerAbout(str(answer.get("python", "")), tools, has_dialogue_socket, answer.get("kernel"))
 
 
 async def _shake_hands(
@@ -284,15 +249,8 @@ async def _shake_hands(
     return handshake.unpack(answer)
 
 
-def _digest(writer: asyncio.StreamWriter) -> bytes:
-    """The digest of the peer's certificate."""
-    return digest_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
-
-
 def _watch_peer(connection: socket.socket) -> None:
     """Make the kernel close the connection within seconds when the peer vanishes."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", _KEEPALIVE_S), ("TCP_KEEPINTVL", _KEEPALIVE_S), ("TCP_KEEPCNT", 3)):
-        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    handshake.watch_peer(connection, _KEEPALIVE_S)
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)

@@ -23,7 +23,6 @@ from typing import Protocol
 
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.runners.link import KernelUnproven, RunnerBusy
-from nouscoder.verifier.sandbox.slot import LinkEnding
 
 log = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 1.0
@@ -74,7 +73,7 @@ class Source(Protocol):
 
         Raises RunnersLimited when a limit forbids it for now.
         """
-        ...
+        return None
 
     async def remove(self, runner: FoundRunner) -> None:
         """End a runner."""
@@ -89,7 +88,7 @@ class Source(Protocol):
 
         Waits some seconds for the news, because a connection may end earlier.
         """
-        ...
+        return False
 
     async def close(self) -> None:
         """End the runners that this source has made."""
@@ -162,7 +161,7 @@ class RunnerPool:
     @property
     def states(self) -> Mapping[RunnerState, int]:
         """The number of runners in each state."""
-        counted = Counter(runner.state for runner in self._runners.values())
+        counted = Counter(one.state for one in list(self._runners.values()))  # any thread may ask
         return {state: counted[state] for state in RunnerState}
 
     @property
@@ -195,11 +194,11 @@ class RunnerPool:
             elif lent is None and not waiter.cancelled() and waiter.exception() is None:
                 self._offer(waiter.result())  # a runner was assigned just before the timeout or cancellation
 
-    async def give_back(self, runner: Runner, ending: LinkEnding) -> None:
+    async def give_back(self, runner: Runner, *, worn: bool) -> None:
         """Take a runner back. A worn one is replaced; one in doubt must pass the canary again."""
         if self._runners.get(runner.name) is not runner or runner.state is RunnerState.QUARANTINED:
             return  # it was lost while it was lent
-        if runner.is_outdated or ending is LinkEnding.WORN:
+        if runner.is_outdated or worn:
             await self._replace(runner, Replaced.KEY if runner.is_outdated else Replaced.WORN)
         elif self._surplus > 0:
             await self._dismiss(runner)
