@@ -48,7 +48,7 @@ def test_the_size_is_the_highest_demand_of_the_last_seconds_within_its_bounds(
         now_s += pause_s
         size.observe(demand, now_s)
         levels.append((now_s, demand))
-        assert size.wanted(now_s).slots >= min(10, demand)
+        assert size.wanted(now_s)[0] >= min(10, demand)
     now_s += later_s
     ends = [since_s for since_s, _ in levels[1:]] + [now_s + 1]
     seen = [demand for (_, demand), end_s in zip(levels, ends, strict=True) if end_s > now_s - 30.0]

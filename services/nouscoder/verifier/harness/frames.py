@@ -287,4 +287,4 @@ class SlotSettings(NamedTuple):
     def from_json(text: str) -> SlotSettings:
         """Inverse of `to_json`. Raises TypeError for unknown keys."""
         values = json.loads(text)
-        return SlotSettings(**{key: tuple(one) if isinstance(one, list) else one for key, one in values.items()})
+        return SlotSettings(**(values | {key: tuple(one) for key, one in values.items() if isinstance(one, list)}))
