@@ -312,7 +312,7 @@ def test_the_states_are_counted_while_another_thread_adds_a_runner(pods: Pods, c
     pool = RunnerPool(pods, canaries, size=1)
 
     class Counted(Runner):
-        @property  # type: ignore[override]
+        @property
         def state(self) -> RunnerState:
             pool._runners[str(len(pool._runners))] = runner
             return RunnerState.READY

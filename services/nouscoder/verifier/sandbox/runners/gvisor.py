@@ -364,8 +364,8 @@ def open_source(config: SandboxSection, keys: PoolKeys) -> Source:
 class HeadlessRunners(Source):
     """Runners of a Deployment, found by the DNS name of their headless service: see `Source`.
 
-    A worn runner gets a request to exit; the kubelet then restarts its container.
-    Several gateways may find the same runners. A runner serves one gateway at a time and refuses the others as busy.
+    A worn runner gets a request to exit; the kubelet then restarts its container. Several gateways may find the same
+    runners. A runner serves one gateway at a time and refuses the others as busy.
     """
 
     def __init__(self, service: str, port: int, keys: PoolKeys) -> None:
