@@ -17,7 +17,7 @@ import secrets
 import signal
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.harness import frames
@@ -91,8 +91,7 @@ class SlotSession:
         if kind is FrameKind.COMPILE_STARVED:
             raise CompileStarved(f"other work kept the compiler from the CPU in slot {self.slot.index}")
         if kind is not FrameKind.COMPILED:
-            await self.slot.stop()
-            raise SandboxError(f"slot {self.slot.index} answered {kind.name} to a program")
+            await self._refuse(f"answered {kind.name} to a program")
         said, made = await self._unpacked_files(detail)
         self._compiler_output = said if known is None else known[0]
         if self._compiled is not None and key is not None and known is None and made is not None:
@@ -131,8 +130,7 @@ class SlotSession:
         try:
             return frames.unpack_files(payload)
         except ValueError as error:
-            await self.slot.stop()
-            raise SandboxError(f"slot {self.slot.index} sent invalid files: {error}") from error
+            await self._refuse(f"sent invalid files: {error}")
 
     def bound_memory(self) -> None:
         """Bound the memory of the runs to come: what the kernel counts beyond what the slot holds now."""
@@ -172,8 +170,7 @@ class SlotSession:
                 await self._blame_memory(error)
                 raise
             if kind is not FrameKind.RESULT:
-                await self.slot.stop()
-                raise SandboxError(f"slot {self.slot.index} answered {kind.name} to a run")
+                await self._refuse(f"answered {kind.name} to a run")
             result = await self.to_result(payload)
             if self.program.fetch or self._compiler_output:
                 result = replace(result, files=await self._fetched(), compiler_output=self._compiler_output)
@@ -186,8 +183,7 @@ class SlotSession:
         kind, payload = await self.receive(self._compile_time_s)
         _, files = await self._unpacked_files(payload)
         if kind is not FrameKind.FILES or files is None or not files.keys() <= set(self.program.fetch):
-            await self.slot.stop()
-            raise SandboxError(f"slot {self.slot.index} sent other files than those of the run")
+            await self._refuse("sent other files than those of the run")
         return files
 
     def _was_short_of_memory(self) -> bool:
@@ -221,10 +217,6 @@ class SlotSession:
         await self._prepare_run((), NO_FILES, 0)
         await self.slot.send(FrameKind.DIALOGUE)
         return SlotDialogue(self)
-
-    async def result_if_killed(self) -> RunResult | None:
-        """After a SandboxError: the result, if the program's memory was the cause."""
-        return _OUT_OF_MEMORY if await self._is_killed() else None
 
     async def _is_killed(self) -> bool:
         """After a SandboxError: whether the kernel killed the slot itself, instead of the program, for its memory.
@@ -275,8 +267,7 @@ class SlotSession:
         try:
             r = frames.unpack_result(payload)
         except ValueError as error:
-            await self.slot.stop()
-            raise SandboxError(f"slot {self.slot.index} sent an invalid result: {error}") from error
+            await self._refuse(f"sent an invalid result: {error}")
         # The kernel may have killed another process than the one whose end is reported.
         exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else Exit[frames.RunEnd(r.ended).name]
         # The harness does not see the CPU time of processes that nobody waited for.
@@ -292,6 +283,11 @@ class SlotSession:
         except SandboxError:
             await self.slot.stop()
             raise
+
+    async def _refuse(self, said: str) -> NoReturn:
+        """Stop the slot, because of what it said. Raises SandboxError."""
+        await self.slot.stop()
+        raise SandboxError(f"slot {self.slot.index} {said}")
 
 
 class SlotDialogue:
@@ -345,15 +341,14 @@ class SlotDialogue:
         if kind is FrameKind.RESULT:
             self._result = await self._session.to_result(payload)
         elif kind not in expected and (kind is not FrameKind.OUTPUT or not payload or self._left_bytes < 0):
-            await self._session.slot.stop()
-            raise SandboxError(f"slot {self._session.slot.index} answered {kind.name} in a dialogue")
+            await self._session._refuse(f"answered {kind.name} in a dialogue")
         return kind, payload
 
     async def _end_or_raise(self, error: SandboxError) -> None:
         """End the dialogue if the program's memory was the cause of `error`, else raise it."""
-        self._result = await self._session.result_if_killed()
-        if self._result is None:
+        if not await self._session._is_killed():
             raise error
+        self._result = _OUT_OF_MEMORY
 
 
 async def _dialogue_of(one: SlotSession, other: SlotSession) -> tuple[RunResult, RunResult]:
@@ -377,8 +372,7 @@ async def _by_pipes(one: SlotSession, other: SlotSession) -> tuple[RunResult, Ru
 async def _result(session: SlotSession, limit_s: float) -> RunResult:
     kind, payload = await session.receive(limit_s)
     if kind is not FrameKind.RESULT:
-        await session.slot.stop()
-        raise SandboxError(f"slot {session.slot.index} answered {kind.name} in a dialogue")
+        await session._refuse(f"answered {kind.name} in a dialogue")
     return await session.to_result(payload)
 
 
@@ -418,5 +412,4 @@ async def _relay(speaker: SlotSession, listener: SlotSession, ended: set[SlotSes
                 await listener.slot.send(FrameKind.INPUT_END)
             return result
         else:
-            await speaker.slot.stop()
-            raise SandboxError(f"slot {speaker.slot.index} answered {kind.name} in a dialogue")
+            await speaker._refuse(f"answered {kind.name} in a dialogue")

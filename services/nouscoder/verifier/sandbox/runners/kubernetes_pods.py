@@ -146,8 +146,7 @@ class GatewayLease:
             elif now - since_s > (lease.spec.lease_duration_seconds or LEASE_S):
                 self._delete(name)
                 swept.append(name)
-        for name in swept:
-            log.warning("the runners of a gateway that is gone are removed", extra={"gateway": name})
+                log.warning("the runners of a gateway that is gone are removed", extra={"gateway": name})
         return swept
 
     def end(self) -> None:
