@@ -139,11 +139,6 @@ class Gateway:
         self.channel: Channel | None = None
         self.process: asyncio.subprocess.Process | None = None
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it takes calls."""
-        return self.channel is not None and self.channel.is_ready
-
     async def start(self) -> None:
         """Start the process and wait until it takes calls. Raises ProcessFailed and TimeoutError."""
         self.channel = channel = Channel()
