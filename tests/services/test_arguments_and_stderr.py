@@ -23,10 +23,9 @@ from nouscoder.v1 import verdict_pb2
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.schema import parse_submission, request_of
 from nouscoder.verifier.grading import verdict_cache
-from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.grader import Grader, local_grader
 from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
-from nouscoder.verifier.local_grader import local_grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxUnavailable
 from nouscoder.verifier.sandbox.base import RunResult

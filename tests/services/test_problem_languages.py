@@ -33,7 +33,7 @@ from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.run import languages as run_languages
 from nouscoder.run import preflight
 from nouscoder.store.rollout_record import encode_rollout
-from nouscoder.verifier.local_grader import local_grader
+from nouscoder.verifier.grading.grader import local_grader
 from nouscoder.verifier.toolchains.languages import installed, registry
 
 # A row of PrimeIntellect/verifiable-coding-problems, shortened.

@@ -22,8 +22,8 @@ from nouscoder.formats.json_values import (
     json_weight,
     without_collections,
 )
+from nouscoder.http_server.fair_queue import OneThread
 from nouscoder.http_server.memory_budget import charge_decoded
-from nouscoder.http_server.one_thread import OneThread
 
 MAX_BYTES = 8 * 1024**2
 BODIES_OF_MANY = 8  # a batch of lines and a gRPC message may have so many times the bytes of one body

@@ -42,11 +42,11 @@ from nouscoder.verifier.api.rest import DrainState, GradingApi, make_app, make_h
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.schema import bodies
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer, grpc_credentials
-from nouscoder.verifier.grading import long_work
 from nouscoder.verifier.grading.grader import Grader, Grading
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import Jobs, open_jobs
+from nouscoder.verifier.judges import judge
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import Tracing, open_tracing, trace_fronts, traced_grader, traced_sandbox
@@ -168,7 +168,7 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
     """Make the parts, and start the sandboxes. `stack` closes them."""
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
-    metrics.watch_threads(lambda: {"body": bodies.thread.waits, "test": long_work.thread.waits})
+    metrics.watch_threads(lambda: {"body": bodies.thread.waits, "test": judge.thread.waits})
     sandbox = await _start_sandbox(section, metrics, stack)
     tracing = open_tracing(section.tracing_endpoint, stack)
     run_lock, quotas = (share.run_lock, share.quotas) if share else (ExclusiveRunLock(), Quotas())

@@ -17,9 +17,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
+
+from prometheus_client import CollectorRegistry
 
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import AssertTests, MathTests, Submission, TestsReference
@@ -30,7 +33,6 @@ from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
 from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error
 from nouscoder.verifier.grading.extract import text_to_grade
-from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.grading.math_lane import MathLane
 from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import (
@@ -45,9 +47,10 @@ from nouscoder.verifier.grading.runs import (
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock, extended_limits, max_repetitions_s
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import require_long_python
-from nouscoder.verifier.judges.judge import Judge, takes_long
+from nouscoder.verifier.judges.judge import Judge, in_turn, takes_long
 from nouscoder.verifier.judges.mathematics import MathLimits
 from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import open_sandbox, with_libraries
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
     Elastic,
@@ -172,6 +175,17 @@ class Grader:
         self, submission: Submission, code: str, judge: Judge, begun: float, on_outcome: OnOutcome | None
     ) -> Verdict:
         program = program_of(submission, code, judge, begun)
+        work = SubmissionWork(
+            sandbox=self._sandbox,
+            submission=submission,
+            program=program,
+            judge=judge,
+            run_lock=self._run_lock,
+            metrics=self._metrics,
+            open_patience_s=self._policy.open_patience_s,
+            run_patience_s=self._policy.run_patience_s(program),
+            on_outcome=on_outcome,
+        )
         caller = current_caller()
         async with self._slots.slot(caller.client, in_background=caller.in_background):
             if isinstance(submission.tests, AssertTests):
@@ -179,7 +193,7 @@ class Grader:
             is_free = has_free_order(submission)
             learned = self._kill_rates.table(caller.client, submission, judge) if is_free else None
             progress = self._progress(submission, judge, begun, learned)
-            verdict = await self._attempts(submission, program, progress, on_outcome)
+            verdict = await self._attempts(work, progress)
         if learned is not None:
             learned.learn(verdict.tests)
         return verdict
@@ -217,15 +231,13 @@ class Grader:
             except TimeoutError:
                 raise SandboxError("the sandbox did not answer in time") from None
 
-    async def _attempts(
-        self, submission: Submission, program: Program, progress: SubmissionProgress, on_outcome: OnOutcome | None
-    ) -> Verdict:
+    async def _attempts(self, work: SubmissionWork, progress: SubmissionProgress) -> Verdict:
         """Run the remaining tests. Each infrastructure failure costs one attempt and one sandbox.
 
         A sandbox that was killed for lack of memory costs no attempt, because the program may be the reason. It is
         blamed when that happens again.
         """
-        work = self._work(submission, program, progress.judge, on_outcome)
+        submission, program = work.submission, work.program
         max_workers = min(self.num_slots, progress.judge.num_tests) if has_parallel_tests(submission) else 1
         partner_s = partner_patience_s(submission)
         patience_s = self._policy.attempt_patience_s(program, self._section.max_submission_s, partner_s)
@@ -255,21 +267,6 @@ class Grader:
                 message = count_error(self._metrics, error)
             max_workers = 1
         return progress.ended(VerdictKind.INTERNAL_ERROR, message)
-
-    def _work(
-        self, submission: Submission, program: Program, judge: Judge, on_outcome: OnOutcome | None
-    ) -> SubmissionWork:
-        return SubmissionWork(
-            sandbox=self._sandbox,
-            submission=submission,
-            program=program,
-            judge=judge,
-            run_lock=self._run_lock,
-            metrics=self._metrics,
-            open_patience_s=self._policy.open_patience_s,
-            run_patience_s=self._policy.run_patience_s(program),
-            on_outcome=on_outcome,
-        )
 
 
 async def _judge(submission: Submission) -> Judge:
@@ -324,3 +321,23 @@ class GraderDecorator:
     def unfinished(self) -> int:
         """Submissions that wait or run."""
         return self._inner.unfinished
+
+
+@asynccontextmanager
+async def local_grader(
+    section: VerifierSection, decorate: Callable[[Sandbox], Sandbox] = lambda sandbox: sandbox
+) -> AsyncIterator[Grader]:
+    """A grader with the configured sandbox, which `decorate` may wrap, for commands that grade without a service.
+
+    Raises ConfigError and SandboxUnavailable.
+    """
+    sandbox = decorate(open_sandbox(with_libraries(section), section.tools.sessions))
+    grader: Grader | None = None
+    try:
+        await sandbox.start()
+        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), section)
+        yield grader
+    finally:
+        if grader is not None:
+            await grader.close()
+        await sandbox.close()
