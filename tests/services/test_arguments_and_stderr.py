@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import CheckerTests, JudgeProgram, Profile, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.formats import tests as form
+from nouscoder.formats import body as form
 from nouscoder.rpc import tests_convert
 from nouscoder.rpc.pairs import SUBMISSION, VERDICT
 from nouscoder.store.case_files import CaseFile, write_tests

@@ -21,8 +21,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
-from nouscoder.http_server import parsing
 from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
+from nouscoder.http_server.body import BODIES_OF_MANY
 from nouscoder.http_server.listener import WebSockets, http_context, start_http
 from nouscoder.http_server.memory_budget import MemoryBudget, return_large_blocks
 from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
@@ -32,9 +32,8 @@ from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestsCache
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.caller import CallerFilter
-from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
+from nouscoder.verifier.access.quotas import ClientTests, QuotaGrader, Quotas, StoredTestsGrader
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.compat import add_protocols
 from nouscoder.verifier.api.compat.problem_set import ProblemSet, open_problem_set
@@ -286,7 +285,7 @@ def grpc_served(section: VerifierSection, servicer: Servicer, registry: Collecto
         credentials=grpc_credentials(section.tls),
         interceptors=[gate],
         status_codes=STATUS_CODES,
-        max_message_bytes=min(parsing.BODIES_OF_MANY * section.max_body_bytes, section.max_bodies_bytes),
+        max_message_bytes=min(BODIES_OF_MANY * section.max_body_bytes, section.max_bodies_bytes),
         max_calls=2 * section.max_queue + _MORE_CALLS,
         takes_compressed=False,  # a message may expand a thousandfold before anything here can count it
         health=Health(section.grpc_health),

@@ -32,7 +32,7 @@ from nouscoder.http_server.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
 from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error
-from nouscoder.verifier.grading.extract import text_to_grade
+from nouscoder.verifier.grading.extract import FoundProgram, text_to_grade
 from nouscoder.verifier.grading.math_lane import MathLane
 from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import (
@@ -153,7 +153,9 @@ class Grader:
         """
         validate(submission, self._policy.bounds)
         begun = time.monotonic()
-        if len(submission.completion or "") <= _BLOCKING_CHARS:
+        if submission.code is not None:
+            found: FoundProgram | None = FoundProgram(submission.code, submission.language)
+        elif len(submission.completion or "") <= _BLOCKING_CHARS:
             found = text_to_grade(submission)
         else:
             found = await asyncio.to_thread(text_to_grade, submission)
