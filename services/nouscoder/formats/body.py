@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, TypeAdapter, ValidationError
@@ -139,13 +140,8 @@ class ComparatorBody(Body):
     @classmethod
     def of(cls, comparator: Comparator) -> ComparatorBody:
         """The JSON form of a domain record."""
-        return cls(
-            type=comparator.kind.value,
-            float_tolerance=comparator.float_tolerance,
-            absolute_tolerance=comparator.absolute_tolerance,
-            relative_tolerance=comparator.relative_tolerance,
-            ignore_case=comparator.ignore_case,
-        )
+        fields = asdict(comparator)
+        return cls(type=fields.pop("kind").value, **fields)
 
 
 # The JSON form of tests.
@@ -233,16 +229,10 @@ class JudgeProgramBody(Body):
         return JudgeProgram(self.code, language_name(self.language), JudgeProtocol(self.protocol))
 
 
-class CheckedCaseBody(Body):
+class CheckedCaseBody(StdinCaseBody):
     """One run of the whole program."""
 
-    input: str = Field(description="the program's stdin")
     output: str = Field("", description="the judge's answer file; the candidate never sees it")
-    args: ListOf[Argument] = Field([], max_length=_MAX_ARGUMENTS, description="the program's arguments")
-
-    def record(self) -> StdinCase:
-        """The domain's record."""
-        return StdinCase(self.input, self.output, tuple(self.args))
 
 
 class InteractiveCaseBody(Body):

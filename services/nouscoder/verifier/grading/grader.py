@@ -99,6 +99,7 @@ class Grader:
         policy: GradingPolicy | None = None,
     ) -> None:
         """`run_lock` is shared with other processes that grade on this machine, if there are any."""
+        self.backend = sandbox.name
         self._sandbox = sandbox
         self._metrics = metrics
         self._section = section or VerifierSection()
@@ -115,11 +116,6 @@ class Grader:
         math_limits = MathLimits(total_s=self._section.max_submission_s)
         self.mathematics = MathLane(self.num_slots, self._section.max_queue, metrics, math_limits)
         metrics.watch_queue(lambda: (self._slots.oldest_s, self._slots.num_clients))
-
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        return self._sandbox.name
 
     @property
     def unfinished(self) -> int:
@@ -209,7 +205,7 @@ class Grader:
     ) -> SubmissionProgress:
         sizes = [judge.input_size(index) for index in range(judge.num_tests)]
         order = hardest_first(sizes, learned.rates() if learned is not None else None)
-        return SubmissionProgress(submission, judge, order, self._sandbox.name, begun, self._section.max_submission_s)
+        return SubmissionProgress(submission, judge, order, self.backend, begun, self._section.max_submission_s)
 
     async def run_once(
         self, program: Program, stdin: bytes, files: Mapping[str, bytes], slot_patience_s: float = math.inf
@@ -283,15 +279,8 @@ async def _judge(submission: Submission) -> Judge:
 class Grading(Protocol):
     """The protocol of graders: `Grader` itself, and the decorators around it."""
 
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        ...
-
-    @property
-    def num_slots(self) -> int:
-        """Submissions that can run at once."""
-        ...
+    backend: str  # the name of the sandbox backend
+    num_slots: int  # submissions that can run at once
 
     @property
     def unfinished(self) -> int:
@@ -308,16 +297,8 @@ class GraderDecorator:
 
     def __init__(self, inner: Grading) -> None:
         self._inner = inner
-
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        return self._inner.backend
-
-    @property
-    def num_slots(self) -> int:
-        """Submissions that can run at once."""
-        return self._inner.num_slots
+        self.backend = inner.backend
+        self.num_slots = inner.num_slots
 
     @property
     def unfinished(self) -> int:

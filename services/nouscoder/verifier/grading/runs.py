@@ -256,7 +256,7 @@ class _LcbRuns:
     async def run(self, index: int) -> Ran:
         """Run one process for all tests at the first call; return its part for this test."""
         if self._results is None:
-            self._results = await self._judge.split(await self._session.run(self._judge.batch_input()))
+            self._results = await self._judge.split(await self._session.run(self._judge.stdin(index)))
         return self._results[index], None
 
 

@@ -55,7 +55,7 @@ _NUMBER_CHARS = 1000  # of a text that is read as a number
 
 
 class LcbJudge(Judge):
-    """The judge of the lcb profile. One run covers all tests in the order of the request (`batch_input`, `split`)."""
+    """The judge of the lcb profile. One run covers all tests in the order of the request (`split`)."""
 
     entry_point = _ENTRY
     _cases: Sequence[StdinCase | CallCase]
@@ -79,10 +79,6 @@ class LcbJudge(Judge):
     def source(self, code: str) -> str:
         """The driver, which holds the code as a string."""
         return f"{_driver()}\nPRELUDE = {PRELUDE!r}\nSOURCE = {code!r}\nIS_CODE_GEN = {self._is_code_gen}\n"
-
-    def batch_input(self) -> bytes:
-        """The input of the single process."""
-        return self._batch
 
     def run_limits(self, limits: Limits) -> Limits:
         """The limits of that process: LiveCodeBench's bound on the whole run, at most ten minutes."""
