@@ -1,6 +1,6 @@
 """How a test of each type runs: alone, followed by a checker, together with an interactor (and perhaps followed by a
 checker), read by a checker (`of_code`), or in one process with all others (the lcb profile). Math tests run no process
-(math_lane.py).
+(grader.py).
 
 Each type of tests has one judge (judges/judge.py). A new type needs a judge, a line in `judge_for`, and a line in
 `open_runs` if it does not run like stdin tests.
