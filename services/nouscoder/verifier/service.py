@@ -14,14 +14,14 @@ import signal
 import socket
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
-from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
+from nouscoder.http_server.api_keys import open_api_keys
 from nouscoder.http_server.body import BODIES_OF_MANY
 from nouscoder.http_server.listener import WebSockets, http_context, start_http
 from nouscoder.http_server.memory_budget import MemoryBudget, return_large_blocks
@@ -48,7 +48,7 @@ from nouscoder.verifier.jobs.service import Jobs, open_jobs
 from nouscoder.verifier.judges import judge
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.observe.tracing import Tracing, open_tracing, trace_fronts, traced_grader, traced_sandbox
+from nouscoder.verifier.observe.tracing import open_tracing, trace_fronts, traced_grader, traced_sandbox
 from nouscoder.verifier.processes.share import ProcessNumber, Share
 from nouscoder.verifier.sandbox import SpillOverSandbox, open_backends
 from nouscoder.verifier.tools.sessions import ToolSessions
@@ -59,25 +59,52 @@ log = logging.getLogger(__name__)
 _MORE_CALLS = 1024
 
 
-@dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of one grading process. `grader` is `core` behind everything that a submission passes (`_grader`)."""
+    """The parts of one grading process. `grader` is `core` behind everything that a submission passes."""
 
-    section: VerifierSection
-    registry: CollectorRegistry
-    tracing: Tracing | None
-    sandbox: SpillOverSandbox
-    core: Grader
-    grader: Grading
-    runner: CodeRunner
-    cache: TestsCache
-    client_tests: ClientTests
-    budget: MemoryBudget
-    api_keys: ApiKeys
-    audit: AuditLog | None
-    tools: ToolSessions | None
     jobs: Jobs | None
     problems: ProblemSet
+
+    def __init__(
+        self,
+        section: VerifierSection,
+        share: Share | None,
+        sandbox: SpillOverSandbox,
+        registry: CollectorRegistry,
+        metrics: VerifierMetrics,
+        stack: AsyncExitStack,
+    ) -> None:
+        """All but jobs and problems, over a `sandbox` that has been started. `stack` closes them."""
+        self.section, self.sandbox, self.registry = section, sandbox, registry
+        self.tracing = open_tracing(section.tracing_endpoint, stack)
+        run_lock, quotas = (share.run_lock, share.quotas) if share else (ExclusiveRunLock(), Quotas())
+        self.core = Grader(traced_sandbox(sandbox, self.tracing), metrics, section, run_lock)
+        self.core.follow(sandbox)
+        stack.push_async_callback(self.core.close)
+        self.cache = TestsCache(section.tests.folder, section.tests.cache_bytes)
+        stack.callback(self.cache.close)
+        self.audit = AuditLog(Path(section.audit_log), section.audit_source) if section.audit_log else None
+        if self.audit is not None:
+            stack.callback(self.audit.close)
+        self.client_tests = _client_tests(section, self.cache)
+        self.grader = self._grader(metrics, quotas)
+        self.runner = CodeRunner(self.core, quotas, self.audit)
+        self.budget = MemoryBudget(section.max_bodies_bytes)
+        self.api_keys = open_api_keys(section.tokens_file)
+        self.tools: ToolSessions | None = None
+        if section.tools.sessions:
+            num_slots = self.core.num_slots
+            self.tools = ToolSessions(sandbox, num_slots, run_lock, quotas, metrics, section.tools, self.audit)
+
+    def _grader(self, metrics: VerifierMetrics, quotas: Quotas) -> Grading:
+        """`core` behind what a submission passes, from the last to the first: cache, quotas, audit, stored tests."""
+        grader = traced_grader(self.core, self.tracing)
+        if self.section.cache_entries:
+            grader = CachedGrader(grader, metrics, self.section.cache_entries)
+        grader = QuotaGrader(grader, quotas)
+        if self.audit is not None:
+            grader = AuditedGrader(grader, self.audit)
+        return StoredTestsGrader(grader, self.client_tests)
 
     @property
     def isolation(self) -> tuple[str, ...]:
@@ -169,37 +196,12 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
     metrics = VerifierMetrics(registry)
     metrics.watch_threads(lambda: {"body": bodies.thread.waits, "test": judge.thread.waits})
     sandbox = await _start_sandbox(section, metrics, stack)
-    tracing = open_tracing(section.tracing_endpoint, stack)
-    run_lock, quotas = (share.run_lock, share.quotas) if share else (ExclusiveRunLock(), Quotas())
-    core = Grader(traced_sandbox(sandbox, tracing), metrics, section, run_lock)
-    core.follow(sandbox)
-    stack.push_async_callback(core.close)
-    cache = TestsCache(section.tests.folder, section.tests.cache_bytes)
-    stack.callback(cache.close)
-    audit = _open_audit(section, stack)
-    client_tests = _client_tests(section, cache)
-    grader = _grader(section, traced_grader(core, tracing), metrics, quotas, audit, client_tests)
-    budget = MemoryBudget(section.max_bodies_bytes)
-    tools = None
-    if section.tools.sessions:
-        tools = ToolSessions(sandbox, core.num_slots, run_lock, quotas, metrics, section.tools, audit)
-    return Parts(
-        section=section,
-        registry=registry,
-        tracing=tracing,
-        sandbox=sandbox,
-        core=core,
-        grader=grader,
-        runner=CodeRunner(core, quotas, audit),
-        cache=cache,
-        client_tests=client_tests,
-        budget=budget,
-        api_keys=open_api_keys(section.tokens_file),
-        audit=audit,
-        tools=tools,
-        jobs=await stack.enter_async_context(open_jobs(section.jobs, grader, budget, section.max_body_bytes)),
-        problems=await stack.enter_async_context(open_problem_set(section.problems, grader, cache)),
+    parts = Parts(section, share, sandbox, registry, metrics, stack)
+    parts.jobs = await stack.enter_async_context(
+        open_jobs(section.jobs, parts.grader, parts.budget, section.max_body_bytes)
     )
+    parts.problems = await stack.enter_async_context(open_problem_set(section.problems, parts.grader, parts.cache))
+    return parts
 
 
 def _keep_what_is_loaded() -> None:
@@ -218,15 +220,6 @@ async def _start_sandbox(section: VerifierSection, metrics: VerifierMetrics, sta
     return sandbox
 
 
-def _open_audit(section: VerifierSection, stack: AsyncExitStack) -> AuditLog | None:
-    """The audit log, if it is configured."""
-    if not section.audit_log:
-        return None
-    audit = AuditLog(Path(section.audit_log), section.audit_source)
-    stack.callback(audit.close)
-    return audit
-
-
 def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
     """The tests that clients store."""
     place = section.tests.store or str(private_folder(section.tests.folder / "stored"))
@@ -235,23 +228,6 @@ def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
             Path(place).mkdir(PRIVATE, parents=True, exist_ok=True)
             refuse_foreign(Path(place))
     return ClientTests(open_blobs(place), cache, section.tests)
-
-
-def _grader(
-    section: VerifierSection,
-    grader: Grading,
-    metrics: VerifierMetrics,
-    quotas: Quotas,
-    audit: AuditLog | None,
-    client_tests: ClientTests,
-) -> Grading:
-    """`grader` behind what a submission passes, from the last to the first: cache, quotas, audit, stored tests."""
-    if section.cache_entries:
-        grader = CachedGrader(grader, metrics, section.cache_entries)
-    grader = QuotaGrader(grader, quotas)
-    if audit is not None:
-        grader = AuditedGrader(grader, audit)
-    return StoredTestsGrader(grader, client_tests)
 
 
 def web_sockets(section: VerifierSection) -> WebSockets | None:
