@@ -61,6 +61,9 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
+_SAID = {"model_type": "not a JSON object", "extra_forbidden": "unknown field"}
+
+
 def first_fault(error: ValidationError, prefix: str = "") -> tuple[str, str]:
     """(field, message) of the first fault. `prefix` is the field that holds the whole record.
 
@@ -86,11 +89,7 @@ def _fault(fault: ErrorDetails, prefix: str) -> tuple[str, str]:
         return f"{field}.type", "is missing"
     if kind == "json_invalid":
         return "body", f"not JSON: {context.get('error', fault['msg'])}"
-    if kind == "model_type":
-        return field, "not a JSON object"
-    if kind == "extra_forbidden":
-        return field, "unknown field"
-    return field, fault["msg"].removeprefix("Value error, ")
+    return field, _SAID.get(kind) or fault["msg"].removeprefix("Value error, ")
 
 
 def _field_name(loc: tuple[int | str, ...]) -> str:

@@ -90,7 +90,7 @@ class GradingPolicy:
         """Seconds in which a sandbox must report the end of one run."""
         return extended_limits(program.limits).wall_time_s + self.run_grace_s
 
-    def attempt_patience_s(self, program: Program, max_submission_s: float, partner_s: float = 0.0) -> float:
+    def attempt_patience_s(self, program: Program, max_submission_s: float, partner_s: float) -> float:
         """Seconds that one sandbox may take for a whole submission, whose last test may begin just in time."""
         longest_s = max_submission_s + max_repetitions_s(program.limits)
         return self.open_patience_s + longest_s + self.run_patience_s(program) + partner_s
