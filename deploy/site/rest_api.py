@@ -16,8 +16,7 @@ from nouscoder.config import JobsSection, TestsSection
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.tests import TestsCache
-from nouscoder.verifier.access.client_tests import ClientTests
-from nouscoder.verifier.access.quotas import Quotas
+from nouscoder.verifier.access.quotas import ClientTests, Quotas
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import CodeRunner

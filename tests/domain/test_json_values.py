@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
 from nouscoder.domain.submission import Case, MathCase, StdinCase, StdinTests
+from nouscoder.formats.body import digest_of
 from nouscoder.formats.json_values import case_json, json_value, with_whole_characters
-from nouscoder.formats.tests import digest_of
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.integers() | st.integers(-(2**80), 2**80) | st.floats()

@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.reward import (
+from nouscoder.domain.rollout import RolloutHeader, has_thinking
+from nouscoder.domain.tokens import FinishReason
+from nouscoder.domain.verdict import (
     NoThinkingReward,
     OverlongReward,
     RewardRule,
     RewardTerms,
+    Verdict,
+    VerdictKind,
     group_length_rewards,
     reward_of,
     reward_of_verdict,
     soft_overlong_punishment,
 )
-from nouscoder.domain.rollout import RolloutHeader, has_thinking
-from nouscoder.domain.tokens import FinishReason
-from nouscoder.domain.verdict import Verdict, VerdictKind
 
 
 def verdict(kind: VerdictKind, passed: int = 0, total: int = 10, graded: int = 10) -> Verdict:

@@ -23,8 +23,8 @@ from nouscoder.domain.submission import (
     StdinTests,
     Tests,
 )
-from nouscoder.formats import tests as formats
-from nouscoder.formats.tests import canonical_json, canonical_parts, digest_of
+from nouscoder.formats import body as formats
+from nouscoder.formats.body import canonical_json, canonical_parts, digest_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 filled = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)

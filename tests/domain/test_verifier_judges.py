@@ -294,8 +294,8 @@ def test_the_tests_left_by_a_dead_or_late_lcb_process_get_its_result() -> None:
 
 def test_the_lcb_process_gets_only_inputs_and_a_limit_for_the_whole_run() -> None:
     judge = lcb_judge(("given one", "expected one"), ("given two", "expected two"))
-    assert b"given two" in judge.batch_input()
-    assert b"expected" not in judge.batch_input() + judge.source("print(1)").encode()
+    assert b"given two" in judge.stdin(0)
+    assert b"expected" not in judge.stdin(0) + judge.source("print(1)").encode()
     assert judge.run_limits(Limits(wall_time_s=5.5)).wall_time_s == (6 + 1) * 2 + 5
 
 

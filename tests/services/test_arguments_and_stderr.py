@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import CheckerTests, JudgeProgram, Profile, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.formats import tests as form
+from nouscoder.formats import body as form
 from nouscoder.rpc import tests_convert
 from nouscoder.rpc.pairs import SUBMISSION, VERDICT
 from nouscoder.store.case_files import CaseFile, write_tests
@@ -23,10 +23,9 @@ from nouscoder.v1 import verdict_pb2
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.schema import parse_submission, request_of
 from nouscoder.verifier.grading import verdict_cache
-from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.grader import Grader, local_grader
 from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
-from nouscoder.verifier.local_grader import local_grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxUnavailable
 from nouscoder.verifier.sandbox.base import RunResult

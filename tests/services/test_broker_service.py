@@ -26,7 +26,7 @@ from nouscoder.broker.serving import BrokerCollector, serve_broker
 from nouscoder.broker.streams import read_oldest_s
 from nouscoder.domain.lease import Lease, LeaseLoss, WorkReport
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.formats.tests import digest_of
+from nouscoder.formats.body import digest_of
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable, open_channel
 from nouscoder.rpc.worker import LeaseKeeper

@@ -26,7 +26,7 @@ from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText
-from nouscoder.verifier.local_grader import local_grader
+from nouscoder.verifier.grading.grader import local_grader
 
 TASK = """schema_version = "1.4"
 [task]

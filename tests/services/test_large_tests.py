@@ -21,15 +21,15 @@ from prometheus_client import CollectorRegistry
 from nouscoder.client import AsyncClient, BadRequest, Client, StorageFull
 from nouscoder.client import large_tests as large_tests_of_client
 from nouscoder.config import TestsSection
+from nouscoder.formats.body import canonical_json, digest_of
 from nouscoder.formats.json_values import MAX_WEIGHT
 from nouscoder.formats.sent_tests import NotTests, sent_tests
-from nouscoder.formats.tests import canonical_json, digest_of
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.case_files import write_tests
 from nouscoder.store.tests import TestsCache
-from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader
+from nouscoder.verifier.access.quotas import ClientTests, StoredTestsGrader
 from nouscoder.verifier.api import tests_upload
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.schema import parse_tests

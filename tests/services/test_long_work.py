@@ -1,4 +1,4 @@
-"""Tests the invariant of long_work.py."""
+"""Tests the invariant of judge.in_turn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from nouscoder.verifier.grading.long_work import in_turn
+from nouscoder.verifier.judges.judge import in_turn
 
 
 async def test_at_most_one_work_is_in_progress_and_the_event_loop_goes_on() -> None:

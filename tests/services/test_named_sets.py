@@ -32,7 +32,7 @@ from nouscoder.domain.submission import (
     Submission,
 )
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.local_grader import local_grader
+from nouscoder.verifier.grading.grader import local_grader
 
 SUM_PROGRAM = "print(sum(map(int, input().split())))\n"
 DIFFERENCE = "a, b = map(int, input().split())\nprint(a - b)\n"

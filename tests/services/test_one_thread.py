@@ -1,4 +1,4 @@
-"""Tests the invariant of one_thread.py."""
+"""Tests the invariant of fair_queue.OneThread."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import weakref
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.http_server.fair_queue import QueueFull
-from nouscoder.http_server.one_thread import OneThread
+from nouscoder.http_server.fair_queue import OneThread, QueueFull
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 
 

@@ -21,9 +21,8 @@ from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.tests import TestsCache
-from nouscoder.verifier.access.client_tests import ClientTests
 from nouscoder.verifier.access.gatekeeper import is_open_path
-from nouscoder.verifier.access.quotas import Quotas
+from nouscoder.verifier.access.quotas import ClientTests, Quotas
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.page import digest_source
 from nouscoder.verifier.api.rest import DrainState, make_app

@@ -17,7 +17,7 @@ from nouscoder.data.problem_parquet import read_problems
 from nouscoder.data.problems import ProblemFileError, save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinCase, StdinTests
-from nouscoder.formats.tests import digest_of
+from nouscoder.formats.body import digest_of
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.case_files import CaseFile
 from nouscoder.store.tests import TestStore

@@ -19,10 +19,9 @@ from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.lease import Lease, LeasedGrading
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.reward import RewardTerms, reward_of
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import Prelude, StdinCase, StdinTests, Tests
-from nouscoder.domain.verdict import VerdictKind
+from nouscoder.domain.verdict import RewardTerms, VerdictKind, reward_of
 from nouscoder.evaluation import evaluate as evaluating
 from nouscoder.evaluation.samples import SamplingSettings
 from nouscoder.generation.environments.prompts import SingleTurn
@@ -33,7 +32,7 @@ from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.run import languages as run_languages
 from nouscoder.run import preflight
 from nouscoder.store.rollout_record import encode_rollout
-from nouscoder.verifier.local_grader import local_grader
+from nouscoder.verifier.grading.grader import local_grader
 from nouscoder.verifier.toolchains.languages import installed, registry
 
 # A row of PrimeIntellect/verifiable-coding-problems, shortened.

@@ -47,7 +47,7 @@ from nouscoder.self_play.pool_files import (
 )
 from nouscoder.self_play.proposing import graded_proposals, room_for_answers, train_proposer
 from nouscoder.self_play.round import ACCEPTED, JUDGED, RolloutLog, Round, RoundWork
-from nouscoder.verifier.local_grader import local_grader
+from nouscoder.verifier.grading.grader import local_grader
 
 FILE = """
 [run]

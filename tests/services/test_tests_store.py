@@ -27,7 +27,7 @@ from nouscoder.domain.submission import (
     Tests,
     input_size,
 )
-from nouscoder.formats.tests import canonical_json, digest_of
+from nouscoder.formats.body import canonical_json, digest_of
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, StoredCases, write_tests
 from nouscoder.store.tests import TestsCache, TestsTooLarge, TestStore, UnknownTests

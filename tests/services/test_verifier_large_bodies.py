@@ -1,6 +1,6 @@
 """Bodies with very many items: refused in one sentence before they cost much, while large ordinary bodies are graded.
 
-Tests the invariants of parsing.py and memory_budget.py.
+Tests the invariants of body.py and memory_budget.py.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import pytest
 
 from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.formats.body import canonical_json, digest_of
 from nouscoder.formats.json_values import BYTES_PER_WEIGHT, MAX_WEIGHT, ValueCount
-from nouscoder.formats.tests import canonical_json, digest_of
+from nouscoder.http_server.body import MAX_BYTES, SMALL_WEIGHT
 from nouscoder.http_server.memory_budget import (
     MemoryBudget,
     MemoryBudgetExceeded,
     charging,
     charging_part,
 )
-from nouscoder.http_server.parsing import MAX_BYTES, SMALL_WEIGHT
 from nouscoder.store.case_files import StoredCases
 from nouscoder.verifier.api.get_reward import rewarded_submissions
 from nouscoder.verifier.api.run_code import parse_run_code

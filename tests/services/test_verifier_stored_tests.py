@@ -18,12 +18,12 @@ from nouscoder.client import AsyncClient, Client, GradingFailed
 from nouscoder.config import TestsSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission, TestsReference
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.formats.tests import canonical_json, digest_of
+from nouscoder.formats.body import canonical_json, digest_of
 from nouscoder.http_server.listener import start_http
 from nouscoder.store.blobs import BlobInfo, FolderBlobs
 from nouscoder.store.tests import TestsCache, UnknownTests
 from nouscoder.verifier.access.caller import Caller, set_caller
-from nouscoder.verifier.access.client_tests import ClientTests, StorageFull, StoredTestsGrader
+from nouscoder.verifier.access.quotas import ClientTests, StorageFull, StoredTestsGrader
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -72,7 +72,7 @@ async def new_grader(client_tests: ClientTests) -> StoredTestsGrader:
 async def test_a_client_grades_by_digest_and_cannot_use_digests_of_other_clients(
     tmp_path: Path, cache: TestsCache
 ) -> None:
-    """The invariant of client_tests.py."""
+    """The invariant of quotas.py."""
     client_tests = stored_in(tmp_path, cache)
     grader = await new_grader(client_tests)
     digest = (await client_tests.put("one", TESTS)).digest

@@ -116,7 +116,7 @@ class ListBroker:
 @asynccontextmanager
 async def working(broker: ListBroker, grader: Grader) -> AsyncIterator[GradingWorker]:
     """A worker that runs in the background."""
-    worker = GradingWorker(broker, grader, broker.opened)
+    worker = GradingWorker(broker, grader, broker.opened)  # type: ignore[arg-type]
     task = asyncio.ensure_future(worker.run())
     try:
         yield worker

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from nouscoder.config.base import InputFile, Section, ServiceSection, chosen_by, grpc_address
-from nouscoder.domain.reward import NoThinkingReward, OverlongReward, RewardRule
 from nouscoder.domain.staleness import StalePolicy
+from nouscoder.domain.verdict import NoThinkingReward, OverlongReward, RewardRule
 
 _NAMES = "epochs, subset, pass_rates, pools, potential, priorities"
 

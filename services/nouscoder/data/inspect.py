@@ -32,10 +32,9 @@ from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.submission import CallTests, Prelude, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.progress_bar import progress_bar
-from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.grader import Grader, local_grader
 from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.local_grader import local_grader
 from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, SandboxDecorator, Session
 from nouscoder.verifier.toolchains.languages import registry
 

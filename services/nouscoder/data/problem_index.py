@@ -34,7 +34,7 @@ from nouscoder.domain.problem import GradingRules, Problem, PublicTests, is_held
 from nouscoder.domain.prompt import PYTHON, PromptText
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests, Tests
 from nouscoder.errors import NousCoderError
-from nouscoder.formats.tests import canonical_json, tests_from_json
+from nouscoder.formats.body import canonical_json, tests_from_json
 from nouscoder.private_folder import is_trusted, temporary_folder
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import StoredTests, TestStore

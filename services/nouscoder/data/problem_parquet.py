@@ -17,7 +17,7 @@ from nouscoder.data.problems import Reference, ReferencedProblem, read_bodies
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Tests
 from nouscoder.errors import Unusable
-from nouscoder.formats.tests import canonical_json, tests_from_json
+from nouscoder.formats.body import canonical_json, tests_from_json
 from nouscoder.installation import how_to_install
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import StoredTests, TestStore

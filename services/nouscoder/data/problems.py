@@ -20,10 +20,9 @@ from nouscoder.data.json_records import bounded_json
 from nouscoder.domain.problem import Problem, language_fault
 from nouscoder.domain.submission import Prelude, Profile, Tests, language_name
 from nouscoder.errors import Unusable, did_you_mean
-from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, all_faults
+from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, TestsBody, all_faults, canonical_json
 from nouscoder.formats.json_values import TooManyValues, ValueCount
 from nouscoder.formats.public_shapes import NotTests, rewritten
-from nouscoder.formats.tests import TestsBody, canonical_json
 
 # Public tests travel with each task.
 MAX_PUBLIC_BYTES = 16 * 1024

@@ -82,7 +82,7 @@ def text_json(text: str) -> str:
 
 
 def case_json(case: Case) -> bytes:
-    """A case of tests in the canonical form. Raises what `formats.tests.canonical_parts` raises."""
+    """A case of tests in the canonical form. Raises what `formats.body.canonical_parts` raises."""
     record: object = case
     if isinstance(case, StdinCase):
         if not case.args:  # as in the digests of earlier versions

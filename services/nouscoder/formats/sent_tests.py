@@ -1,6 +1,6 @@
 """Tests of any size in a file that a client has sent: each case is decoded and validated when it is read.
 
-The file holds the JSON form of tests (tests.py) or a public form of it (public_shapes.py), in any order of the fields.
+The file holds the JSON form of tests (body.py) or a public form of it (public_shapes.py), in any order of the fields.
 
 INVARIANT: one case at a time is decoded. What a file takes in memory beside it is its fields but the cases, of at most
 MAX_HEAD_BYTES together, and two numbers for each case.
@@ -18,11 +18,10 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from nouscoder.domain.submission import Case, Tests
-from nouscoder.formats.body import first_fault
+from nouscoder.formats.body import first_fault, tests_from_json
 from nouscoder.formats.json_values import MAX_WEIGHT, TooManyValues, ValueCount, json_value, json_weight
 from nouscoder.formats.public_shapes import NotTests as NotTests
 from nouscoder.formats.public_shapes import rewritten
-from nouscoder.formats.tests import tests_from_json
 
 MAX_HEAD_BYTES = 1024**2
 MAX_CASE_BYTES = 64 * 1024**2

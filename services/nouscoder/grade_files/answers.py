@@ -24,8 +24,8 @@ from nouscoder.grade_files.entries import Entry
 from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import answer_record, parse_submission, request_of
 from nouscoder.verifier.grading.extract import extract_program
+from nouscoder.verifier.grading.grader import local_grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.local_grader import local_grader
 
 # Completions that continue a prompt of code, as sample files of HumanEval and EvalPlus have them.
 

@@ -1,4 +1,12 @@
-"""Reads the body of a request within limits of size and time, and ends the work for a client that has disconnected."""
+"""Reads the body of a request within limits of size and time, parses it, and ends the work for a client that has gone.
+
+A decoder reads a whole text in one call, and the interpreter runs nothing else meanwhile, in whatever thread. So the
+weight of the text (formats/json_values.py) is counted first, piece by piece. A body with too many values is refused.
+
+INVARIANT: no body above MAX_BYTES or MAX_WEIGHT is decoded. A body above SMALL_WEIGHT or SMALL_BYTES is parsed outside
+of the event loop, one at a time, without collections of garbage. What the values of a body take is charged to the
+memory budget before it is decoded.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +21,17 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from nouscoder.atomic_files import naming_storage_faults
+from nouscoder.formats.json_values import (
+    BYTES_PER_WEIGHT,
+    MAX_WEIGHT,
+    TooManyValues,
+    ValueCount,
+    give_way,
+    json_weight,
+    without_collections,
+)
+from nouscoder.http_server.fair_queue import OneThread
+from nouscoder.http_server.memory_budget import charge_decoded
 
 READ_PATIENCE_S = 60.0
 _PART_PATIENCE_S = 60.0  # for the next part of a body that goes to the disk
@@ -128,3 +147,68 @@ async def while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+# Parsing.
+
+MAX_BYTES = 8 * 1024**2
+BODIES_OF_MANY = 8  # a batch of lines and a gRPC message may have so many times the bytes of one body
+SMALL_BYTES = 256 * 1024
+SMALL_WEIGHT = 10_000
+
+Parsed = TypeVar("Parsed")
+Parse = Callable[[bytes, ValueCount], Parsed]
+Charge = Callable[[], Awaitable[None]]
+
+
+def weight_of_json(body: bytes) -> int:
+    """The weight of a body; of one with too many values, some weight above MAX_WEIGHT."""
+    return json_weight(body, MAX_WEIGHT)
+
+
+class BodyParser:
+    """Parses the bodies of one service. `too_large` makes its error for one with too many bytes or values."""
+
+    def __init__(self, too_large: Callable[[str], Exception]) -> None:
+        self._too_large = too_large
+        self.thread = OneThread("parse")
+
+    async def parsed(
+        self,
+        body: bytes,
+        parse: Parse[Parsed],
+        patiently: Callable[[Charge], Awaitable[None]] | None = None,
+        weigh: Callable[[bytes], int] = weight_of_json,
+    ) -> Parsed:
+        """What `parse` makes of a body.
+
+        `parse` also gets the count of the body's values, to which it adds texts that it decodes. `patiently` gets a
+        function that charges the memory budget, and may call it again after MemoryBudgetExceeded. `weigh` returns the
+        weight of a body that is not JSON. Raises what `parse` and `weigh` raise, what `too_large` makes,
+        MemoryBudgetExceeded, and QueueFull when other bodies take too long.
+        """
+        if len(body) > MAX_BYTES:
+            raise self._too_large(f"must have at most {MAX_BYTES} bytes")
+        is_short = len(body) <= SMALL_BYTES
+        values = ValueCount()
+        try:
+            values.add_weight(weigh(body) if is_short else await self.thread.run(weigh, body))
+            before = values.weight
+
+            async def charge() -> None:
+                charge_decoded(BYTES_PER_WEIGHT * before)
+
+            await (charge() if patiently is None else patiently(charge))
+            if is_short and before <= SMALL_WEIGHT:
+                return parse(body, values)
+            found: Parsed = await self.thread.run(_parsed_apart, parse, body, values)
+        except TooManyValues as error:
+            raise self._too_large(str(error)) from None
+        charge_decoded(BYTES_PER_WEIGHT * (values.weight - before))
+        return found
+
+
+def _parsed_apart(parse: Parse[Parsed], body: bytes, values: ValueCount) -> Parsed:
+    give_way(len(body))  # the body before this one may have taken long, too
+    with without_collections():
+        return parse(body, values)

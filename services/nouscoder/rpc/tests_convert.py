@@ -1,6 +1,6 @@
 """The tests of a submission, protocol <-> domain.
 
-The clients of this project send the JSON form of tests (nouscoder.formats.tests), or a digest. Clients in other
+The clients of this project send the JSON form of tests (nouscoder.formats.body), or a digest. Clients in other
 languages may fill the single fields of the protocol. These are converted to the JSON form, so that the rules for tests
 are in one place.
 
@@ -18,9 +18,8 @@ from google.protobuf.descriptor import Descriptor
 from pydantic import ValidationError
 
 from nouscoder.domain.submission import Tests, TestsReference
-from nouscoder.formats.body import first_fault
+from nouscoder.formats.body import TestsReferenceBody, canonical_json, first_fault, tests_from_json, tests_from_record
 from nouscoder.formats.json_values import json_weight
-from nouscoder.formats.tests import TestsReferenceBody, canonical_json, tests_from_json, tests_from_record
 from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.v1 import verdict_pb2
 

@@ -1,6 +1,6 @@
 """The file of one set of tests: compressed, readable case by case, named by its content.
 
-Layout: zstd frames, then one index. The frames decompress to the canonical JSON (formats/tests.py), so
+Layout: zstd frames, then one index. The frames decompress to the canonical JSON (formats/body.py), so
 `zstd -dc FILE | sha256sum` prints the digest. Frame 0 is the text before the first case. Each further frame holds about
 64 KiB of whole cases.
 
@@ -48,8 +48,8 @@ from nouscoder.domain.submission import (
     input_size,
 )
 from nouscoder.errors import ExitCode, NousCoderError
+from nouscoder.formats.body import canonical_parts
 from nouscoder.formats.json_values import LONG_BYTES, give_way, without_collections
-from nouscoder.formats.tests import canonical_parts
 
 # The index at the end of the file.
 

@@ -14,15 +14,15 @@ import signal
 import socket
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
-from nouscoder.http_server import parsing
-from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
+from nouscoder.http_server.api_keys import open_api_keys
+from nouscoder.http_server.body import BODIES_OF_MANY
 from nouscoder.http_server.listener import WebSockets, http_context, start_http
 from nouscoder.http_server.memory_budget import MemoryBudget, return_large_blocks
 from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
@@ -32,9 +32,8 @@ from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestsCache
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.caller import CallerFilter
-from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
+from nouscoder.verifier.access.quotas import ClientTests, QuotaGrader, Quotas, StoredTestsGrader
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.compat import add_protocols
 from nouscoder.verifier.api.compat.problem_set import ProblemSet, open_problem_set
@@ -42,14 +41,14 @@ from nouscoder.verifier.api.rest import DrainState, GradingApi, make_app, make_h
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.schema import bodies
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer, grpc_credentials
-from nouscoder.verifier.grading import long_work
 from nouscoder.verifier.grading.grader import Grader, Grading
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import Jobs, open_jobs
+from nouscoder.verifier.judges import judge
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.observe.tracing import Tracing, open_tracing, trace_fronts, traced_grader, traced_sandbox
+from nouscoder.verifier.observe.tracing import open_tracing, trace_fronts, traced_grader, traced_sandbox
 from nouscoder.verifier.processes.share import ProcessNumber, Share
 from nouscoder.verifier.sandbox import SpillOverSandbox, open_backends
 from nouscoder.verifier.tools.sessions import ToolSessions
@@ -60,25 +59,52 @@ log = logging.getLogger(__name__)
 _MORE_CALLS = 1024
 
 
-@dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of one grading process. `grader` is `core` behind everything that a submission passes (`_grader`)."""
+    """The parts of one grading process. `grader` is `core` behind everything that a submission passes."""
 
-    section: VerifierSection
-    registry: CollectorRegistry
-    tracing: Tracing | None
-    sandbox: SpillOverSandbox
-    core: Grader
-    grader: Grading
-    runner: CodeRunner
-    cache: TestsCache
-    client_tests: ClientTests
-    budget: MemoryBudget
-    api_keys: ApiKeys
-    audit: AuditLog | None
-    tools: ToolSessions | None
     jobs: Jobs | None
     problems: ProblemSet
+
+    def __init__(
+        self,
+        section: VerifierSection,
+        share: Share | None,
+        sandbox: SpillOverSandbox,
+        registry: CollectorRegistry,
+        metrics: VerifierMetrics,
+        stack: AsyncExitStack,
+    ) -> None:
+        """All but jobs and problems, over a `sandbox` that has been started. `stack` closes them."""
+        self.section, self.sandbox, self.registry = section, sandbox, registry
+        self.tracing = open_tracing(section.tracing_endpoint, stack)
+        run_lock, quotas = (share.run_lock, share.quotas) if share else (ExclusiveRunLock(), Quotas())
+        self.core = Grader(traced_sandbox(sandbox, self.tracing), metrics, section, run_lock)
+        self.core.follow(sandbox)
+        stack.push_async_callback(self.core.close)
+        self.cache = TestsCache(section.tests.folder, section.tests.cache_bytes)
+        stack.callback(self.cache.close)
+        self.audit = AuditLog(Path(section.audit_log), section.audit_source) if section.audit_log else None
+        if self.audit is not None:
+            stack.callback(self.audit.close)
+        self.client_tests = _client_tests(section, self.cache)
+        self.grader = self._grader(metrics, quotas)
+        self.runner = CodeRunner(self.core, quotas, self.audit)
+        self.budget = MemoryBudget(section.max_bodies_bytes)
+        self.api_keys = open_api_keys(section.tokens_file)
+        self.tools: ToolSessions | None = None
+        if section.tools.sessions:
+            num_slots = self.core.num_slots
+            self.tools = ToolSessions(sandbox, num_slots, run_lock, quotas, metrics, section.tools, self.audit)
+
+    def _grader(self, metrics: VerifierMetrics, quotas: Quotas) -> Grading:
+        """`core` behind what a submission passes, from the last to the first: cache, quotas, audit, stored tests."""
+        grader = traced_grader(self.core, self.tracing)
+        if self.section.cache_entries:
+            grader = CachedGrader(grader, metrics, self.section.cache_entries)
+        grader = QuotaGrader(grader, quotas)
+        if self.audit is not None:
+            grader = AuditedGrader(grader, self.audit)
+        return StoredTestsGrader(grader, self.client_tests)
 
     @property
     def isolation(self) -> tuple[str, ...]:
@@ -168,39 +194,14 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
     """Make the parts, and start the sandboxes. `stack` closes them."""
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
-    metrics.watch_threads(lambda: {"body": bodies.thread.waits, "test": long_work.thread.waits})
+    metrics.watch_threads(lambda: {"body": bodies.thread.waits, "test": judge.thread.waits})
     sandbox = await _start_sandbox(section, metrics, stack)
-    tracing = open_tracing(section.tracing_endpoint, stack)
-    run_lock, quotas = (share.run_lock, share.quotas) if share else (ExclusiveRunLock(), Quotas())
-    core = Grader(traced_sandbox(sandbox, tracing), metrics, section, run_lock)
-    core.follow(sandbox)
-    stack.push_async_callback(core.close)
-    cache = TestsCache(section.tests.folder, section.tests.cache_bytes)
-    stack.callback(cache.close)
-    audit = _open_audit(section, stack)
-    client_tests = _client_tests(section, cache)
-    grader = _grader(section, traced_grader(core, tracing), metrics, quotas, audit, client_tests)
-    budget = MemoryBudget(section.max_bodies_bytes)
-    tools = None
-    if section.tools.sessions:
-        tools = ToolSessions(sandbox, core.num_slots, run_lock, quotas, metrics, section.tools, audit)
-    return Parts(
-        section=section,
-        registry=registry,
-        tracing=tracing,
-        sandbox=sandbox,
-        core=core,
-        grader=grader,
-        runner=CodeRunner(core, quotas, audit),
-        cache=cache,
-        client_tests=client_tests,
-        budget=budget,
-        api_keys=open_api_keys(section.tokens_file),
-        audit=audit,
-        tools=tools,
-        jobs=await stack.enter_async_context(open_jobs(section.jobs, grader, budget, section.max_body_bytes)),
-        problems=await stack.enter_async_context(open_problem_set(section.problems, grader, cache)),
+    parts = Parts(section, share, sandbox, registry, metrics, stack)
+    parts.jobs = await stack.enter_async_context(
+        open_jobs(section.jobs, parts.grader, parts.budget, section.max_body_bytes)
     )
+    parts.problems = await stack.enter_async_context(open_problem_set(section.problems, parts.grader, parts.cache))
+    return parts
 
 
 def _keep_what_is_loaded() -> None:
@@ -219,15 +220,6 @@ async def _start_sandbox(section: VerifierSection, metrics: VerifierMetrics, sta
     return sandbox
 
 
-def _open_audit(section: VerifierSection, stack: AsyncExitStack) -> AuditLog | None:
-    """The audit log, if it is configured."""
-    if not section.audit_log:
-        return None
-    audit = AuditLog(Path(section.audit_log), section.audit_source)
-    stack.callback(audit.close)
-    return audit
-
-
 def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
     """The tests that clients store."""
     place = section.tests.store or str(private_folder(section.tests.folder / "stored"))
@@ -236,23 +228,6 @@ def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
             Path(place).mkdir(PRIVATE, parents=True, exist_ok=True)
             refuse_foreign(Path(place))
     return ClientTests(open_blobs(place), cache, section.tests)
-
-
-def _grader(
-    section: VerifierSection,
-    grader: Grading,
-    metrics: VerifierMetrics,
-    quotas: Quotas,
-    audit: AuditLog | None,
-    client_tests: ClientTests,
-) -> Grading:
-    """`grader` behind what a submission passes, from the last to the first: cache, quotas, audit, stored tests."""
-    if section.cache_entries:
-        grader = CachedGrader(grader, metrics, section.cache_entries)
-    grader = QuotaGrader(grader, quotas)
-    if audit is not None:
-        grader = AuditedGrader(grader, audit)
-    return StoredTestsGrader(grader, client_tests)
 
 
 def web_sockets(section: VerifierSection) -> WebSockets | None:
@@ -286,7 +261,7 @@ def grpc_served(section: VerifierSection, servicer: Servicer, registry: Collecto
         credentials=grpc_credentials(section.tls),
         interceptors=[gate],
         status_codes=STATUS_CODES,
-        max_message_bytes=min(parsing.BODIES_OF_MANY * section.max_body_bytes, section.max_bodies_bytes),
+        max_message_bytes=min(BODIES_OF_MANY * section.max_body_bytes, section.max_bodies_bytes),
         max_calls=2 * section.max_queue + _MORE_CALLS,
         takes_compressed=False,  # a message may expand a thousandfold before anything here can count it
         health=Health(section.grpc_health),

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from nouscoder.config import Config
-from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings, LeaseLoss, WorkReport
+from nouscoder.domain.lease import LeasedGrading, WorkReport
 from nouscoder.domain.submission import Tests
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
@@ -39,45 +38,7 @@ LEASE_WAIT_S = 20.0
 TICK_S = 0.2
 PAUSE_S = 1.0
 _STOP_LIMIT_S = 2.0
-
-
 OpenTests = Callable[[str], AbstractAsyncContextManager[Tests]]
-
-
-class GradingBroker(Protocol):
-    """The calls to a broker that the worker needs; implemented by rpc.broker_client.BrokerClient."""
-
-    async def lease_grading(self, max_rollouts: int, wait_s: float = ...) -> LeasedGradings:
-        """Lease up to `max_rollouts` rollouts to grade. Waits up to `wait_s` seconds for the first."""
-        ...
-
-    async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
-        """Submit (lease_id, rollout_id, verdict) triples. Returns the rollout ids that were refused."""
-        ...
-
-    async def release_leases(self) -> None:
-        """Release all leases of this worker."""
-        ...
-
-    def keep_leases(self, report: Callable[[], WorkReport]) -> AbstractAsyncContextManager[LeaseRenewal]:
-        """Renew leases. `report` returns the progress of the work, at each heartbeat."""
-        ...
-
-
-class LeaseRenewal(Protocol):
-    """Renews leases; implemented by rpc.broker_client.LeaseKeeper."""
-
-    def add(self, lease: Lease) -> None:
-        """Renew this lease until it is dropped or lost."""
-        ...
-
-    def drop(self, lease_id: str) -> None:
-        """Stop renewing a lease."""
-        ...
-
-    def take_lost(self) -> dict[str, LeaseLoss]:
-        """The leases lost since the last call, each with the reason."""
-        ...
 
 
 async def grade_rollouts(
@@ -113,7 +74,7 @@ class _Graded:
 class GradingWorker:
     """Leases two rollouts for each slot of `grader`, so that every slot stays busy."""
 
-    def __init__(self, broker: GradingBroker, grader: Grading, opened: OpenTests) -> None:
+    def __init__(self, broker: BrokerClient, grader: Grading, opened: OpenTests) -> None:
         """`opened` opens the tests of a digest while they are in use."""
         self.capacity = 2 * grader.num_slots
         self._broker = broker

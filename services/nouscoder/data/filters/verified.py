@@ -20,9 +20,8 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.body import Body
 from nouscoder.record_log import RecordLog, key_of
 from nouscoder.verifier.api.schema import request_of
-from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.grader import Grader, local_grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.local_grader import local_grader
 
 REFUSED = "refused"  # the program cannot be graded, as for an unknown language
 _SERVER_AT_ONCE = 16

@@ -35,9 +35,8 @@ from nouscoder.data.problems import ProblemBody, ProblemFileError, Reference, Re
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CheckerTests, JudgeProgram, Limits, StdinCase
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.grader import Grader, local_grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.local_grader import local_grader
 
 NATIVE = "tests/problem.json"  # in the folders of `data export harbor`
 _MOST_S, _USUAL_S = 300.0, 600.0  # the most that a submission may ask for; Harbor's default

@@ -68,10 +68,9 @@ from nouscoder.domain.submission import (
     Tests,
     language_name,
 )
-from nouscoder.formats.body import first_fault
+from nouscoder.formats.body import first_fault, tests_from_json
 from nouscoder.formats.json_values import TooManyValues, ValueCount
 from nouscoder.formats.public_shapes import NotTests, rewritten
-from nouscoder.formats.tests import tests_from_json
 
 _NO_FUNCTION = ("", "none")
 _TESTS = ("tests", "input_output", "test_cases")

@@ -26,7 +26,7 @@ from nouscoder.config.generation import AgentSection
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.tokens import Completion
 from nouscoder.errors import NousCoderError
-from nouscoder.formats.tests import canonical_json
+from nouscoder.formats.body import canonical_json
 from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, SessionAbandoned, ToolUnavailable
 from nouscoder.generation.environments.prompts import Episode, Prompts
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer

@@ -16,7 +16,7 @@ from nouscoder.domain.conversation import Message, Role
 from nouscoder.errors import NousCoderError
 from nouscoder.formats.body import ListOf
 from nouscoder.formats.json_values import ValueCount, json_value
-from nouscoder.http_server.parsing import BodyParser
+from nouscoder.http_server.body import BodyParser
 
 MAX_CHOICES = 128
 MAX_STOPS = 4

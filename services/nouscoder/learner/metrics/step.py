@@ -28,10 +28,9 @@ from nouscoder.config import AdvantageSection
 from nouscoder.domain.advantage import Estimator, Overlong, batch_advantages, group_advantages
 from nouscoder.domain.batch import Batch, CompletedGroups, GradedRollout
 from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded, repeated_share
-from nouscoder.domain.reward import group_length_rewards
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.staleness import staleness_of
-from nouscoder.domain.verdict import VerdictKind
+from nouscoder.domain.verdict import VerdictKind, group_length_rewards
 from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio
 from nouscoder.learner.objectives.clip import clipped_tokens
 from nouscoder.learner.parallel.ranks import Ranks

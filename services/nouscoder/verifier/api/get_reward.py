@@ -15,9 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Submission
-from nouscoder.domain.verdict import Verdict
+from nouscoder.domain.verdict import Verdict, reward_of_verdict
 from nouscoder.formats.body import ListOf, first_fault
 from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes, with_whole_characters
 from nouscoder.verifier.api.schema import parse_submission

@@ -25,11 +25,10 @@ from prometheus_client.exposition import choose_encoder
 from nouscoder import __version__
 from nouscoder.domain.submission import Comparator, ComparatorKind
 from nouscoder.http_server.api_keys import ApiKeys
-from nouscoder.http_server.body import read_body, read_whole, while_connected
+from nouscoder.http_server.body import BODIES_OF_MANY, read_body, read_whole, while_connected
 from nouscoder.http_server.memory_budget import CountMemory, MemoryBudget
-from nouscoder.http_server.parsing import BODIES_OF_MANY
-from nouscoder.verifier.access.client_tests import ClientTests
 from nouscoder.verifier.access.gatekeeper import REFUSALS, App, Gatekeeper, Receive, Scope, Send, is_open_path
+from nouscoder.verifier.access.quotas import ClientTests
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.docs_page import docs_page, docs_parts
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to

@@ -13,14 +13,22 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
 
-from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference, language_name
-from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.formats.body import MOST_FAULTS, Body, ComparatorBody, LimitsBody, first_fault
+from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind, reward_of_verdict
+from nouscoder.formats.body import (
+    MOST_FAULTS,
+    Body,
+    ComparatorBody,
+    LimitsBody,
+    TestsBody,
+    TestsReferenceBody,
+    canonical_json,
+    first_fault,
+    tests_from_json,
+)
 from nouscoder.formats.json_values import TooManyValues, ValueCount, give_way, with_whole_characters
 from nouscoder.formats.public_shapes import NotTests, rewritten
-from nouscoder.formats.tests import TestsBody, TestsReferenceBody, canonical_json, tests_from_json
-from nouscoder.http_server.parsing import BodyParser
+from nouscoder.http_server.body import BodyParser
 from nouscoder.store.case_files import packed, unpacked
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, validate_tests
 

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.formats.json_values import ValueCount, json_bytes
+from nouscoder.http_server.body import Charge
 from nouscoder.http_server.memory_budget import charging_part
-from nouscoder.http_server.parsing import Charge
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.schema import answer_json, answer_record, bodies, outcome_record, parse_submission
 from nouscoder.verifier.grading.grader import Grading, OnOutcome, QueueFull

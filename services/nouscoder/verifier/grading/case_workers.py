@@ -15,17 +15,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.verifier.grading.progress import SubmissionProgress
-from nouscoder.verifier.grading.runs import CaseRuns, Ran, open_runs, partner_patience_s
+from nouscoder.verifier.grading.runs import Ran, RunCase, open_runs, partner_patience_s
 from nouscoder.verifier.grading.time_limits import (
     ExclusiveRunLock,
     ExclusiveRunTimeout,
@@ -39,7 +37,6 @@ from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.base import CompileFailed, CompileStarved, Program, RunResult, Sandbox, SandboxError
 
-Got = TypeVar("Got")
 OnOutcome = Callable[[TestOutcome], None]
 # A further worker is opened when each worker has more than this multiple of the opening time left to run. At three
 # times, two workers finish sooner than one by at least the cost of the second opening. Measured with `local` on two
@@ -69,21 +66,21 @@ class SubmissionWork:
     repetitions: Repetitions = field(default_factory=Repetitions)
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[CaseRuns]:
+    async def open(self) -> AsyncIterator[RunCase]:
         """Open a fresh sandbox. Raises CompileFailed, SandboxError and TimeoutError on entry."""
         async with AsyncExitStack() as stack:
             try:
-                runs = await self._opened(stack)
+                run_case = await self._opened(stack)
             except CompileStarved as starved:
-                runs = await self._opened_alone(stack, starved)
-            yield runs
+                run_case = await self._opened_alone(stack, starved)
+            yield run_case
 
-    async def _opened(self, stack: AsyncExitStack) -> CaseRuns:
+    async def _opened(self, stack: AsyncExitStack) -> RunCase:
         enforced = replace(self.program, limits=extended_limits(self.program.limits))
         async with asyncio.timeout(self.open_patience_s):
             return await stack.enter_async_context(open_runs(self.sandbox, self.submission, enforced, self.judge))
 
-    async def _opened_alone(self, stack: AsyncExitStack, starved: CompileStarved) -> CaseRuns:
+    async def _opened_alone(self, stack: AsyncExitStack, starved: CompileStarved) -> RunCase:
         """Open a sandbox while no run is in progress. Raises `starved` when the machine does not become free."""
         if self.repetitions.are_over:
             raise starved
@@ -93,7 +90,7 @@ class SubmissionWork:
         except ExclusiveRunTimeout:
             raise starved from None
 
-    async def run(self, runs: CaseRuns, index: int) -> tuple[RunResult, Ruling | None, float]:
+    async def run(self, run_case: RunCase, index: int) -> tuple[RunResult, Ruling | None, float]:
         """Run one test. Returns also the seconds for which the run that counts used its slot, without waits for others.
 
         With the lcb profile it is 0: one run is that of all tests, and their wall times are its parts. Raises
@@ -105,7 +102,8 @@ class SubmissionWork:
         async def run() -> Ran:
             nonlocal spent_s
             begun_s = time.monotonic()
-            ran = await _within(patience_s, partial(runs.run, index))
+            async with asyncio.timeout(patience_s):
+                ran = await run_case(index)
             spent_s = 0.0 if self.submission.profile.is_lcb else time.monotonic() - begun_s
             return ran
 
@@ -127,12 +125,6 @@ class SubmissionWork:
     def worker_failed(self, error: Exception) -> None:
         """A worker ended because of an infrastructure failure; other workers continue."""
         count_error(self.metrics, error)
-
-
-async def _within(patience_s: float, run: Callable[[], Awaitable[Got]]) -> Got:
-    """The result of `run`. Raises TimeoutError when it takes longer than `patience_s` seconds."""
-    async with asyncio.timeout(patience_s):
-        return await run()
 
 
 class WorkerGroup:
@@ -202,11 +194,11 @@ class WorkerGroup:
         assert me is not None
         begun_s = self._clock()
         try:
-            async with self._work.open() as runs:
+            async with self._work.open() as run_case:
                 took_s = self._clock() - begun_s
                 self._open_s = took_s if self._open_s is None else min(took_s, self._open_s)
                 while (index := self._next_test(me, group)) is not None:
-                    await self._run_test(runs, index)
+                    await self._run_test(run_case, index)
                     self._abandon_unneeded(me)
         except Exception as error:
             self._failed(me, error)
@@ -233,10 +225,10 @@ class WorkerGroup:
         left_s = self._progress.num_left * self._tests_s / self._num_tests / len(self._active)
         return left_s > max(self._min_left_s, MIN_LEFT_PER_OPENING * self._open_s)
 
-    async def _run_test(self, runs: CaseRuns, index: int) -> None:
+    async def _run_test(self, run_case: RunCase, index: int) -> None:
         begun_s = self._clock()
         try:
-            result, ruling, spent_s = await self._work.run(runs, index)
+            result, ruling, spent_s = await self._work.run(run_case, index)
             final = await self._progress.record(index, result, ruling, spent_s)
         except BaseException:
             self._progress.give_back(index)

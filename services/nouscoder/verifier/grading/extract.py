@@ -80,9 +80,7 @@ class FoundProgram(NamedTuple):
 
 
 def text_to_grade(submission: Submission) -> FoundProgram | None:
-    """The program of a submission, or the answer for math tests. None when there is nothing to grade."""
-    if submission.code is not None:
-        return FoundProgram(submission.code, submission.language)
+    """The program in a submission's completion, or the answer for math tests. None when there is nothing to grade."""
     completion = submission.completion or ""
     if not isinstance(submission.tests, MathTests):
         return extract_program(completion, submission.languages, submission.profile)

@@ -5,7 +5,12 @@ extract code -> wait for a slot -> fresh sandbox -> tests, hardest first -> outc
 INVARIANT: a submission that `grade` accepts gets exactly one verdict, unless its caller is cancelled or the queue
 refuses it. At most `num_slots` sandboxes are in use, and a submission holds more than one only while no other
 waits (case_workers.py). At most `max_queue` submissions wait. A slot is free again as soon as the verdict is known, the
-caller is cancelled or the sandbox has failed. Math tests use no slot (math_lane.py).
+caller is cancelled or the sandbox has failed.
+
+INVARIANT: a submission with math tests holds no slot, and no program waits for it. At most `num_places` answers are
+compared quickly at a time and at most one for each CPU slowly. At most `max_waiting` submissions wait for each; clients
+take turns as for slots (fair_queue.py). No answer holds a place for quick comparisons longer than QUICK allows. A place
+is free again as soon as the comparison has ended or the caller is cancelled.
 
 After an infrastructure failure grading is tried once more in another sandbox; a second failure gives internal_error.
 Nothing that a candidate does gives internal_error. So a program under which two sandboxes were killed for lack of
@@ -16,10 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
+
+from prometheus_client import CollectorRegistry
 
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import AssertTests, MathTests, Submission, TestsReference
@@ -28,10 +37,8 @@ from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.http_server.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
-from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error
-from nouscoder.verifier.grading.extract import text_to_grade
-from nouscoder.verifier.grading.long_work import in_turn
-from nouscoder.verifier.grading.math_lane import MathLane
+from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error, count_failure
+from nouscoder.verifier.grading.extract import FoundProgram, text_to_grade
 from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import (
     ProvenCheckers,
@@ -45,11 +52,15 @@ from nouscoder.verifier.grading.runs import (
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock, extended_limits, max_repetitions_s
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import require_long_python
-from nouscoder.verifier.judges.judge import Judge, takes_long
-from nouscoder.verifier.judges.mathematics import MathLimits
-from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.judges.judge import Judge, encoded, in_turn, takes_long
+from nouscoder.verifier.judges.math_worker import End
+from nouscoder.verifier.judges.mathematics import QUICK, Compared, MathLimits, MathProcess, compare, rulings_of
+from nouscoder.verifier.judges.rulings import Ruling
+from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
+from nouscoder.verifier.sandbox import open_sandbox, with_libraries
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
+    Exit,
     OutOfMemory,
     PartnerCompileFailed,
     Program,
@@ -59,6 +70,7 @@ from nouscoder.verifier.sandbox.base import (
 )
 
 _BLOCKING_CHARS = 64 * 1024  # of a completion; a longer one is searched outside of the event loop
+_MATH_ATTEMPTS = 2
 _KILLED_BY_PROGRAM = 2  # one may be due to the machine
 _KILLED = f"{_KILLED_BY_PROGRAM} sandboxes in which it ran were killed for lack of memory"
 
@@ -77,7 +89,7 @@ class GradingPolicy:
         """Seconds in which a sandbox must report the end of one run."""
         return extended_limits(program.limits).wall_time_s + self.run_grace_s
 
-    def attempt_patience_s(self, program: Program, max_submission_s: float, partner_s: float = 0.0) -> float:
+    def attempt_patience_s(self, program: Program, max_submission_s: float, partner_s: float) -> float:
         """Seconds that one sandbox may take for a whole submission, whose last test may begin just in time."""
         longest_s = max_submission_s + max_repetitions_s(program.limits)
         return self.open_patience_s + longest_s + self.run_patience_s(program) + partner_s
@@ -95,6 +107,7 @@ class Grader:
         policy: GradingPolicy | None = None,
     ) -> None:
         """`run_lock` is shared with other processes that grade on this machine, if there are any."""
+        self.backend = sandbox.name
         self._sandbox = sandbox
         self._metrics = metrics
         self._section = section or VerifierSection()
@@ -111,11 +124,6 @@ class Grader:
         math_limits = MathLimits(total_s=self._section.max_submission_s)
         self.mathematics = MathLane(self.num_slots, self._section.max_queue, metrics, math_limits)
         metrics.watch_queue(lambda: (self._slots.oldest_s, self._slots.num_clients))
-
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        return self._sandbox.name
 
     @property
     def unfinished(self) -> int:
@@ -149,7 +157,9 @@ class Grader:
         """
         validate(submission, self._policy.bounds)
         begun = time.monotonic()
-        if len(submission.completion or "") <= _BLOCKING_CHARS:
+        if submission.code is not None:
+            found: FoundProgram | None = FoundProgram(submission.code, submission.language)
+        elif len(submission.completion or "") <= _BLOCKING_CHARS:
             found = text_to_grade(submission)
         else:
             found = await asyncio.to_thread(text_to_grade, submission)
@@ -171,6 +181,17 @@ class Grader:
         self, submission: Submission, code: str, judge: Judge, begun: float, on_outcome: OnOutcome | None
     ) -> Verdict:
         program = program_of(submission, code, judge, begun)
+        work = SubmissionWork(
+            sandbox=self._sandbox,
+            submission=submission,
+            program=program,
+            judge=judge,
+            run_lock=self._run_lock,
+            metrics=self._metrics,
+            open_patience_s=self._policy.open_patience_s,
+            run_patience_s=self._policy.run_patience_s(program),
+            on_outcome=on_outcome,
+        )
         caller = current_caller()
         async with self._slots.slot(caller.client, in_background=caller.in_background):
             if isinstance(submission.tests, AssertTests):
@@ -178,7 +199,7 @@ class Grader:
             is_free = has_free_order(submission)
             learned = self._kill_rates.table(caller.client, submission, judge) if is_free else None
             progress = self._progress(submission, judge, begun, learned)
-            verdict = await self._attempts(submission, program, progress, on_outcome)
+            verdict = await self._attempts(work, progress)
         if learned is not None:
             learned.learn(verdict.tests)
         return verdict
@@ -192,7 +213,7 @@ class Grader:
     ) -> SubmissionProgress:
         sizes = [judge.input_size(index) for index in range(judge.num_tests)]
         order = hardest_first(sizes, learned.rates() if learned is not None else None)
-        return SubmissionProgress(submission, judge, order, self._sandbox.name, begun, self._section.max_submission_s)
+        return SubmissionProgress(submission, judge, order, self.backend, begun, self._section.max_submission_s)
 
     async def run_once(
         self, program: Program, stdin: bytes, files: Mapping[str, bytes], slot_patience_s: float = math.inf
@@ -216,15 +237,13 @@ class Grader:
             except TimeoutError:
                 raise SandboxError("the sandbox did not answer in time") from None
 
-    async def _attempts(
-        self, submission: Submission, program: Program, progress: SubmissionProgress, on_outcome: OnOutcome | None
-    ) -> Verdict:
+    async def _attempts(self, work: SubmissionWork, progress: SubmissionProgress) -> Verdict:
         """Run the remaining tests. Each infrastructure failure costs one attempt and one sandbox.
 
         A sandbox that was killed for lack of memory costs no attempt, because the program may be the reason. It is
         blamed when that happens again.
         """
-        work = self._work(submission, program, progress.judge, on_outcome)
+        submission, program = work.submission, work.program
         max_workers = min(self.num_slots, progress.judge.num_tests) if has_parallel_tests(submission) else 1
         partner_s = partner_patience_s(submission)
         patience_s = self._policy.attempt_patience_s(program, self._section.max_submission_s, partner_s)
@@ -255,21 +274,6 @@ class Grader:
             max_workers = 1
         return progress.ended(VerdictKind.INTERNAL_ERROR, message)
 
-    def _work(
-        self, submission: Submission, program: Program, judge: Judge, on_outcome: OnOutcome | None
-    ) -> SubmissionWork:
-        return SubmissionWork(
-            sandbox=self._sandbox,
-            submission=submission,
-            program=program,
-            judge=judge,
-            run_lock=self._run_lock,
-            metrics=self._metrics,
-            open_patience_s=self._policy.open_patience_s,
-            run_patience_s=self._policy.run_patience_s(program),
-            on_outcome=on_outcome,
-        )
-
 
 async def _judge(submission: Submission) -> Judge:
     """The judge. That of the lcb profile reads all cases; the others read a case when they run it."""
@@ -283,15 +287,8 @@ async def _judge(submission: Submission) -> Judge:
 class Grading(Protocol):
     """The protocol of graders: `Grader` itself, and the decorators around it."""
 
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        ...
-
-    @property
-    def num_slots(self) -> int:
-        """Submissions that can run at once."""
-        ...
+    backend: str  # the name of the sandbox backend
+    num_slots: int  # submissions that can run at once
 
     @property
     def unfinished(self) -> int:
@@ -308,18 +305,96 @@ class GraderDecorator:
 
     def __init__(self, inner: Grading) -> None:
         self._inner = inner
-
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        return self._inner.backend
-
-    @property
-    def num_slots(self) -> int:
-        """Submissions that can run at once."""
-        return self._inner.num_slots
+        self.backend = inner.backend
+        self.num_slots = inner.num_slots
 
     @property
     def unfinished(self) -> int:
         """Submissions that wait or run."""
         return self._inner.unfinished
+
+
+@asynccontextmanager
+async def local_grader(
+    section: VerifierSection, decorate: Callable[[Sandbox], Sandbox] = lambda sandbox: sandbox
+) -> AsyncIterator[Grader]:
+    """A grader with the configured sandbox, which `decorate` may wrap, for commands that grade without a service.
+
+    Raises ConfigError and SandboxUnavailable.
+    """
+    sandbox = decorate(open_sandbox(with_libraries(section), section.tools.sessions))
+    grader: Grader | None = None
+    try:
+        await sandbox.start()
+        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), section)
+        yield grader
+    finally:
+        if grader is not None:
+            await grader.close()
+        await sandbox.close()
+
+
+# Math tests, beside the slots.
+
+
+class MathLane:
+    """Grades the math tests of one grader, which need the CPU for a moment, and no sandbox.
+
+    An answer is first compared quickly. The few that take longer are compared again within `limits`, with a low
+    priority and at most one for each CPU, so that they slow down neither programs nor other answers.
+    """
+
+    def __init__(self, num_places: int, max_waiting: int, metrics: VerifierMetrics, limits: MathLimits) -> None:
+        self.process = MathProcess()
+        self.limits = limits
+        self._metrics = metrics
+        num_cpus = len(os.sched_getaffinity(0))
+        self._quick = FairSlots(num_places, max_waiting, lambda waiting, busy: None, metrics.waited)
+        self._slow = FairSlots(num_cpus, max_waiting, lambda waiting, busy: None)
+        metrics.watch_math(lambda: (self._quick.waiting + self._slow.waiting, self._quick.busy + self._slow.busy))
+
+    @property
+    def unfinished(self) -> int:
+        """Submissions that wait or are compared."""
+        return self._quick.waiting + self._quick.busy + self._slow.waiting + self._slow.busy
+
+    async def grade(
+        self, tests: MathTests, answer: str, progress: SubmissionProgress, on_outcome: OnOutcome | None
+    ) -> Verdict:
+        """The verdict on an answer. Raises QueueFull. Nothing that the answer does gives internal_error."""
+        message = ""
+        for _ in range(_MATH_ATTEMPTS):
+            try:
+                compared = await self._compared(tests, answer)
+            except SandboxError as error:
+                message = count_error(self._metrics, error)
+            else:
+                rulings = rulings_of(compared, len(tests.cases), self.limits)
+                await self._record(rulings, answer, progress, on_outcome)
+                return progress.verdict()
+        return progress.ended(VerdictKind.INTERNAL_ERROR, message)
+
+    async def _compared(self, tests: MathTests, answer: str) -> Compared:
+        caller = current_caller()
+        async with self._quick.slot(caller.client, in_background=caller.in_background):
+            compared = await compare(self.process, tests, answer, QUICK)
+        if compared.end is not End.LATE:
+            return compared
+        async with self._slow.slot(caller.client, in_background=caller.in_background):
+            return await compare(self.process, tests, answer, self.limits, compared)
+
+    async def _record(
+        self, rulings: list[Ruling], answer: str, progress: SubmissionProgress, on_outcome: OnOutcome | None
+    ) -> None:
+        shown = RunResult(Exit.EXITED, 0, 0, 0.0, 0.0, 0, encoded(answer), b"")
+        while (index := progress.take()) is not None:
+            if rulings[index].outcome is VerdictKind.INTERNAL_ERROR:
+                count_failure(self._metrics, FailureCause.JUDGE, rulings[index].remark)
+            for outcome in await progress.record(index, shown, rulings[index]):
+                self._metrics.tested(outcome)
+                if on_outcome is not None:
+                    on_outcome(outcome)
+
+    async def close(self) -> None:
+        """End the process. Answers that are being compared get internal_error."""
+        await self.process.close()

@@ -32,10 +32,9 @@ from cachetools import LRUCache
 
 from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.formats.tests import digest_of
-from nouscoder.verifier.grading.long_work import in_turn
+from nouscoder.formats.body import digest_of
 from nouscoder.verifier.judges.comparators import SMALL_BYTES
-from nouscoder.verifier.judges.judge import Judge, failure_of, outcome_of, stderr_of, takes_long
+from nouscoder.verifier.judges.judge import Judge, failure_of, in_turn, outcome_of, stderr_of, takes_long
 from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.sandbox.base import RunResult
 

@@ -1,6 +1,6 @@
 """How a test of each type runs: alone, followed by a checker, together with an interactor (and perhaps followed by a
 checker), read by a checker (`of_code`), or in one process with all others (the lcb profile). Math tests run no process
-(math_lane.py).
+(grader.py).
 
 Each type of tests has one judge (judges/judge.py). A new type needs a judge, a line in `judge_for`, and a line in
 `open_runs` if it does not run like stdin tests.
@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
 
 from nouscoder.domain.submission import (
     AssertTests,
@@ -38,11 +38,19 @@ from nouscoder.domain.submission import (
     TestsReference,
 )
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.long_work import in_turn
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.harness.frames import RESULT_FILE
 from nouscoder.verifier.judges.asserting import AssertJudge, PytestJudge
-from nouscoder.verifier.judges.judge import CallJudge, Judge, StdinJudge, encoded, outcome_of, readable, takes_long
+from nouscoder.verifier.judges.judge import (
+    CallJudge,
+    Judge,
+    StdinJudge,
+    encoded,
+    in_turn,
+    outcome_of,
+    readable,
+    takes_long,
+)
 from nouscoder.verifier.judges.lcb import PRELUDE, LcbJudge
 from nouscoder.verifier.judges.mathematics import MathJudge
 from nouscoder.verifier.judges.rulings import (
@@ -66,7 +74,9 @@ _CHECKER_LIMITS = Limits(wall_time_s=30.0, cpu_time_s=30.0, memory_bytes=2 * 102
 _INTERACTOR_EXTRA_S = 10.0
 _MOST_PROVEN = 4096
 _PROOF_S = 60.0  # more than a program has, because no repetition follows
-Ran = tuple[RunResult, Ruling | None]
+Ran = tuple[RunResult, Ruling | None]  # the ruling is that of a checker or interactor, else None
+# Runs the test of an index in the fresh sandbox of one submission. Raises SandboxError.
+RunCase = Callable[[int], Awaitable[Ran]]
 log = logging.getLogger(__name__)
 _IMPORT_LIMITS = Limits(wall_time_s=60.0, cpu_time_s=60.0)
 
@@ -93,20 +103,9 @@ def _judge_for(submission: Submission) -> Judge:
         case AssertTests() as tests:
             return PytestJudge(tests, prelude) if tests.module else AssertJudge(tests, prelude)
         case MathTests() as tests:
-            return MathJudge(tests)
+            return MathJudge(tests.cases)
         case TestsReference():
             raise InvalidSubmission("tests.digest", "names stored tests that have not been read")
-
-
-class CaseRuns(Protocol):
-    """The runs of one submission in one fresh sandbox."""
-
-    async def run(self, index: int) -> Ran:
-        """Run test `index`. The ruling is that of a checker or interactor, else None.
-
-        Raises SandboxError.
-        """
-        ...
 
 
 def program_of(submission: Submission, code: str, judge: Judge, since_s: float | None = None) -> Program:
@@ -121,13 +120,7 @@ def program_of(submission: Submission, code: str, judge: Judge, since_s: float |
         limits = judge.run_limits(limits)
     factor = language.time_factor
     if factor != 1.0:
-        limits = Limits(
-            limits.wall_time_s * factor,
-            limits.cpu_time_s * factor,
-            limits.memory_bytes,
-            limits.output_bytes,
-            limits.processes,
-        )
+        limits = replace(limits, wall_time_s=limits.wall_time_s * factor, cpu_time_s=limits.cpu_time_s * factor)
     source, prelude = judge.source(code), judge.prelude
     if isinstance(submission.tests, InteractiveTests) and submission.tests.unbuffered:
         language = replace(language, run=language.unbuffered_run or language.run)
@@ -154,71 +147,51 @@ def partner_patience_s(submission: Submission) -> float:
 
 
 @asynccontextmanager
-async def open_runs(
-    sandbox: Sandbox, submission: Submission, program: Program, judge: Judge
-) -> AsyncIterator[CaseRuns]:
+async def open_runs(sandbox: Sandbox, submission: Submission, program: Program, judge: Judge) -> AsyncIterator[RunCase]:
     """A fresh sandbox for this submission. Raises CompileFailed, PartnerCompileFailed and SandboxError on entry."""
     match submission.tests:
         case MathTests():
             raise ValueError("math tests need no sandbox")
         case CheckerTests() as tests if tests.of_code:
             async with sandbox.session(program) as session:
-                yield _CodeRuns(session, tests)
+                yield partial(_run_checker_of_code, session, tests)
         case CheckerTests() as tests:
             async with sandbox.with_partners(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, other):
-                yield _CheckedRuns(candidate, _Checker(other, tests.checker.protocol), tests, judge)
+                yield partial(_run_checked, candidate, _Checker(other, tests.checker.protocol), tests, judge)
         case InteractiveTests() as tests:
             longer_s = program.limits.wall_time_s + _INTERACTOR_EXTRA_S
             limits = Limits(longer_s, longer_s, _CHECKER_LIMITS.memory_bytes)
             checker = None if tests.checker is None else _partner(tests.checker, _CHECKER_LIMITS)
             interactor = replace(_partner(tests.interactor, limits), makes_file=checker is not None)
             async with sandbox.with_partners(program, interactor, checker) as (candidate, *partners):
-                yield _DialogueRuns(candidate, partners, tests)
+                yield partial(_run_dialogue, candidate, partners, tests)
         case TestsReference():
             raise ValueError("the tests have not been read")
         case tests:
             async with sandbox.session(program) as session:
-                yield _LcbRuns(session, judge) if isinstance(judge, LcbJudge) else _PlainRuns(session, judge, tests)
+                of_lcb = _LcbRuns(session, judge) if isinstance(judge, LcbJudge) else None
+                yield partial(_run, session, judge, tests) if of_lcb is None else of_lcb.run
 
 
 def _partner(program: JudgeProgram, limits: Limits) -> Program:
     return Program(installed()[program.language], program.code, limits)
 
 
-async def _given(judge: Judge, tests: Tests, index: int) -> tuple[bytes, tuple[str, ...]]:
-    """What a program gets: its stdin and its arguments."""
+async def _run(session: Session, judge: Judge, tests: Tests, index: int) -> Ran:
+    """Run one process for this test."""
     if takes_long(tests, index):
-        return await in_turn(judge.stdin, index), await in_turn(judge.arguments, index)
-    return judge.stdin(index), judge.arguments(index)
+        stdin, arguments = await in_turn(judge.stdin, index), await in_turn(judge.arguments, index)
+    else:
+        stdin, arguments = judge.stdin(index), judge.arguments(index)
+    return await session.run(stdin, args=arguments), None
 
 
-class _PlainRuns:
-    def __init__(self, session: Session, judge: Judge, tests: Tests) -> None:
-        self._session = session
-        self._judge = judge
-        self._tests = tests
-
-    async def run(self, index: int) -> Ran:
-        """Run one process for this test."""
-        stdin, arguments = await _given(self._judge, self._tests, index)
-        return await self._session.run(stdin, args=arguments), None
-
-
-class _CheckedRuns:
-    def __init__(self, candidate: Session, checker: _Checker, tests: CheckerTests, judge: Judge) -> None:
-        self._candidate = candidate
-        self._checker = checker
-        self._tests = tests
-        self._cases = tests.cases
-        self._judge = judge
-
-    async def run(self, index: int) -> Ran:
-        """Run one process for this test and, if it exits normally, the checker."""
-        stdin, arguments = await _given(self._judge, self._tests, index)
-        result = await self._candidate.run(stdin, args=arguments)
-        if outcome_of(self._judge, index, result) is not VerdictKind.ACCEPTED:
-            return result, None
-        return result, await self._checker.rule(_files(self._cases[index]), result.stdout)
+async def _run_checked(session: Session, checker: _Checker, tests: CheckerTests, judge: Judge, index: int) -> Ran:
+    """Run one process for this test and, if it exits normally, the checker."""
+    result, _ = await _run(session, judge, tests, index)
+    if outcome_of(judge, index, result) is not VerdictKind.ACCEPTED:
+        return result, None
+    return result, await checker.rule(_files(tests.cases[index]), result.stdout)
 
 
 class _Checker:
@@ -247,43 +220,31 @@ class _Checker:
         return by_testlib(check, self._protocol)
 
 
-class _CodeRuns:
-    def __init__(self, session: Session, tests: CheckerTests) -> None:
-        self._session = session
-        self._cases = tests.cases
-
-    async def run(self, index: int) -> Ran:
-        """Run the checker on the program's text."""
-        given = {"input": _files(self._cases[index])["input"]}
-        check = await self._session.run(b"", args=("input", RESULT_FILE), files=given)
-        if check.exit in (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT):
-            return check, None
-        if not has_crashed(check) and (ruling := ruling_of_checker(check)).outcome is not VerdictKind.INTERNAL_ERROR:
-            return check, ruling
-        # The checker accepts a right program (`ProvenCheckers`), so this one made it fail.
-        return check, ruling_of_crash(check, ACCEPTS, True)
+async def _run_checker_of_code(session: Session, tests: CheckerTests, index: int) -> Ran:
+    """Run the checker on the program's text."""
+    given = {"input": _files(tests.cases[index])["input"]}
+    check = await session.run(b"", args=("input", RESULT_FILE), files=given)
+    if check.exit in (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT):
+        return check, None
+    if not has_crashed(check) and (ruling := ruling_of_checker(check)).outcome is not VerdictKind.INTERNAL_ERROR:
+        return check, ruling
+    # The checker accepts a right program (`ProvenCheckers`), so this one made it fail.
+    return check, ruling_of_crash(check, ACCEPTS, True)
 
 
-class _DialogueRuns:
-    def __init__(self, candidate: Session, partners: list[Session], tests: InteractiveTests) -> None:
-        self._candidate = candidate
-        self._interactor = partners[0]
-        self._checker = None if tests.checker is None else _Checker(partners[1], tests.checker.protocol)
-        self._cases = tests.cases
-        self._protocol = tests.interactor.protocol
+async def _run_dialogue(session: Session, partners: list[Session], tests: InteractiveTests, index: int) -> Ran:
+    """Run one process for this test and one of the interactor, with their stdin and stdout connected.
 
-    async def run(self, index: int) -> Ran:
-        """Run one process for this test and one of the interactor, with their stdin and stdout connected.
-
-        If the interactor accepts, the checker judges what it has written.
-        """
-        files = _files(self._cases[index])
-        arguments = _ARGUMENTS[self._protocol]
-        result, other = await self._candidate.dialogue_with(self._interactor, args=arguments, files=files)
-        ruling = ruling_of_interactor(result, by_testlib(other, self._protocol))
-        if self._checker is None or ruling is None or ruling.outcome is not VerdictKind.ACCEPTED:
-            return result, ruling
-        return result, await self._checker.rule(files, other.result or b"", is_like_answer=False)
+    If the interactor accepts, the checker judges what it has written.
+    """
+    files = _files(tests.cases[index])
+    protocol = tests.interactor.protocol
+    result, other = await session.dialogue_with(partners[0], args=_ARGUMENTS[protocol], files=files)
+    ruling = ruling_of_interactor(result, by_testlib(other, protocol))
+    if tests.checker is None or ruling is None or ruling.outcome is not VerdictKind.ACCEPTED:
+        return result, ruling
+    checker = _Checker(partners[1], tests.checker.protocol)
+    return result, await checker.rule(files, other.result or b"", is_like_answer=False)
 
 
 class _LcbRuns:
@@ -295,7 +256,7 @@ class _LcbRuns:
     async def run(self, index: int) -> Ran:
         """Run one process for all tests at the first call; return its part for this test."""
         if self._results is None:
-            self._results = await self._judge.split(await self._session.run(self._judge.batch_input()))
+            self._results = await self._judge.split(await self._session.run(self._judge.stdin(index)))
         return self._results[index], None
 
 

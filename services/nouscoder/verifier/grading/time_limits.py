@@ -23,7 +23,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox.base import Exit, RunResult
@@ -59,7 +59,7 @@ class ExclusiveRunLock:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, others: OtherProcesses | None = None) -> None:
         self._clock = clock
-        self._others = others or NoOtherProcesses()
+        self._others = others or OtherProcesses()
         self._shared: set[SharedRun] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -255,72 +255,38 @@ def _had_little_cpu(result: RunResult, limits: Limits) -> bool:
     return result.exit is Exit.TIME_LIMIT and result.cpu_time_s < enough_s
 
 
-class OtherProcesses(Protocol):
-    """The runs of other processes on this machine, as far as an exclusive run must know them."""
+class OtherProcesses:
+    """The runs of other processes on this machine, as far as an exclusive run must know them. Here there are none."""
 
-    rest_until_s: float  # shared runs have the machine until then, by the clock of the lock
+    rest_until_s = 0.0  # shared runs have the machine until then, by the clock of the lock
 
     @property
     def num_running(self) -> int:
         """Shared runs of other processes in progress."""
-        ...
+        return 0
 
     @property
     def is_closed(self) -> bool:
         """Whether another process waits for its exclusive run, or begins it, so that no shared run may begin."""
-        ...
+        return False
 
     def entered(self) -> object:
         """Tell the others that a shared run of this process begins. Returns what `left` needs."""
-        ...
-
-    def left(self, mark: object) -> bool:
-        """Tell the others that the run has ended. Returns whether another process had a run meanwhile."""
-        ...
-
-    def close(self, seconds: float) -> None:
-        """Let no other process begin a shared run for so long, or until `open`."""
-        ...
-
-    def open(self) -> None:
-        """Let others begin shared runs."""
-        ...
-
-    def try_turn(self) -> bool:
-        """Take the right to an exclusive run, if no other process has it."""
-        ...
-
-    def give_turn(self) -> None:
-        """Give that right back."""
-        ...
-
-
-class NoOtherProcesses:
-    """See `OtherProcesses`: a process that has the machine for itself."""
-
-    num_running = 0
-    is_closed = False
-
-    def __init__(self) -> None:
-        self.rest_until_s = 0.0
-
-    def entered(self) -> object:
-        """See `OtherProcesses`."""
         return None
 
     def left(self, mark: object) -> bool:
-        """See `OtherProcesses`."""
+        """Tell the others that the run has ended. Returns whether another process had a run meanwhile."""
         return False
 
     def close(self, seconds: float) -> None:
-        """See `OtherProcesses`."""
+        """Let no other process begin a shared run for so long, or until `open`."""
 
     def open(self) -> None:
-        """See `OtherProcesses`."""
+        """Let others begin shared runs."""
 
     def try_turn(self) -> bool:
-        """See `OtherProcesses`."""
+        """Take the right to an exclusive run, if no other process has it."""
         return True
 
     def give_turn(self) -> None:
-        """See `OtherProcesses`."""
+        """Give that right back."""

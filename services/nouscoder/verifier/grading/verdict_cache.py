@@ -18,7 +18,7 @@ from cachetools import LRUCache
 
 from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.formats.tests import canonical_parts
+from nouscoder.formats.body import canonical_parts
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome, QueueFull
 from nouscoder.verifier.observe.metrics import VerifierMetrics

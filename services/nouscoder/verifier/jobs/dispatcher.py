@@ -38,8 +38,8 @@ from nouscoder.atomic_files import StorageError
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
+from nouscoder.http_server.body import Charge
 from nouscoder.http_server.memory_budget import MemoryBudget, Reservation, charging
-from nouscoder.http_server.parsing import Charge
 from nouscoder.retry import Retry
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.caller import set_caller

@@ -26,6 +26,7 @@ import contextlib
 import json
 import secrets
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,7 @@ from pathlib import Path
 from nouscoder.domain.submission import AssertTests, Limits
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.judges.judge import encoded, readable, size_of
+from nouscoder.verifier.judges.judge import Judge, encoded, readable
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 
 INLINE_CHARS = 8_000
@@ -125,37 +126,28 @@ def _field(index: int) -> str:
     return "tests.setup" if index == 0 else f"tests.cases[{index - 1}]"
 
 
-class AssertJudge:
+class AssertJudge(Judge):
     """The judge of assert tests. Raises InvalidSubmission naming a case, or the setup, that is not Python.
 
     It checks only short tests; `require_long_python` checks long ones.
     """
 
-    entry_point: str | None = _ENTRY
+    entry_point = _ENTRY
+    _cases: Sequence[str]
 
     def __init__(self, tests: AssertTests, prelude: str = "") -> None:
         if is_short(tests):
             require_python(tests)
-        self._cases = tests.cases
+        super().__init__(tests.cases, f"{prelude}\n{tests.setup}" if tests.setup else prelude)
         self._tokens = [secrets.token_hex(16) for _ in tests.cases]
-        self.prelude = f"{prelude}\n{tests.setup}" if tests.setup else prelude
-        self.num_tests = len(tests.cases)
 
     def source(self, code: str) -> str:
         """The code, followed by the function that runs a case."""
         return code + _ENDING
 
-    def input_size(self, index: int) -> int:
-        """The number of characters of the case."""
-        return size_of(self._cases, index)
-
     def stdin(self, index: int) -> bytes:
         """The case and its token as arguments."""
         return json.dumps({"args": [self._cases[index], self._tokens[index]], "kwargs": {}}).encode()
-
-    def arguments(self, index: int) -> tuple[str, ...]:
-        """None."""
-        return ()
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """Accepted when the case ended, wrong answer after an AssertionError, else runtime error (no valid report)."""

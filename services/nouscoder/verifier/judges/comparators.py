@@ -155,12 +155,12 @@ def _same_decimals(wanted: str, actual: str, most: Decimal) -> bool:
 
 def _same_tokens(wanted: bytes, actual: bytes, comparator: Comparator) -> bool:
     absolute, relative = comparator.absolute, comparator.relative
-    close = _kattis_close_tokens if comparator.kind is ComparatorKind.KATTIS else _close_tokens
+    is_kattis = comparator.kind is ComparatorKind.KATTIS
     is_tolerant = max(absolute, relative) > 0
     for w, a in zip_longest(_tokens(wanted), _tokens(actual)):
         if w == a:
             continue
-        if not is_tolerant or w is None or a is None or not close(w, a, absolute, relative):
+        if not is_tolerant or w is None or a is None or not _close_tokens(w, a, absolute, relative, is_kattis):
             return False
     return True
 
@@ -182,20 +182,14 @@ def _tokens(text: bytes) -> Iterator[bytes]:
         yield b"".join(begun)
 
 
-def _close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
+def _close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float, is_kattis: bool) -> bool:
+    """Source of the rule for kattis: its default validator (problemtools, default_validator.cc)."""
     parts, actual_parts = _number(wanted), _number(actual)
     if parts is None or actual_parts is None:
         return False
-    if parts.lastindex is None and actual_parts.lastindex is None:
+    if not is_kattis and parts.lastindex is None and actual_parts.lastindex is None:
         return int(wanted) == int(actual)
-    return _within(wanted.decode(), actual.decode(), absolute, relative)
-
-
-def _kattis_close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
-    """Source: the default validator of Kattis (problemtools, default_validator.cc)."""
-    if _number(wanted) is None or _number(actual) is None:
-        return False
-    return _within(wanted.decode(), actual.decode(), absolute, relative, of_larger=False)
+    return _within(wanted.decode(), actual.decode(), absolute, relative, of_larger=not is_kattis)
 
 
 def _number(token: bytes) -> re.Match[bytes] | None:

@@ -1,4 +1,4 @@
-"""The protocol of judges, the judges that compare an output with an expected one, and what all judges share. Pure.
+"""The base of judges, the judges that compare an output with an expected one, and what all judges share.
 
 A judge knows the input of a process, the expected output, and how to show both. `outcome_of` turns the result of a
 process into the outcome of its test.
@@ -7,27 +7,31 @@ process into the outcome of its test.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from nouscoder.domain.submission import (
+    CallCase,
     CallTests,
-    Case,
     CheckerTests,
     Comparator,
     InteractiveTests,
     JsonValue,
+    StdinCase,
     StdinTests,
     Tests,
     TestsReference,
     input_size,
 )
 from nouscoder.domain.verdict import FirstFailure, VerdictKind
-from nouscoder.formats.json_values import give_way
+from nouscoder.formats.json_values import give_way, without_collections
+from nouscoder.http_server.fair_queue import OneThread
 from nouscoder.store.case_files import StoredCases
 from nouscoder.verifier.judges.comparators import MIN_BOUND_BYTES, UnreadableResult, parse_result, same_text, same_value
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
+Result = TypeVar("Result")
 CLIP_CHARS = 2000
 _LONG_BYTES = 64 * 1024
 _ENDED_BADLY = {
@@ -38,48 +42,28 @@ _ENDED_BADLY = {
 }
 
 
-class Judge(Protocol):
-    """The tests of one submission. `prelude` is Python that runs in the program's namespace before the program."""
-
-    entry_point: str | None
-    prelude: str
-    num_tests: int
-
-    def source(self, code: str) -> str:
-        """The program to run for this code: the code itself, or the code with additions."""
-        ...
-
-    def input_size(self, index: int) -> int:
-        """The length of the input of test `index`, as an estimate of how hard the test is."""
-        ...
-
-    def stdin(self, index: int) -> bytes:
-        """The input of the process of test `index`. It contains nothing of the expected output."""
-        ...
-
-    def arguments(self, index: int) -> tuple[str, ...]:
-        """The arguments of the process of test `index`."""
-        ...
-
-    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
-        """The outcome of a process that exited with code 0."""
-        ...
-
-    def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
-        """(input, expected, output) of test `index` as readable text."""
-        ...
-
-
-def size_of(cases: Sequence[Case], index: int) -> int:
-    """The size of a case's input. Stored cases know it without being read."""
-    return cases.input_sizes[index] if isinstance(cases, StoredCases) else input_size(cases[index])
-
-
 def takes_long(tests: Tests | TestsReference, index: int) -> bool:
     """Whether reading or writing this case would stall the event loop. Cases in memory come from light bodies."""
     if isinstance(tests, TestsReference) or not isinstance(tests.cases, StoredCases):
         return False
     return tests.cases.text_bytes(index) > _LONG_BYTES
+
+
+thread = OneThread("long work")
+
+
+async def in_turn(act: Callable[..., Result], *arguments: object) -> Result:
+    """The result of `act`, a work with one large case. At most one is in progress, in a thread of its own.
+
+    The garbage collector is off meanwhile: it would look at all the values again and again. Raises what `act` raises,
+    and QueueFull when it began too late.
+    """
+    return await thread.run(_without_collections, act, *arguments)
+
+
+def _without_collections(act: Callable[..., Result], *arguments: object) -> Result:
+    with without_collections():
+        return act(*arguments)
 
 
 def readable(data: bytes) -> str:
@@ -102,27 +86,54 @@ def encoded(text: str) -> bytes:
     return text.encode("utf8", "surrogatepass")
 
 
-class StdinJudge:
-    """The judge of stdin, checker and interactive tests. A checker or interactor replaces the comparison."""
+class Judge(ABC):
+    """The tests of one submission. `prelude` is Python that runs in the program's namespace before the program."""
 
     entry_point: str | None = None
+
+    def __init__(self, cases: Sequence[Any], prelude: str = "") -> None:
+        self._cases = cases
+        self.prelude = prelude
+        self.num_tests = len(cases)
+
+    def source(self, code: str) -> str:
+        """The program to run for this code: the code itself, or the code with additions."""
+        return code
+
+    def input_size(self, index: int) -> int:
+        """The length of the input of test `index`, an estimate of how hard it is. Stored cases are not read."""
+        return (
+            self._cases.input_sizes[index] if isinstance(self._cases, StoredCases) else input_size(self._cases[index])
+        )
+
+    @abstractmethod
+    def stdin(self, index: int) -> bytes:
+        """The input of the process of test `index`. It contains nothing of the expected output."""
+
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """The arguments of the process of test `index`."""
+        return ()
+
+    @abstractmethod
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """The outcome of a process that exited with code 0."""
+
+    @abstractmethod
+    def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
+        """(input, expected, output) of test `index` as readable text."""
+
+
+class StdinJudge(Judge):
+    """The judge of stdin, checker and interactive tests. A checker or interactor replaces the comparison."""
+
+    _cases: Sequence[StdinCase]
 
     def __init__(
         self, tests: StdinTests | CheckerTests | InteractiveTests, comparator: Comparator, prelude: str = ""
     ) -> None:
-        self._cases = tests.cases
+        super().__init__(tests.cases, prelude)
         self._comparator = comparator
         self._compares = isinstance(tests, StdinTests)
-        self.prelude = prelude
-        self.num_tests = len(tests.cases)
-
-    def source(self, code: str) -> str:
-        """The code itself."""
-        return code
-
-    def input_size(self, index: int) -> int:
-        """The number of characters of the input."""
-        return size_of(self._cases, index)
 
     def stdin(self, index: int) -> bytes:
         """The input of the case."""
@@ -145,33 +156,21 @@ class StdinJudge:
         return case.input, case.output, readable(result.stdout)
 
 
-class CallJudge:
+class CallJudge(Judge):
     """The judge of call tests: the returned value is compared. Values are JSON."""
 
+    _cases: Sequence[CallCase]
+
     def __init__(self, tests: CallTests, comparator: Comparator, prelude: str = "") -> None:
-        self._cases = tests.cases
+        super().__init__(tests.cases, prelude)
         self._comparator = comparator
-        self.entry_point: str | None = tests.entry_point
-        self.prelude = prelude
-        self.num_tests = len(tests.cases)
-
-    def source(self, code: str) -> str:
-        """The code itself."""
-        return code
-
-    def input_size(self, index: int) -> int:
-        """The number of bytes of the arguments as JSON."""
-        return size_of(self._cases, index)
+        self.entry_point = tests.entry_point
 
     def stdin(self, index: int) -> bytes:
         """The arguments as JSON, in the format of sandbox.base.Program."""
         case = self._cases[index]
-        give_way(size_of(self._cases, index))
+        give_way(self.input_size(index))
         return json.dumps({"args": list(case.args), "kwargs": case.kwargs}).encode()
-
-    def arguments(self, index: int) -> tuple[str, ...]:
-        """None."""
-        return ()
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """Accepted when the returned value equals the expected one; runtime error when the call did not return."""

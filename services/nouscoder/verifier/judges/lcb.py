@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,7 +35,7 @@ from nouscoder.verifier.judges.comparators import (
     result_bound,
     same_as_lcb_prints,
 )
-from nouscoder.verifier.judges.judge import beginning, encoded, readable
+from nouscoder.verifier.judges.judge import Judge, beginning, encoded, readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 _MODULES = (
@@ -53,19 +54,18 @@ _LINE_WEIGHT = 10  # of a line of the driver beside the answer
 _NUMBER_CHARS = 1000  # of a text that is read as a number
 
 
-class LcbJudge:
-    """The judge of the lcb profile. One run covers all tests in the order of the request (`batch_input`, `split`)."""
+class LcbJudge(Judge):
+    """The judge of the lcb profile. One run covers all tests in the order of the request (`split`)."""
 
-    entry_point: str | None = _ENTRY
-    prelude = ""
+    entry_point = _ENTRY
+    _cases: Sequence[StdinCase | CallCase]
 
     def __init__(self, tests: StdinTests | CallTests, limit_s: float, profile: Profile = Profile.LCB) -> None:
         """Reads all cases. Raises InvalidSubmission for those that LiveCodeBench's own grader does not support."""
+        super().__init__(tests.cases)
         self._limit_s = math.ceil(limit_s)  # an alarm takes whole seconds
         self._entry = tests.entry_point if isinstance(tests, CallTests) else None
-        self._cases = tests.cases
         self._is_code_gen = profile is Profile.CODE_GEN
-        self.num_tests = len(tests.cases)
         given: list[str] = []
         self._expected_json: list[str] = []
         for case in tests.cases:
@@ -79,10 +79,6 @@ class LcbJudge:
     def source(self, code: str) -> str:
         """The driver, which holds the code as a string."""
         return f"{_driver()}\nPRELUDE = {PRELUDE!r}\nSOURCE = {code!r}\nIS_CODE_GEN = {self._is_code_gen}\n"
-
-    def batch_input(self) -> bytes:
-        """The input of the single process."""
-        return self._batch
 
     def run_limits(self, limits: Limits) -> Limits:
         """The limits of that process: LiveCodeBench's bound on the whole run, at most ten minutes."""
@@ -140,10 +136,6 @@ class LcbJudge:
         expected = self._expected_json[index]
         most_bytes = _LARGE_BYTES + 4 * len(expected) if self._entry is None else 4096 + result_bound(expected)
         return len(line) > most_bytes or (len(line) > SMALL_BYTES and has_more_values(line, expected, _LINE_WEIGHT))
-
-    def arguments(self, index: int) -> tuple[str, ...]:
-        """None."""
-        return ()
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """By LiveCodeBench's comparison."""

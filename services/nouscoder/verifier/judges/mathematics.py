@@ -16,13 +16,14 @@ import itertools
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nouscoder.domain.submission import MathTests
+from nouscoder.domain.submission import MathCase, MathTests
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.judges import math_worker
-from nouscoder.verifier.judges.judge import readable
+from nouscoder.verifier.judges.judge import Judge, readable
 from nouscoder.verifier.judges.math_worker import Code, End, MathRequest
 from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
@@ -214,31 +215,14 @@ async def _read(process: asyncio.subprocess.Process, replies: dict[int, asyncio.
                 reply.set_exception(SandboxError("comparing mathematics failed: its process has ended"))
 
 
-class MathJudge:
+class MathJudge(Judge):
     """The judge of math tests, which run no process: it only shows the answer, the text of the submission."""
 
-    entry_point: str | None = None
-    prelude = ""
-
-    def __init__(self, tests: MathTests) -> None:
-        self._cases = tests.cases
-        self.num_tests = len(tests.cases)
-
-    def source(self, code: str) -> str:
-        """The answer."""
-        return code
-
-    def input_size(self, index: int) -> int:
-        """The same for all tests."""
-        return 0
+    _cases: Sequence[MathCase]
 
     def stdin(self, index: int) -> bytes:
         """Empty: no process runs."""
         return b""
-
-    def arguments(self, index: int) -> tuple[str, ...]:
-        """None."""
-        return ()
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """A wrong answer. Only the math library's ruling accepts an answer."""

@@ -71,7 +71,7 @@ def has_crashed(check: RunResult) -> bool:
 def ruling_of_checker(check: RunResult) -> Ruling:
     """The ruling of a checker that has not crashed, on a test whose program exited normally."""
     if check.exit_code == _FAIL:
-        return _at_fault("checker", check)
+        return _with_remark(VerdictKind.INTERNAL_ERROR, "checker", check)
     return Ruling(VerdictKind.ACCEPTED, _remark(check)) if check.exit_code == _RIGHT else _wrong(check)
 
 
@@ -83,7 +83,7 @@ def ruling_of_crash(check: RunResult, on_answer: RunResult, has_answer: bool) ->
     """
     says_wrong = check.exit is Exit.EXITED and check.exit_code in _WRONG and not has_answer
     if has_crashed(on_answer) and not says_wrong:
-        return _at_fault("checker", check)
+        return _with_remark(VerdictKind.INTERNAL_ERROR, "checker", check)
     remark = _remark(check)
     return Ruling(VerdictKind.WRONG_ANSWER, f"the checker {_end_of(check)} on this output" + (remark and f": {remark}"))
 
@@ -134,17 +134,13 @@ def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling 
     if not ended_well and may_have_caused_it and interactor.exit_code != _FAIL:
         return None if failed else _with_remark(VerdictKind.WRONG_ANSWER, "interactor", interactor)
     if not ended_well or _has_too_many_points(interactor):
-        return _at_fault("interactor", interactor)
+        return _with_remark(VerdictKind.INTERNAL_ERROR, "interactor", interactor)
     if interactor.exit_code == _RIGHT:
         return None if failed else Ruling(VerdictKind.ACCEPTED, _remark(interactor))
     if failed and candidate.signal != _SIGPIPE and not any(sign in candidate.stderr[-1000:] for sign in _PARTNER_ENDED):
         return None
     ruling = _wrong(interactor)
     return None if failed and ruling.outcome is VerdictKind.ACCEPTED else ruling
-
-
-def _at_fault(name: str, judge: RunResult) -> Ruling:
-    return _with_remark(VerdictKind.INTERNAL_ERROR, name, judge)
 
 
 def _with_remark(outcome: VerdictKind, name: str, judge: RunResult) -> Ruling:

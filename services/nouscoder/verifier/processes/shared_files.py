@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nouscoder.verifier.access.quotas import Account, QuotaExceeded
+from nouscoder.verifier.grading.time_limits import OtherProcesses
 
 _DIGEST_BYTES = 16
 _BUCKET = struct.Struct("=dd")  # what is left of the minute, and when it was refilled (NaN: never)
@@ -96,8 +97,8 @@ _OWNER, _UNTIL, _REST, _HEAD = 0, 1, 2, 8  # words of 8 bytes
 _RUNNING, _BEGUN, _WORDS = 0, 1, 8  # of each process; a cache line, so that processes do not slow each other
 
 
-class SharedRuns:
-    """Implements `OtherProcesses` for process `index` of `number`. Times are those of time.monotonic, one for all."""
+class SharedRuns(OtherProcesses):
+    """The other processes as process `index` of `number`. Times are those of time.monotonic, one for all."""
 
     def __init__(self, file: Path, index: int, number: int) -> None:
         """Every process gives the same `file`, which is made if it is absent."""

@@ -26,14 +26,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from nouscoder.domain.reward import RewardRule, reward_of_verdict
 from nouscoder.domain.submission import CallTests, Profile, Submission, TestsReference
-from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.domain.verdict import RewardRule, Verdict, VerdictKind, reward_of_verdict
 from nouscoder.formats.json_values import ValueCount, json_bytes, json_value, with_whole_characters
 from nouscoder.formats.sent_tests import NotTests, fields_of, item_spans
-from nouscoder.http_server.body import read_body, while_connected
+from nouscoder.http_server.body import BODIES_OF_MANY, read_body, while_connected
 from nouscoder.http_server.memory_budget import MemoryBudget, add_answer
-from nouscoder.http_server.parsing import BODIES_OF_MANY
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.faults import Draining, fault
 from nouscoder.verifier.api.get_reward import NotGraded

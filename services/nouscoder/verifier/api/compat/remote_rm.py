@@ -15,8 +15,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import reward_of_verdict
 from nouscoder.formats.body import first_fault
 from nouscoder.formats.json_values import ValueCount, json_bytes, with_whole_characters
 from nouscoder.http_server.body import read_body, while_connected
