@@ -22,12 +22,11 @@ import grpc
 from nouscoder.config import TlsSection
 from nouscoder.domain.submission import Limits, Submission, Tests, TestsReference
 from nouscoder.domain.verdict import Verdict
-from nouscoder.formats.json_values import MAX_WEIGHT, ValueCount, without_collections
+from nouscoder.formats.json_values import MAX_WEIGHT, ValueCount, json_weight, without_collections
 from nouscoder.http_server.listener import checked_context, files_of
 from nouscoder.http_server.memory_budget import MemoryBudget, Reservation
 from nouscoder.rpc.convert import InvalidMessage
-from nouscoder.rpc.pairs import ANSWER, LIMITS, OUTCOME, SUBMISSION, VERDICT
-from nouscoder.rpc.tests_convert import tests_from, tests_from_text, weight_of_calls
+from nouscoder.rpc.pairs import ANSWER, LIMITS, OUTCOME, SUBMISSION, VERDICT, tests_from, tests_from_text
 from nouscoder.rpc.tls import following
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
@@ -212,12 +211,22 @@ async def _submission(message: verdict_pb2.Submission) -> Submission:
             return await bodies.parsed(
                 data,
                 lambda _, values: compact(SUBMISSION.of(message), values),
-                weigh=lambda _: weight_of_calls(tests, MAX_WEIGHT),
+                weigh=lambda _: _weight_of_calls(tests),
             )
         case None | "digest":
             return SUBMISSION.of(message)
         case _:
             return SUBMISSION.of(message, tests=await asyncio.to_thread(_tests_from, tests))
+
+
+def _weight_of_calls(message: verdict_pb2.Tests) -> int:
+    """The weight (formats/json_values.py) of all JSON texts of calls; above MAX_WEIGHT, some weight above it."""
+    weight = 0
+    for case in message.call.cases:
+        weight += sum(json_weight(text, MAX_WEIGHT) for text in (case.args_json, case.kwargs_json, case.expected_json))
+        if weight > MAX_WEIGHT:
+            break
+    return weight
 
 
 async def _submission_of_json(message: verdict_pb2.Submission, text: bytes) -> Submission:
