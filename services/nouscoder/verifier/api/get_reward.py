@@ -13,15 +13,15 @@ import asyncio
 import json
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
-from nouscoder.formats.body import ListOf, first_fault
-from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes, with_whole_characters
-from nouscoder.verifier.api.schema import parse_submission
-from nouscoder.verifier.api.streaming import grade_patiently
+from nouscoder.formats.body import ListOf
+from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes
+from nouscoder.verifier.api.schema import parse_submission, parsed_as
+from nouscoder.verifier.api.streaming import judged
 from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission, TooLarge
 
@@ -30,10 +30,6 @@ _PATIENCE_S = 120.0  # OpenRLHF gives up after 180 s; the rest is for the gradin
 _ANCHOR_CHARS = 64
 _MAX_PLACES = 1000  # of these characters in a prompt that repeats itself
 _BROKEN = "\ufffd"
-
-
-class NotGraded(Exception):
-    """The service failed on one of the answers. The message says why; the request can be repeated."""
 
 
 class GetRewardRequest(BaseModel):
@@ -74,14 +70,6 @@ class GetRewardAnswer(BaseModel):
     extra_logs: dict[str, list[float]] = Field(description="values that OpenRLHF logs")
 
 
-def parse_get_reward(body: bytes) -> GetRewardRequest:
-    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
-    try:
-        return GetRewardRequest.model_validate_json(with_whole_characters(body))
-    except ValidationError as error:
-        raise InvalidSubmission(*first_fault(error)) from None
-
-
 def answer_in(query: str, prompt: str) -> str:
     """The answer after the prompt. A prompt that was too long for the model has lost its begin.
 
@@ -102,7 +90,7 @@ def answer_in(query: str, prompt: str) -> str:
 
 def rewarded_submissions(body: bytes, values: ValueCount) -> list[Submission]:
     """The answers of a request as submissions. Raises InvalidSubmission naming the invalid field."""
-    return parse_get_reward(body).submissions(values)
+    return parsed_as(GetRewardRequest, body).submissions(values)
 
 
 async def rewards(grader: Grading, submissions: list[Submission]) -> GetRewardAnswer:
@@ -111,10 +99,7 @@ async def rewards(grader: Grading, submissions: list[Submission]) -> GetRewardAn
 
     async def verdict(submission: Submission) -> Verdict:
         async with places:
-            found = await grade_patiently(grader, submission, patience_s=_PATIENCE_S)
-        if found.is_ours:
-            raise NotGraded(f"the grading service failed: {found.detail}")
-        return found
+            return await judged(grader, submission, _PATIENCE_S)
 
     tasks = [asyncio.create_task(verdict(submission)) for submission in submissions]
     try:

@@ -31,12 +31,11 @@ from nouscoder.http_server.parsing import BODIES_OF_MANY
 from nouscoder.verifier.access.client_tests import ClientTests
 from nouscoder.verifier.access.gatekeeper import REFUSALS, App, Gatekeeper, Receive, Scope, Send, is_open_path
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
-from nouscoder.verifier.api.docs_page import docs_page, docs_parts
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to
 from nouscoder.verifier.api.get_reward import GetRewardAnswer, rewarded_submissions, rewards
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import openapi_document
-from nouscoder.verifier.api.playground import highlighter, highlighter_path, playground
+from nouscoder.verifier.api.pages import docs_page, docs_parts, highlighter, highlighter_path, playground
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.sandbox_fusion import add_run_code, add_submit
 from nouscoder.verifier.api.schema import (
@@ -45,6 +44,7 @@ from nouscoder.verifier.api.schema import (
     StoredTestsAnswer,
     answer_json,
     bodies,
+    body_of,
     parse_submission,
 )
 from nouscoder.verifier.api.streaming import batch_lines, lines_of, server_events
@@ -116,9 +116,8 @@ class GradingApi(FastAPI):
 
 
 _JSON = "application/json"
-_REF = "#/components/schemas/{model}"
-_EITHER = {"anyOf": [{"$ref": _REF.format(model=name)} for name in ("GradeRequest", "StoredGradeRequest")]}
-_REQUEST = {"requestBody": {"required": True, "content": {_JSON: {"schema": _EITHER}}}}
+_EITHER = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("GradeRequest", "StoredGradeRequest")]}
+_REQUEST = body_of(_EITHER)
 _REQUESTS = {"type": "array", "items": _EITHER, "description": "one a line"}
 _LINES = {"requestBody": {"required": True, "content": {"application/x-ndjson": {"schema": _REQUESTS}}}}
 
@@ -221,10 +220,9 @@ def _add_grading(
 
 
 def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
-    schema = {"$ref": _REF.format(model="GetRewardRequest")}
-    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": schema}}}}
+    described = body_of("GetRewardRequest")
 
-    @app.post("/get_reward", response_model=GetRewardAnswer, responses=FAULTS, openapi_extra=extra)
+    @app.post("/get_reward", response_model=GetRewardAnswer, responses=FAULTS, openapi_extra=described)
     async def get_reward(request: Request) -> Response:
         """Grade answers as OpenRLHF's remote reward: `labels` are the tests."""
         drain_state.enter()
@@ -239,7 +237,7 @@ def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_
 
 def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState, max_body_bytes: int) -> None:
     upload = TestsUpload(client_tests, max_body_bytes)
-    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="Tests")}}}}}
+    described = body_of("Tests")
     full: dict[int | str, dict[str, Any]] = {
         409: {
             "model": Fault,
@@ -247,7 +245,7 @@ def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState,
         }
     }
 
-    @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=FAULTS | full, openapi_extra=extra)
+    @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=FAULTS | full, openapi_extra=described)
     async def put_tests(request: Request) -> Response:
         """Store tests of any size. Submissions of the same client can then name them by their digest."""
         drain_state.enter()

@@ -32,6 +32,10 @@ _LINE = re.compile(rb"[^\n]+")
 _BLANK_LINES = 1000  # looked at before the event loop has a turn
 
 
+class NotGraded(Exception):
+    """The service failed on a submission. The message says why; the request can be repeated."""
+
+
 class _Id(Enum):
     """In place of the id of a line."""
 
@@ -71,6 +75,14 @@ async def grade_patiently(
 ) -> Verdict:
     """Like `Grader.grade`, but waits up to `patience_s` seconds while the queue is full, then raises QueueFull."""
     return await while_full(lambda: grader.grade(submission, on_outcome), patience_s)
+
+
+async def judged(grader: Grading, submission: Submission, patience_s: float = QUEUE_PATIENCE_S) -> Verdict:
+    """Like `grade_patiently`. Raises NotGraded for an internal_error."""
+    verdict = await grade_patiently(grader, submission, patience_s=patience_s)
+    if verdict.is_ours:
+        raise NotGraded(f"the grading service failed: {verdict.detail}")
+    return verdict
 
 
 async def while_full(act: Callable[[], Awaitable[Answer]], patience_s: float = QUEUE_PATIENCE_S) -> Answer:

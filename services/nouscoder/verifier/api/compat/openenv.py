@@ -42,8 +42,8 @@ from nouscoder.http_server.memory_budget import MemoryBudget, charging
 from nouscoder.verifier.access.caller import ANONYMOUS, current_caller
 from nouscoder.verifier.api.compat.problem_set import NO_PROBLEMS, NoSuchProblem, ProblemSet, SampleAnswer, prompt_of
 from nouscoder.verifier.api.faults import Absent, Draining, add_faults, fault
-from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.schema import bodies
+from nouscoder.verifier.api.streaming import NotGraded
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission, TooLarge
 

@@ -13,16 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Submission
-from nouscoder.formats.body import first_fault
-from nouscoder.formats.json_values import ValueCount, json_bytes, with_whole_characters
+from nouscoder.formats.json_values import ValueCount, json_bytes
 from nouscoder.http_server.body import read_body, while_connected
-from nouscoder.verifier.api.get_reward import NotGraded, request_of_label
-from nouscoder.verifier.api.schema import bodies, parse_submission
-from nouscoder.verifier.api.streaming import grade_patiently
+from nouscoder.verifier.api.get_reward import request_of_label
+from nouscoder.verifier.api.schema import bodies, parse_submission, parsed_as
+from nouscoder.verifier.api.streaming import judged
 from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
@@ -47,20 +46,14 @@ def add_remote_rm(app: FastAPI, grader: Grading, enter: Callable[[], None], max_
         """Grade the response of a sample by the tests in its label."""
         enter()
         submission = await bodies.parsed(await read_body(request, max_body_bytes), _submission)
-        graded = grade_patiently(grader, submission, patience_s=_PATIENCE_S)
-        verdict = await while_connected(request.receive, graded)
-        if verdict.is_ours:
-            raise NotGraded(f"the grading service failed: {verdict.detail}")
+        verdict = await while_connected(request.receive, judged(grader, submission, _PATIENCE_S))
         reward = reward_of_verdict(verdict)
         return {"reward": reward, "accepted": float(reward > 0), "score": verdict.score, "verdict": verdict.kind}
 
 
 def _submission(body: bytes, values: ValueCount) -> Submission:
     """Raises InvalidSubmission naming the invalid field."""
-    try:
-        sample = _Sample.model_validate_json(with_whole_characters(body))
-    except ValidationError as error:
-        raise InvalidSubmission(*first_fault(error)) from None
+    sample = parsed_as(_Sample, body)
     try:
         request = {**request_of_label(sample.label, values), "completion": sample.response}
         return parse_submission(json_bytes(request), values)
