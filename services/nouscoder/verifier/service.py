@@ -168,7 +168,7 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
     """Make the parts, and start the sandboxes. `stack` closes them."""
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
-    metrics.watch_threads(lambda: {"body": bodies.thread.waits, "test": long_work.thread.waits})
+    metrics.scraped.threads = lambda: {"body": bodies.thread.waits, "test": long_work.thread.waits}
     sandbox = await _start_sandbox(section, metrics, stack)
     tracing = open_tracing(section.tracing_endpoint, stack)
     run_lock, quotas = (share.run_lock, share.quotas) if share else (ExclusiveRunLock(), Quotas())
@@ -213,8 +213,9 @@ async def _start_sandbox(section: VerifierSection, metrics: VerifierMetrics, sta
     """The backends, whose runners and uses `metrics` shows. Raises SandboxUnavailable."""
     sandbox = open_backends(section)
     stack.push_async_callback(sandbox.close)
-    metrics.watch_runners(lambda: sandbox.runners, lambda: sandbox.replacements)
-    metrics.watch_backends(lambda: sandbox.uses)
+    scraped = metrics.scraped
+    scraped.runners, scraped.replacements = lambda: sandbox.runners, lambda: sandbox.replacements
+    scraped.backends = lambda: sandbox.uses
     await sandbox.start()
     return sandbox
 

@@ -111,7 +111,7 @@ class Grader:
         self._slots = FairSlots(self.num_slots, self._section.max_queue, self._report_load, metrics.waited)
         math_limits = MathLimits(total_s=self._section.max_submission_s)
         self.mathematics = MathLane(self.num_slots, self._section.max_queue, metrics, math_limits)
-        metrics.watch_queue(lambda: (self._slots.oldest_s, self._slots.num_clients))
+        metrics.scraped.queue = lambda: (self._slots.oldest_s, self._slots.num_clients)
 
     @property
     def backend(self) -> str:

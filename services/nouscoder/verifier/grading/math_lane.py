@@ -41,7 +41,8 @@ class MathLane:
         num_cpus = len(os.sched_getaffinity(0))
         self._quick = FairSlots(num_places, max_waiting, lambda waiting, busy: None, metrics.waited)
         self._slow = FairSlots(num_cpus, max_waiting, lambda waiting, busy: None)
-        metrics.watch_math(lambda: (self._quick.waiting + self._slow.waiting, self._quick.busy + self._slow.busy))
+        quick, slow = self._quick, self._slow
+        metrics.scraped.math = lambda: (quick.waiting + slow.waiting, quick.busy + slow.busy)
 
     @property
     def unfinished(self) -> int:
