@@ -13,8 +13,9 @@ import asyncio
 import base64
 import json
 import math
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from typing import Any
+from collections.abc import Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nouscoder.http_server.api_keys import ApiKeys, foreign_part
 from nouscoder.http_server.memory_budget import Refusals
@@ -37,12 +38,6 @@ REFUSALS = Refusals(
     lambda detail: fault_record(detail, None), lambda kind, detail: last_record(kind, fault_record(detail, None))
 )
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 # Besides the parts of pages, whose names have a digest.
 OPEN = frozenset({"/", "/docs", "/healthz", "/readyz", "/openapi.json"})
 _OPEN_PARTS = ("/highlight-", "/docs-")
@@ -58,7 +53,7 @@ class BadDeadline(ValueError):
 class Gatekeeper:
     """Wraps `app`."""
 
-    def __init__(self, app: App, api_keys: ApiKeys, hosts: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys, hosts: Collection[str] = ()) -> None:
         """`hosts` are the public names of a service without keys."""
         self._app = app
         self._api_keys = api_keys

@@ -21,6 +21,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nouscoder import __version__
 from nouscoder.domain.submission import Comparator, ComparatorKind
@@ -29,7 +30,7 @@ from nouscoder.http_server.body import read_body, read_whole, while_connected
 from nouscoder.http_server.memory_budget import CountMemory, MemoryBudget
 from nouscoder.http_server.parsing import BODIES_OF_MANY
 from nouscoder.verifier.access.client_tests import ClientTests
-from nouscoder.verifier.access.gatekeeper import REFUSALS, App, Gatekeeper, Receive, Scope, Send, is_open_path
+from nouscoder.verifier.access.gatekeeper import REFUSALS, Gatekeeper, is_open_path
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to
 from nouscoder.verifier.api.get_reward import GetRewardAnswer, rewarded_submissions, rewards
@@ -100,9 +101,9 @@ class GradingApi(FastAPI):
     def __init__(self, grade_front: GradeFront, **settings: Any) -> None:
         super().__init__(**settings)
         self.grade_front = grade_front
-        self._wrapped_front: App = grade_front
+        self._wrapped_front: ASGIApp = grade_front
 
-    def wrap(self, middleware: Callable[..., App], **options: Any) -> None:
+    def wrap(self, middleware: Callable[..., ASGIApp], **options: Any) -> None:
         """Add a middleware in front of all others."""
         self.add_middleware(middleware, **options)
         self._wrapped_front = middleware(self._wrapped_front, **options)
