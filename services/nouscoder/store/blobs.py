@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -221,12 +221,8 @@ class ObjectBlobs:
 
     def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
         """See Blobs."""
-        from obstore.exceptions import BaseError
-
-        try:
+        with _object_faults(f"{name} cannot be written"):
             self._store.put(_checked(name), data)
-        except (BaseError, OSError) as error:
-            raise BlobsUnavailable(f"{name} cannot be written: {error}") from error
 
     def copy(self, name: str, source: Blobs) -> None:
         """See Blobs."""
@@ -237,46 +233,39 @@ class ObjectBlobs:
 
     def read(self, name: str) -> Iterator[bytes]:
         """See Blobs."""
-        from obstore.exceptions import BaseError
-
-        try:
-            for piece in self._store.get(_checked(name)).stream(min_chunk_size=CHUNK_BYTES):
-                yield bytes(piece)
-        except FileNotFoundError:
-            raise NoSuchBlob(f"there is no {name}") from None
-        except (BaseError, OSError) as error:
-            raise BlobsUnavailable(f"{name} cannot be read: {error}") from error
+        with _object_faults(f"{name} cannot be read"):
+            try:
+                for piece in self._store.get(_checked(name)).stream(min_chunk_size=CHUNK_BYTES):
+                    yield bytes(piece)
+            except FileNotFoundError:
+                raise NoSuchBlob(f"there is no {name}") from None
 
     def exists(self, name: str) -> bool:
         """See Blobs."""
-        from obstore.exceptions import BaseError
-
-        try:
+        with _object_faults(f"{name} cannot be looked up"), suppress(FileNotFoundError):
             self._store.head(_checked(name))
-        except FileNotFoundError:
-            return False
-        except (BaseError, OSError) as error:
-            raise BlobsUnavailable(f"{name} cannot be looked up: {error}") from error
-        return True
+            return True
+        return False
 
     def delete(self, name: str) -> None:
         """See Blobs."""
-        from obstore.exceptions import BaseError
-
-        try:
+        with _object_faults(f"{name} cannot be deleted"), suppress(FileNotFoundError):
             self._store.delete(_checked(name))
-        except FileNotFoundError:
-            return
-        except (BaseError, OSError) as error:
-            raise BlobsUnavailable(f"{name} cannot be deleted: {error}") from error
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """See Blobs."""
-        from obstore.exceptions import BaseError
-
-        try:
+        with _object_faults(f"{prefix} cannot be listed"):
             for found in self._store.list(prefix):
                 for item in found:
                     yield BlobInfo(item["path"], item["size"], item["last_modified"].timestamp())
-        except (BaseError, OSError) as error:
-            raise BlobsUnavailable(f"{prefix} cannot be listed: {error}") from error
+
+
+@contextmanager
+def _object_faults(what: str) -> Iterator[None]:
+    """Raises BlobsUnavailable for the errors of an object store."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise BlobsUnavailable(f"{what}: {error}") from error
