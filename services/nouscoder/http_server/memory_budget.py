@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -98,9 +98,10 @@ class Reservation:
         """Count that the request has ended."""
         self.release(self.num_bytes)
 
-    def close_after(self, context: Any) -> None:
+    def until_end_of(self, context: Any) -> Self:
         """Close when the gRPC call of this context has ended. (The stubs' type of a callback admits no function.)"""
         context.add_done_callback(lambda _: self.close())
+        return self
 
 
 class MemoryBudget:

@@ -70,35 +70,6 @@ class _ClientList:
         self.held[digits] = one
 
 
-class _StoreBytes:
-    """The bytes of all files in the store: those of the last count, and those added since that count began.
-
-    A file that is added during a count may count twice until the next one, so the sum is never too small.
-    """
-
-    def __init__(self) -> None:
-        self.is_counted = False
-        self._counted = 0  # less what was added before the count
-        self._added = 0
-
-    def added(self) -> int:
-        """Return the bytes added so far. A count starts with this number."""
-        return self._added
-
-    def count(self, num_bytes: int, added_before: int) -> None:
-        """Set the result of a count that began when `added` returned `added_before`."""
-        self._counted = num_bytes - added_before
-        self.is_counted = True
-
-    def add(self, num_bytes: int) -> None:
-        """Add a file. One thread at a time may call this."""
-        self._added += num_bytes
-
-    def total(self) -> int:
-        """Return the sum."""
-        return self._counted + self._added
-
-
 class ClientTests:
     """The tests in `blobs`, read through `cache`. `clock` returns seconds since 1970."""
 
@@ -115,7 +86,10 @@ class ClientTests:
         self._section = section
         self._clock = clock
         self._lists: dict[str, _ClientList] = {}  # by client
-        self._in_store = _StoreBytes()
+        # The bytes of all files in the store: those of the last count, less what was added before it, and those added
+        # so far. A file that is added during a count may count twice until the next one: the sum is never too small.
+        self._counted: int | None = None
+        self._added = 0  # one thread at a time adds
         self._storing = asyncio.Lock()
 
     async def put(self, client: str, tests: Tests | Path, stored: StoredTests | None = None) -> StoredTests:
@@ -125,7 +99,7 @@ class ClientTests:
 
     def _put(self, client: str, tests: Tests | Path, file_of: StoredTests | None) -> StoredTests:
         known = self._list_of(client)
-        if not self._in_store.is_counted:
+        if self._counted is None:
             self._count()
         new_bytes = 0
 
@@ -140,7 +114,7 @@ class ClientTests:
                 stored = self._store.keep(file_of, file, admit)
         else:
             stored = self._store.put(tests, admit)
-        self._in_store.add(new_bytes)
+        self._added += new_bytes
         digits = hex_of(stored.digest)
         self._blobs.put(_name(client, digits, stored.num_bytes), b"")
         self._lists[client].add(digits, _Held(stored.num_bytes, self._clock()))  # a grading may have read it again
@@ -155,7 +129,7 @@ class ClientTests:
                 f"these tests have {stored.num_bytes} bytes, {known.num_bytes} are stored, and a client may store"
                 f" {self._section.client_bytes}; {expiry}"
             )
-        of_all = self._in_store.total()
+        of_all = (self._counted or 0) + self._added
         if new_bytes and of_all + new_bytes > self._section.store_bytes:
             raise StorageFull(
                 f"these tests take {new_bytes} bytes, all clients' tests take {of_all}, and the store may hold"
@@ -204,7 +178,7 @@ class ClientTests:
 
     def _count(self, used: set[str] | None = None) -> None:
         """Count the bytes of all files. With `used` (hex digits), delete old files that are not in it first."""
-        added_before, num_bytes = self._in_store.added(), 0
+        added_before, num_bytes = self._added, 0
         for info in self._blobs.list("stored"):
             is_unused = used is not None and info.name.rpartition("/")[2] not in used
             # Tests that are being stored have no entry yet.
@@ -212,7 +186,7 @@ class ClientTests:
                 self._blobs.delete(info.name)
             else:
                 num_bytes += info.num_bytes
-        self._in_store.count(num_bytes, added_before)
+        self._counted = num_bytes - added_before
 
     def _list_of(self, client: str) -> _ClientList:
         known = self._lists.get(client)

@@ -121,8 +121,7 @@ def _counted(handler: _Handler, budget: MemoryBudget) -> _Handler:
     act: Any = handler.unary_unary or handler.unary_stream
 
     def admitted(data: bytes, context: _Context) -> object:
-        reservation = Reservation(budget)
-        reservation.close_after(context)
+        reservation = Reservation(budget).until_end_of(context)
         try:
             reservation.add(len(data))
         except MemoryBudgetExceeded as error:
