@@ -1,4 +1,4 @@
-"""Tests the invariant of one_thread.py."""
+"""Tests the invariant of OneThread in parsing.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.http_server.fair_queue import QueueFull
-from nouscoder.http_server.one_thread import OneThread
+from nouscoder.http_server.parsing import OneThread
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 
 

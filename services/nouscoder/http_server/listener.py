@@ -26,7 +26,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from nouscoder.config import TlsSection
 from nouscoder.errors import Unusable
-from nouscoder.rpc.server import AddressError, socket_host, split_address
+from nouscoder.rpc.addresses import AddressError, socket_host, split_address
 from nouscoder.rpc.tls import Renewed
 
 WebSockets = Callable[..., asyncio.Protocol]  # makes the protocol of a WebSocket: websocket.bounded()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nouscoder.formats.json_values import without_collections
-from nouscoder.http_server.one_thread import OneThread
+from nouscoder.http_server.parsing import OneThread
 
 Result = TypeVar("Result")
 

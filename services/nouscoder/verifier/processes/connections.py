@@ -20,7 +20,7 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from nouscoder.rpc.server import AddressError, socket_host, split_address
+from nouscoder.rpc.addresses import AddressError, socket_host, split_address
 
 log = logging.getLogger(__name__)
 
