@@ -74,16 +74,18 @@ class Handler(grpc.GenericRpcHandler):
         }.get(str(details.method))
 
 
-class Client(ServiceClient):
-    def _connect(self, channel: grpc.aio.Channel) -> None:
-        self._unary: Any = channel.unary_unary(f"/{NAME}/Unary")
-        self._streaming: Any = channel.unary_stream(f"/{NAME}/Stream")
+class Stub:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.unary: Any = channel.unary_unary(f"/{NAME}/Unary")
+        self.streaming: Any = channel.unary_stream(f"/{NAME}/Stream")
 
+
+class Client(ServiceClient[Stub]):
     async def unary(self, kind: str) -> bytes:
-        return await self._call(lambda: self._unary(kind.encode()))
+        return await self._call(lambda: self._stub.unary(kind.encode()))
 
     async def stream(self, kind: str) -> list[bytes]:
-        return [answer async for answer in self._stream(self._streaming(kind.encode()), 10.0)]
+        return [answer async for answer in self._stream(self._stub.streaming(kind.encode()), 10.0)]
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ async def client() -> AsyncIterator[Client]:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         stack.push_async_callback(server.stop, 0.1)
-        yield await stack.enter_async_context(Client("thing", f"127.0.0.1:{port}", patience_s=0.0))
+        yield await stack.enter_async_context(Client("thing", Stub, f"127.0.0.1:{port}", patience_s=0.0))
 
 
 @pytest.mark.parametrize("kind", ["unary", "stream"])

@@ -143,7 +143,7 @@ def _without_first(whole: ByteRange, num_bytes: int) -> ByteRange:
     return replace(whole, offset=whole.offset + num_bytes, num_bytes=whole.num_bytes - num_bytes)
 
 
-class BrokerClient(ServiceClient):
+class BrokerClient(ServiceClient["broker_pb2_grpc.BrokerServiceAsyncStub"]):
     """Use as `async with BrokerClient(config.broker.grpc, worker_id) as broker:`; worker.py makes the ids."""
 
     def __init__(
@@ -154,12 +154,8 @@ class BrokerClient(ServiceClient):
         credentials: ChannelTls | None = None,
         run: str = "",
     ) -> None:
-        super().__init__("broker", address, patience_s, credentials, run)
+        super().__init__("broker", broker_pb2_grpc.BrokerServiceStub, address, patience_s, credentials, run)
         self.worker_id = worker_id
-
-    def _connect(self, channel: grpc.aio.Channel) -> None:
-        """Make the stub."""
-        self._stub: broker_pb2_grpc.BrokerServiceAsyncStub = broker_pb2_grpc.BrokerServiceStub(channel)
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
         """Up to `max_tasks` rollouts to sample and what is kept of them, or none after `wait_s` seconds."""

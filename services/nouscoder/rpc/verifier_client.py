@@ -74,7 +74,7 @@ class TokenUnreadable(Unusable):
     """The file with the verifier's token cannot be read."""
 
 
-class VerifierClient(ServiceClient):
+class VerifierClient(ServiceClient["verifier_pb2_grpc.VerifierServiceAsyncStub"]):
     """Grades submissions. `token` gives, at each call, the token for a verifier with a tokens_file."""
 
     def __init__(
@@ -84,17 +84,13 @@ class VerifierClient(ServiceClient):
         credentials: ChannelTls | None = None,
         token: Callable[[], str] | None = None,
     ) -> None:
-        super().__init__("verifier", address, patience_s, credentials)
+        super().__init__("verifier", verifier_pb2_grpc.VerifierServiceStub, address, patience_s, credentials)
         self._token = token
         self._while_full = Retry(f"{self.name}: full queue", (PeerBusy,), for_s=patience_s, max_wait_s=0.5)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         token = self._token() if self._token is not None else ""
         return (("authorization", f"Bearer {token}"),) if token else ()
-
-    def _connect(self, channel: grpc.aio.Channel) -> None:
-        """Make the stub."""
-        self._stub: verifier_pb2_grpc.VerifierServiceAsyncStub = verifier_pb2_grpc.VerifierServiceStub(channel)
 
     async def grade(self, submission: Submission) -> Verdict:
         """The verdict. Waits while the verifier is unreachable or full. Raises PeerUnreachable, PeerBusy, PeerError."""
