@@ -28,8 +28,8 @@ _Queues = OrderedDict[str, deque[_Place]]  # by client; the first client is next
 class QueueFull(Exception):
     """The queue is full. The client should try again after `retry_after_s` seconds."""
 
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__(f"the queue is full, try again in {retry_after_s} s")
+    def __init__(self, retry_after_s: int, message: str = "") -> None:
+        super().__init__(message or f"the queue is full, try again in {retry_after_s} s")
         self.retry_after_s = retry_after_s
 
 

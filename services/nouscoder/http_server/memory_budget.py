@@ -33,15 +33,13 @@ SMALL_ANSWER_BYTES = 16 * 1024
 ROOM_PATIENCE_S = 2.0
 _LOOK_S = 0.05
 _ROOM_SHARE = 8  # an eighth of the budget: for answers that wait, and beside decoded values
-_RETRY_AFTER_S = 1
 
 
 class MemoryBudgetExceeded(QueueFull):
     """The requests in progress hold as many bytes as they may."""
 
     def __init__(self) -> None:
-        super().__init__(_RETRY_AFTER_S)
-        self.args = ("the requests in progress hold as much memory as they may; retry",)
+        super().__init__(1, "the requests in progress hold as much memory as they may; retry")
 
 
 class Reservation:

@@ -18,6 +18,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import starmap
 from typing import Any, TypeVar
 
 import grpc
@@ -65,16 +66,6 @@ _MAX_RANGES = 4096
 Item = TypeVar("Item")
 
 
-def messages_of(rollouts: Iterable[tuple[str, Rollout]]) -> Iterator[list[broker_pb2.SubmittedRollout]]:
-    """(lease_id, rollout) pairs, cut into messages of at most _MESSAGE_BYTES, or of one rollout that is larger."""
-    return _bounded((_submitted(lease_id, rollout) for lease_id, rollout in rollouts), lambda item: len(item.record))
-
-
-def partial_messages(pieces: Mapping[str, PartialRollout]) -> Iterator[list[broker_pb2.PartialPiece]]:
-    """The pieces by lease id, cut into messages of at most _MESSAGE_BYTES, or of one piece that is larger."""
-    return _bounded((_piece(lease_id, piece) for lease_id, piece in pieces.items()), lambda item: len(item.data))
-
-
 def _submitted(lease_id: str, rollout: Rollout) -> broker_pb2.SubmittedRollout:
     header, record = encode_rollout(rollout)
     return broker_pb2.SubmittedRollout(lease_id=lease_id, header=HEADER.encode(header), record=record)
@@ -86,6 +77,7 @@ def _piece(lease_id: str, piece: PartialRollout) -> broker_pb2.PartialPiece:
 
 
 def _bounded(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """The items, cut into messages of at most _MESSAGE_BYTES, or of one item that is larger."""
     message: list[Item] = []
     num_bytes = 0
     for item in items:
@@ -173,7 +165,7 @@ class BrokerClient(ServiceClient["broker_pb2_grpc.BrokerServiceAsyncStub"]):
         it fails, some tokens are sampled again.
         """
         kept: dict[str, int | None] = {}
-        for items in partial_messages(pieces):
+        for items in _bounded(starmap(_piece, pieces.items()), lambda piece: len(piece.data)):
             request = broker_pb2.KeepPartialsRequest(worker_id=self.worker_id, pieces=items)
             call = functools.partial(self._stub.KeepPartials, request, timeout=_PARTIAL_LIMIT_S)
             answer = await self._call(call, patience_s=0.0)
@@ -197,7 +189,7 @@ class BrokerClient(ServiceClient["broker_pb2_grpc.BrokerServiceAsyncStub"]):
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Submit (lease_id, rollout) pairs; returns the rollout ids refused because their lease was lost."""
         refused: frozenset[str] = frozenset()
-        for items in messages_of(rollouts):
+        for items in _bounded(starmap(_submitted, rollouts), lambda rollout: len(rollout.record)):
             refused |= await self._submit(items)
         return refused
 

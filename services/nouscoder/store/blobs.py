@@ -56,31 +56,24 @@ class Blobs(Protocol):
 
     def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
         """Keep `data`, or the content of a file, under this name. Replaces what was there."""
-        ...
 
     def copy(self, name: str, source: Blobs) -> None:
         """Copy the blob of this name from another store. Raises NoSuchBlob."""
-        ...
 
     def sync(self) -> None:
         """After this, everything that was put survives a power failure."""
-        ...
 
     def read(self, name: str) -> Iterator[bytes]:
         """A blob in pieces. Raises NoSuchBlob, before the first piece."""
-        ...
 
     def exists(self, name: str) -> bool:
         """Whether there is a blob with this name."""
-        ...
 
     def delete(self, name: str) -> None:
         """Delete the blob, if there is one."""
-        ...
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """All blobs in the folder `prefix`, in no order."""
-        ...
 
 
 def open_blobs(place: str, *, bulk: bool = False) -> Blobs:

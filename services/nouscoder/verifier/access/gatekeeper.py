@@ -46,10 +46,6 @@ _FOREIGN = "a service without tokens takes no request from another site; name th
 _CHALLENGE = (b"www-authenticate", b"Bearer")
 
 
-class BadDeadline(ValueError):
-    """X-Deadline-S is not a positive number of seconds."""
-
-
 class Gatekeeper:
     """Wraps `app`."""
 
@@ -77,7 +73,7 @@ class Gatekeeper:
                 return
         try:
             deadline_s = _deadline_s(headers.get(b"x-deadline-s"))
-        except BadDeadline as error:
+        except ValueError as error:
             await answer.fault(422, f"X-Deadline-S: {error}", "X-Deadline-S")
             return
         set_caller(caller)
@@ -177,6 +173,7 @@ def _secret(authorization: str) -> str | None:
 
 
 def _deadline_s(header: str | None) -> float | None:
+    """Raises ValueError."""
     if header is None:
         return None
     try:
@@ -184,5 +181,5 @@ def _deadline_s(header: str | None) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_DEADLINE_S:
-        raise BadDeadline(f"must be a number of seconds over 0, at most {MAX_DEADLINE_S}")
+        raise ValueError(f"must be a number of seconds over 0, at most {MAX_DEADLINE_S}")
     return seconds

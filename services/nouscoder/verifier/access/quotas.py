@@ -25,10 +25,6 @@ _REQUESTS_SHARE = 0.2  # of a quota, which submissions of jobs do not use
 class QuotaExceeded(QueueFull):
     """The client has used up the quota of its API key. Other clients are still served."""
 
-    def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(retry_after_s)
-        self.args = (message,)
-
 
 @dataclass(slots=True)
 class Account:
@@ -49,7 +45,6 @@ class QuotaLedger(Protocol):
 
     def account(self, client: str) -> AbstractContextManager[Account]:
         """The account of a client, which nobody else reads or changes inside the context. Raises QuotaExceeded."""
-        ...
 
 
 class LocalLedger:
@@ -87,13 +82,13 @@ class Quotas:
         most, per_minute = caller.quota.max_in_flight, caller.quota.submissions_per_minute
         share = _REQUESTS_SHARE if caller.in_background else 0.0
         if most is not None and account.in_flight >= most - min(most - 1, math.ceil(share * most)):
-            raise QuotaExceeded(f"{caller.client} has {most} submissions in flight, the most that its key allows", 1)
+            raise QuotaExceeded(1, f"{caller.client} has {most} submissions in flight, the most that its key allows")
         if per_minute is not None:
             account.refill(per_minute, self._clock())
             least = 1 + share * (per_minute - 1)
             if account.left < least:
                 wait_s = max(1, math.ceil((least - account.left) * 60 / per_minute))
-                raise QuotaExceeded(f"{caller.client} may submit {per_minute} a minute, retry in {wait_s} s", wait_s)
+                raise QuotaExceeded(wait_s, f"{caller.client} may submit {per_minute} a minute, retry in {wait_s} s")
             account.left -= 1
 
 

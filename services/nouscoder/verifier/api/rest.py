@@ -190,7 +190,9 @@ def make_app(
     else:
         _add_no_jobs(app)
     _add_docs(app)
-    app.openapi = lambda: _openapi(app, needs_token=not keys.is_open)  # type: ignore[method-assign]
+    app.openapi = functools.cache(  # type: ignore[method-assign]
+        lambda: openapi_document(app, tuple(installed()), needs_token=not keys.is_open)
+    )
     return app
 
 
@@ -320,12 +322,6 @@ def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainStat
         """The Prometheus metrics; those in the format OpenMetrics have exemplars."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(await asyncio.to_thread(encode, registry), headers={"content-type": content_type})
-
-
-def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        app.openapi_schema = openapi_document(app, tuple(installed()), needs_token=needs_token)
-    return app.openapi_schema
 
 
 def _add_docs(app: FastAPI) -> None:

@@ -16,7 +16,7 @@ from pydantic_core import from_json, to_json
 
 from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference, language_name
-from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
+from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import MOST_FAULTS, Body, ComparatorBody, LimitsBody, first_fault
 from nouscoder.formats.json_values import TooManyValues, ValueCount, give_way, with_whole_characters
 from nouscoder.formats.public_shapes import NotTests, rewritten
@@ -318,7 +318,7 @@ def answer_record(verdict: Verdict) -> dict[str, Any]:
         "total": verdict.total,
         "reward": None if verdict.is_ours else reward_of_verdict(verdict),
         "score": verdict.score,
-        "first_failure": _failure_record(verdict.first_failure),
+        "first_failure": None if verdict.first_failure is None else asdict(verdict.first_failure),
         "tests": [outcome_record(outcome) for outcome in verdict.tests],
         "graded": verdict.graded,
         "duration_s": round(verdict.duration_s, 6),
@@ -331,10 +331,3 @@ def answer_record(verdict: Verdict) -> dict[str, Any]:
 def answer_json(verdict: Verdict) -> bytes:
     """A verdict as the JSON of an answer."""
     return json.dumps(answer_record(verdict)).encode()
-
-
-def _failure_record(failure: FirstFailure | None) -> dict[str, Any] | None:
-    if failure is None:
-        return None
-    texts = {name: getattr(failure, name) for name in ("input", "expected", "output", "stderr")}
-    return {"index": failure.index, "outcome": failure.outcome.value, **texts}
