@@ -51,7 +51,7 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.verifier.api.compat.openenv import EpisodeSession
     from nouscoder.verifier.api.compat.problem_set import NoSuchProblem
     from nouscoder.verifier.api.faults import Absent
-    from nouscoder.verifier.api.get_reward import GetRewardRequest
+    from nouscoder.verifier.api.remote_rewards import GetRewardRequest
     from nouscoder.verifier.api.run_code import parse_run_code
     from nouscoder.verifier.api.sandbox_fusion import SubmitRequest
     from nouscoder.verifier.api.schema import parse_submission, parsed_as

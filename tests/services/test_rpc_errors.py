@@ -126,7 +126,7 @@ async def test_the_time_of_the_next_try_is_in_a_trailer(client: Client) -> None:
 
 
 async def test_an_unreachable_service_is_named() -> None:
-    async with Client("thing", "127.0.0.1:1", patience_s=0.2) as client:
+    async with Client("thing", Stub, "127.0.0.1:1", patience_s=0.2) as client:
         with pytest.raises(PeerUnreachable, match=r"thing at 127\.0\.0\.1:1 has not answered for 0 s$"):
             await client.unary("full")
 
@@ -162,7 +162,7 @@ async def test_a_cancellation_that_comes_together_with_a_message_ends_the_stream
     received: list[bytes] = []
 
     async def consume() -> None:
-        async for message in Client("thing", "127.0.0.1:1", patience_s=0.0)._stream(call, 60):
+        async for message in Client("thing", Stub, "127.0.0.1:1", patience_s=0.0)._stream(call, 60):
             received.append(message)
             call.message = asyncio.get_running_loop().create_future()
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from functools import partial
+from dataclasses import asdict
 from operator import attrgetter, not_
 from typing import Any
 
@@ -117,14 +116,9 @@ def _call(message: verdict_pb2.CallCase, field: str) -> dict[str, Any]:
 # The pairs.
 
 
-def _zero_is_default(record: object) -> dict[str, Exceptional]:
-    """In each field a 0 means the value of `record`."""
-    values = {field.name: getattr(record, field.name) for field in fields(record)}  # type: ignore[arg-type]
-    return {name: Exceptional(name, of=partial(_or, usual)) for name, usual in values.items()}
-
-
-def _or(usual: object, sent: object) -> object:
-    return sent or usual
+def _zero_is(name: str, usual: object) -> Exceptional:
+    """A field in which 0 means the usual value."""
+    return Exceptional(name, of=lambda sent: sent or usual)
 
 
 def _whole_tests(message: verdict_pb2.Tests) -> Tests:
@@ -151,7 +145,9 @@ CODECS |= {
 # Messages of earlier versions name none.
 _LANGUAGES = Exceptional("languages", of=lambda names: tuple(names) or GradingRules().languages)
 
-LIMITS = WirePair(Limits, verdict_pb2.Limits, **_zero_is_default(Limits()))
+LIMITS = WirePair(
+    Limits, verdict_pb2.Limits, **{name: _zero_is(name, usual) for name, usual in asdict(Limits()).items()}
+)
 COMPARATOR = WirePair(Comparator, verdict_pb2.Comparator)
 RULES = WirePair(GradingRules, verdict_pb2.GradingRules, languages=_LANGUAGES)
 SUBMISSION = _SubmissionPair(
@@ -169,7 +165,7 @@ FIRST_FAILURE = WirePair(FirstFailure, verdict_pb2.FirstFailure)
 VERDICT = WirePair(Verdict, verdict_pb2.Verdict)
 ANSWER = WirePair(InterpreterAnswer, verifier_pb2.InterpretResponse)
 
-SAMPLING = WirePair(Sampling, rollout_pb2.Sampling, top_p=Exceptional("top_p", of=partial(_or, 1.0)))
+SAMPLING = WirePair(Sampling, rollout_pb2.Sampling, top_p=_zero_is("top_p", 1.0))
 PUBLIC_TESTS = WirePair(PublicTests, rollout_pb2.PublicTests)
 TASK = WirePair(Task, rollout_pb2.Task, languages=_LANGUAGES)
 HEADER = WirePair(RolloutHeader, rollout_pb2.RolloutHeader)

@@ -40,7 +40,7 @@ from nouscoder.verifier.api.compat.mcp import add_mcp
 from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym
 from nouscoder.verifier.api.compat.openenv import add_openenv
 from nouscoder.verifier.api.compat.problem_set import ProblemSet, open_problem_set
-from nouscoder.verifier.api.compat.remote_rm import add_remote_rm
+from nouscoder.verifier.api.remote_rewards import add_remote_rm
 from nouscoder.verifier.api.rest import DrainState, GradingApi, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.schema import bodies

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -33,10 +32,10 @@ from nouscoder.verifier.access.client_tests import ClientTests
 from nouscoder.verifier.access.gatekeeper import REFUSALS, Gatekeeper, is_open_path
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to
-from nouscoder.verifier.api.get_reward import GetRewardAnswer, rewarded_submissions, rewards
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import openapi_document
 from nouscoder.verifier.api.pages import docs_page, docs_parts, highlighter, highlighter_path, playground
+from nouscoder.verifier.api.remote_rewards import add_get_reward
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.sandbox_fusion import add_run_code, add_submit
 from nouscoder.verifier.api.schema import (
@@ -51,12 +50,9 @@ from nouscoder.verifier.api.schema import (
 from nouscoder.verifier.api.streaming import batch_lines, lines_of, server_events
 from nouscoder.verifier.api.tests_upload import TestsUpload
 from nouscoder.verifier.grading.grader import Grading
-from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed
-
-log = logging.getLogger(__name__)
 
 # POST /v1/grade without the web framework.
 
@@ -177,7 +173,7 @@ def make_app(
     of_many = BODIES_OF_MANY * max_body_bytes
     of_batch = of_many if budget is None else min(of_many, budget.budget_bytes)
     _add_grading(app, grader, drain_state, max_body_bytes, of_batch)
-    _add_get_reward(app, grader, drain_state, max_body_bytes)
+    add_get_reward(app, grader, drain_state.enter, max_body_bytes)
     add_submit(app, grader, drain_state.enter, max_body_bytes)
     if runner is not None:
         add_run_code(app, runner, drain_state.enter, max_body_bytes)
@@ -220,22 +216,6 @@ def _add_grading(
         # The body is read completely before the first answer, so that a client may write all before it reads.
         body = await read_body(request, max_batch_bytes)
         return StreamingResponse(batch_lines(grader, lines_of(body)), media_type="application/x-ndjson")
-
-
-def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
-    described = body_of("GetRewardRequest")
-
-    @app.post("/get_reward", response_model=GetRewardAnswer, responses=FAULTS, openapi_extra=described)
-    async def get_reward(request: Request) -> Response:
-        """Grade answers as OpenRLHF's remote reward: `labels` are the tests."""
-        drain_state.enter()
-        try:
-            submissions = await bodies.parsed(await read_body(request, max_body_bytes), rewarded_submissions)
-        except InvalidSubmission as error:  # OpenRLHF shows only the status
-            log.warning("a request for rewards is refused", extra={"field": error.field, "reason": str(error)})
-            raise
-        answer = await while_connected(request.receive, rewards(grader, submissions))
-        return Response(answer.model_dump_json(), media_type=_JSON)
 
 
 def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState, max_body_bytes: int) -> None:
