@@ -97,13 +97,9 @@ class OpenAIServer:
 
     async def _answer(self, path: str, request: dict[str, Any], read: Callable[[dict[str, Any]], Answer]) -> Answer:
         """The answer to a request, which `read` takes from its JSON. Raises CompletionFailed."""
-
-        async def ask() -> Answer:
-            return await self._ask(path, request, read)
-
         await self._reach()
         try:
-            return await _WHILE_UNAVAILABLE.call(ask)
+            return await _WHILE_UNAVAILABLE.call(lambda: self._ask(path, request, read))
         except _Unavailable as error:
             raise CompletionFailed(f"{self._url} gave no answer to {path}: {error}") from None
 

@@ -33,10 +33,6 @@ class QueueFull(Exception):
         self.retry_after_s = retry_after_s
 
 
-def _ignore(_wait_s: float) -> None:
-    pass
-
-
 class FairSlots:
     """Hands out slots. `report_load(waiting, busy)` is called at every change, `report_wait(seconds)` for each slot."""
 
@@ -45,7 +41,7 @@ class FairSlots:
         num_slots: int,
         max_waiting: int,
         report_load: Callable[[int, int], None],
-        report_wait: Callable[[float], None] = _ignore,
+        report_wait: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.num_slots = num_slots
         self.usable = num_slots  # fewer while slots have nothing to run on; see resize

@@ -128,13 +128,13 @@ class ServiceClient(Generic[Stub]):
         return self
 
     def _open(self) -> None:
-        self._opened_with = self._credentials.credentials() if self._credentials is not None else None
+        self._opened_with = self._credentials.current() if self._credentials is not None else None
         self._channels.append(open_channel(self._address, self._opened_with, self._run))
         self._stub = self._make_stub(self._channels[-1])
 
     def _renew(self) -> None:
         """Use another channel when the certificates were renewed. Calls of the one before end there."""
-        if self._credentials is not None and self._credentials.credentials() is not self._opened_with:
+        if self._credentials is not None and self._credentials.current() is not self._opened_with:
             self._open()
 
     async def __aexit__(self, *error: object) -> None:

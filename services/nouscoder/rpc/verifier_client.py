@@ -95,13 +95,10 @@ class VerifierClient(ServiceClient["verifier_pb2_grpc.VerifierServiceAsyncStub"]
     async def grade(self, submission: Submission) -> Verdict:
         """The verdict. Waits while the verifier is unreachable or full. Raises PeerUnreachable, PeerBusy, PeerError."""
         request = verifier_pb2.GradeRequest(submission=SUBMISSION.to(submission))
-
-        async def once() -> verifier_pb2.GradeResponse:
-            return await self._call(
-                lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata())
-            )
-
-        return VERDICT.of((await self._while_full.call(once)).verdict)
+        answer = await self._while_full.call(
+            lambda: self._call(lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata()))
+        )
+        return VERDICT.of(answer.verdict)
 
     async def languages(self) -> frozenset[str]:
         """The languages that can be graded. Waits while the verifier is unreachable. Raises PeerError."""
