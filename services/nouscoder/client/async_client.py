@@ -36,9 +36,6 @@ from nouscoder.client.errors import BadRequest, GradingFailed, failure_of_transp
 from nouscoder.client.records import GradeAnswer, GradeRequest, JobAnswer, JobResult, RunAnswer
 from nouscoder.client.retries import Attempts, Outcome, Patience, authorization
 
-Call = Callable[[str, str], Awaitable[dict[str, Any]]]
-Read = Callable[[str, Callable[[], Mapping[str, str]]], AsyncIterator[bytes]]
-
 
 class AsyncJob:
     """Many submissions that were sent at once, made by `submit_job` and `job` of a client.
@@ -46,15 +43,14 @@ class AsyncJob:
     `id` names it, also after a restart of this program.
     """
 
-    def __init__(self, job_id: str, call: Call, read: Read) -> None:
+    def __init__(self, job_id: str, client: AsyncClient) -> None:
         self.id = job_id
         self._path = f"{JOBS_PATH}/{job_id}"
-        self._call = call
-        self._read = read
+        self._client = client
 
     async def state(self) -> JobAnswer:
         """How far it is. Raises BadRequest when it was removed."""
-        return cast("JobAnswer", await self._call("GET", self._path))
+        return cast("JobAnswer", await self._client._call("GET", self._path))
 
     async def results(self, offset: int = 0) -> AsyncIterator[JobResult]:
         """Each result once, as soon as it is there, in order of completion, until the job has ended.
@@ -64,7 +60,7 @@ class AsyncJob:
         reader = ResultReader(offset)
         while True:
             before = reader.offset
-            async for part in self._read(f"{self._path}/results", reader.parameters):
+            async for part in self._client._read(f"{self._path}/results", reader.parameters):
                 for result in reader.feed(part):
                     yield result
             if reader.offset == before and reader.is_ended(await self.state()):
@@ -72,7 +68,7 @@ class AsyncJob:
 
     async def delete(self) -> JobAnswer:
         """Stop it and remove it with its results. Returns its last state."""
-        return cast("JobAnswer", await self._call("DELETE", self._path))
+        return cast("JobAnswer", await self._client._call("DELETE", self._path))
 
 
 class AsyncClient:
@@ -228,7 +224,7 @@ class AsyncClient:
 
     def job(self, job_id: str) -> AsyncJob:
         """A job that was submitted before."""
-        return AsyncJob(job_id, self._call, self._read)
+        return AsyncJob(job_id, self)
 
     async def jobs(self) -> list[JobAnswer]:
         """The states of the client's jobs, the newest first."""

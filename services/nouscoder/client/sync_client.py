@@ -40,9 +40,6 @@ from nouscoder.client.errors import BadRequest, GradingFailed, failure_of_transp
 from nouscoder.client.records import GradeAnswer, GradeRequest, JobAnswer, JobResult, RunAnswer
 from nouscoder.client.retries import Attempts, Outcome, Patience, authorization
 
-Call = Callable[[str, str], dict[str, Any]]
-Read = Callable[[str, Callable[[], Mapping[str, str]]], Iterator[bytes]]
-
 
 class Job:
     """Many submissions that were sent at once, made by `submit_job` and `job` of a client.
@@ -50,15 +47,14 @@ class Job:
     `id` names it, also after a restart of this program.
     """
 
-    def __init__(self, job_id: str, call: Call, read: Read) -> None:
+    def __init__(self, job_id: str, client: Client) -> None:
         self.id = job_id
         self._path = f"{JOBS_PATH}/{job_id}"
-        self._call = call
-        self._read = read
+        self._client = client
 
     def state(self) -> JobAnswer:
         """How far it is. Raises BadRequest when it was removed."""
-        return cast("JobAnswer", self._call("GET", self._path))
+        return cast("JobAnswer", self._client._call("GET", self._path))
 
     def results(self, offset: int = 0) -> Iterator[JobResult]:
         """Each result once, as soon as it is there, in order of completion, until the job has ended.
@@ -68,7 +64,7 @@ class Job:
         reader = ResultReader(offset)
         while True:
             before = reader.offset
-            for part in self._read(f"{self._path}/results", reader.parameters):
+            for part in self._client._read(f"{self._path}/results", reader.parameters):
                 for result in reader.feed(part):
                     yield result
             if reader.offset == before and reader.is_ended(self.state()):
@@ -76,7 +72,7 @@ class Job:
 
     def delete(self) -> JobAnswer:
         """Stop it and remove it with its results. Returns its last state."""
-        return cast("JobAnswer", self._call("DELETE", self._path))
+        return cast("JobAnswer", self._client._call("DELETE", self._path))
 
 
 class Client:
@@ -230,7 +226,7 @@ class Client:
 
     def job(self, job_id: str) -> Job:
         """A job that was submitted before."""
-        return Job(job_id, self._call, self._read)
+        return Job(job_id, self)
 
     def jobs(self) -> list[JobAnswer]:
         """The states of the client's jobs, the newest first."""
