@@ -59,17 +59,19 @@ from nouscoder.verifier.toolchains.languages import installed
 PATH = "/v1/grade"
 
 
-class GradeFront:
-    """ASGI application that grades the body of every request."""
+class GradingApi(FastAPI):
+    """The API. Requests to POST /v1/grade go to `_front`, all others to the routes."""
 
-    def __init__(self, grader: Grading, enter: Callable[[], None], max_body_bytes: int) -> None:
+    def __init__(self, grader: Grading, enter: Callable[[], None], max_body_bytes: int, **settings: Any) -> None:
         """`enter` raises when the service drains."""
+        super().__init__(**settings)
         self._grader = grader
         self._enter = enter
         self._max_body_bytes = max_body_bytes
+        self._wrapped_front: ASGIApp = self._front
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+    async def _front(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Grade the body of a request."""
         try:
             body = await self.graded(scope, receive)
         except Exception as error:
@@ -83,21 +85,12 @@ class GradeFront:
         await send({"type": "http.response.body", "body": body})
 
     async def graded(self, scope: Scope, receive: Receive) -> bytes:
-        """The JSON of the verdict. Raises the errors of `answer_to`."""
+        """The JSON of the verdict on the body of a request. Raises the errors of `answer_to`."""
         self._enter()
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         body = await read_whole(declared.decode("latin-1"), receive, self._max_body_bytes)
         submission = await bodies.parsed(body, parse_submission)
         return answer_json(await while_connected(receive, self._grader.grade(submission)))
-
-
-class GradingApi(FastAPI):
-    """The API. Requests to POST /v1/grade go to `grade_front`, all others to the routes."""
-
-    def __init__(self, grade_front: GradeFront, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.grade_front = grade_front
-        self._wrapped_front: ASGIApp = grade_front
 
     def wrap(self, middleware: Callable[..., ASGIApp], **options: Any) -> None:
         """Add a middleware in front of all others."""
@@ -155,7 +148,9 @@ def make_app(
     """
     # A redirect to the path without a slash would repeat the Host of the request.
     app = GradingApi(
-        GradeFront(grader, drain_state.enter, max_body_bytes),
+        grader,
+        drain_state.enter,
+        max_body_bytes,
         title="NousCoder verifier",
         version=__version__,
         openapi_url=None,  # served by _add_docs
@@ -198,7 +193,7 @@ def _add_grading(
     @app.post("/v1/grade", response_model=GradeAnswer, responses=FAULTS, openapi_extra=_REQUEST)
     async def grade(request: Request) -> Response:
         """Grade one submission."""
-        return Response(await app.grade_front.graded(request.scope, request.receive), media_type=_JSON)
+        return Response(await app.graded(request.scope, request.receive), media_type=_JSON)
 
     @app.post("/v1/grade/stream", responses=FAULTS, openapi_extra=_REQUEST)
     async def grade_stream(request: Request) -> Response:
