@@ -112,8 +112,9 @@ class RangeReader:
         """Asks for what is still missing, at most _MAX_RANGES ranges at once."""
         wanted = self._ranges[self._place : self._place + _MAX_RANGES]
         self._base, self._num_asked = self._place, len(wanted)
-        rest = [_without_first(wanted[0], self._offset), *wanted[1:]]
-        return broker_pb2.StreamRecordsRequest(ranges=map(RANGE.to, rest))
+        first, *others = wanted
+        first = replace(first, offset=first.offset + self._offset, num_bytes=first.num_bytes - self._offset)
+        return broker_pb2.StreamRecordsRequest(ranges=map(RANGE.to, (first, *others)))
 
     def take(self, answer: broker_pb2.StreamRecordsResponse) -> Iterator[tuple[int, bytes]]:
         """The pieces of an answer: (the range's place, bytes)."""
@@ -129,10 +130,6 @@ class RangeReader:
     def end(self) -> None:
         """The broker sent everything that it has for the last request."""
         self._place, self._offset = self._base + self._num_asked, 0
-
-
-def _without_first(whole: ByteRange, num_bytes: int) -> ByteRange:
-    return replace(whole, offset=whole.offset + num_bytes, num_bytes=whole.num_bytes - num_bytes)
 
 
 class BrokerClient(ServiceClient["broker_pb2_grpc.BrokerServiceAsyncStub"]):

@@ -98,7 +98,9 @@ class ClientTests:
             return await asyncio.to_thread(self._put, client, tests, stored)
 
     def _put(self, client: str, tests: Tests | Path, file_of: StoredTests | None) -> StoredTests:
-        known = self._list_of(client)
+        known = self._lists.get(client)
+        if known is None or self._is_old(known):
+            known = self._read_list(client)
         if self._counted is None:
             self._count()
         new_bytes = 0
@@ -187,10 +189,6 @@ class ClientTests:
             else:
                 num_bytes += info.num_bytes
         self._counted = num_bytes - added_before
-
-    def _list_of(self, client: str) -> _ClientList:
-        known = self._lists.get(client)
-        return self._read_list(client) if known is None or self._is_old(known) else known
 
     def _read_list(self, client: str) -> _ClientList:
         known = _ClientList(self._clock())

@@ -114,7 +114,7 @@ async def map_concurrently(
     try:
         while not ended or pending:
             if not ended and feed is None and len(pending) < at_once:
-                feed = asyncio.ensure_future(_next(source))
+                feed = asyncio.ensure_future(anext(source))
             waiting = {*pending} | ({feed} if feed is not None else set())
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if feed is not None and feed in done:
@@ -140,10 +140,6 @@ async def map_concurrently(
         feed, failure = None, None
         for futures in (pending, waiting, done, unfinished):
             futures.clear()
-
-
-async def _next(source: AsyncIterator[Item]) -> Item:
-    return await anext(source)
 
 
 def lines_of(body: bytes) -> Iterator[bytes]:
