@@ -17,7 +17,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -98,13 +97,9 @@ class OpenAIServer:
 
     async def _answer(self, path: str, request: dict[str, Any], read: Callable[[dict[str, Any]], Answer]) -> Answer:
         """The answer to a request, which `read` takes from its JSON. Raises CompletionFailed."""
-
-        async def ask() -> Answer:
-            return await self._ask(path, request, read)
-
         await self._reach()
         try:
-            return await _WHILE_UNAVAILABLE.call(ask)
+            return await _WHILE_UNAVAILABLE.call(lambda: self._ask(path, request, read))
         except _Unavailable as error:
             raise CompletionFailed(f"{self._url} gave no answer to {path}: {error}") from None
 
@@ -190,9 +185,7 @@ class OpenAIServer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 

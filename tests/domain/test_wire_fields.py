@@ -6,8 +6,8 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.rpc.tests_convert import has_more_fields
 from nouscoder.v1 import verdict_pb2, verifier_pb2
+from nouscoder.verifier.access.grpc_gate import has_more_fields
 
 TEXTS = st.text(max_size=200)
 STDIN = st.builds(

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.e2e.chromium import Chromium, asked, chromium_program, troubles
 
-from nouscoder.verifier.api.playground import highlighter_path, playground
+from nouscoder.verifier.api.pages import highlighter_path, playground
 from nouscoder.verifier.judges import mathematics
 
 

@@ -18,7 +18,7 @@ from tests.e2e.axe import axe_script, violations_on
 from tests.e2e.chromium import Chromium, chromium_program, troubles
 from tests.npm_package import NpmPackage
 
-from nouscoder.verifier.api.playground import highlighter, highlighter_path
+from nouscoder.verifier.api.pages import highlighter, highlighter_path
 from nouscoder.verifier.toolchains.languages import installed, registry
 
 HIGHLIGHTER = NpmPackage(

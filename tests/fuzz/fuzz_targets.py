@@ -51,10 +51,10 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.verifier.api.compat.openenv import EpisodeSession
     from nouscoder.verifier.api.compat.problem_set import NoSuchProblem
     from nouscoder.verifier.api.faults import Absent
-    from nouscoder.verifier.api.get_reward import parse_get_reward
+    from nouscoder.verifier.api.remote_rewards import GetRewardRequest
     from nouscoder.verifier.api.run_code import parse_run_code
-    from nouscoder.verifier.api.sandbox_fusion import parse_submit
-    from nouscoder.verifier.api.schema import parse_submission
+    from nouscoder.verifier.api.sandbox_fusion import SubmitRequest
+    from nouscoder.verifier.api.schema import parse_submission, parsed_as
     from nouscoder.verifier.api.streaming import batch_lines
     from nouscoder.verifier.grading.extract import extract_code, text_to_grade
     from nouscoder.verifier.grading.grader import OnOutcome
@@ -428,7 +428,7 @@ def reward(data: bytes) -> None:
     """A body of OpenRLHF's remote reward gives one submission a query, or is refused with its field."""
 
     def take() -> None:
-        asked = parse_get_reward(data)
+        asked = parsed_as(GetRewardRequest, data)
         assert len(asked.submissions()) == len(asked.query)
 
     _refused_well(take)
@@ -437,7 +437,7 @@ def reward(data: bytes) -> None:
 def submit(data: bytes) -> None:
     """A body of SandboxFusion's /submit is a submission, or is refused with its field."""
     with contextlib.suppress(Absent):
-        _refused_well(lambda: _take(parse_submit(data).submission()))
+        _refused_well(lambda: _take(parsed_as(SubmitRequest, data).submission()))
 
 
 def gym(data: bytes) -> None:

@@ -48,7 +48,7 @@ PYTHON = {
     "client": UNREACHABLE,
     "rpc": "import nouscoder.rpc.server, nouscoder.rpc.broker_client, zstandard",
     "verifier,math": "from nouscoder.verifier.judges import mathematics; assert mathematics.is_installed()",
-    "tracing": "import nouscoder.verifier.observe.exporter",
+    "tracing": "import nouscoder.verifier.observe.tracing, opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "rpc,cluster": "import nouscoder.doctor.cluster.install, nouscoder.doctor.cluster.judge, kubernetes",
     "verifier,modal": "import nouscoder.verifier.sandbox.modal.backend, modal",
     "hub": "from nouscoder.data.importers import rows; assert rows._library()",

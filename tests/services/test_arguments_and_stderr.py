@@ -16,7 +16,7 @@ from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import CheckerTests, JudgeProgram, Profile, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats import body as form
-from nouscoder.rpc import tests_convert
+from nouscoder.rpc import pairs
 from nouscoder.rpc.pairs import SUBMISSION, VERDICT
 from nouscoder.store.case_files import CaseFile, write_tests
 from nouscoder.v1 import verdict_pb2
@@ -56,7 +56,7 @@ def test_arguments_are_kept_by_the_store_and_by_the_protocol(tmp_path: Path) -> 
     assert parse_submission(json.dumps(request_of(given))) == given
     cases = [verdict_pb2.StdinCase(input="1", output="a b"), verdict_pb2.StdinCase(input="2", output="c")]
     cases[1].args.extend(["-v", "two words"])
-    assert tests_convert.tests_from(verdict_pb2.Tests(stdin=verdict_pb2.StdinTests(cases=cases))) == TESTS
+    assert pairs.tests_from(verdict_pb2.Tests(stdin=verdict_pb2.StdinTests(cases=cases))) == TESTS
 
 
 @pytest.mark.parametrize("args", [["x"] * 65, ["x" * 4097], ["a\0b"], [1], "text"])

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import InteractiveTests, JudgeProgram, JudgeProtocol, Limits, StdinCase, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc import tests_convert
+from nouscoder.rpc import pairs
 from nouscoder.v1 import verdict_pb2
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -124,7 +124,7 @@ async def test_grpc_clients_can_send_the_fields() -> None:
     fields = verdict_pb2.InteractiveTests(
         cases=[verdict_pb2.StdinCase(input="1")], interactor=verdict_pb2.JudgeProgram(code="y"), checker=judge
     )
-    assert tests_convert.tests_from(verdict_pb2.Tests(interactive=fields)) == InteractiveTests(
+    assert pairs.tests_from(verdict_pb2.Tests(interactive=fields)) == InteractiveTests(
         (StdinCase("1", ""),), JudgeProgram("y"), checker=JudgeProgram("x", "c", JudgeProtocol.KATTIS)
     )
 

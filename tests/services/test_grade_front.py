@@ -11,10 +11,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.types import Receive, Scope, Send
 
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.memory_budget import MemoryBudget
-from nouscoder.verifier.access.gatekeeper import Receive, Scope, Send
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader

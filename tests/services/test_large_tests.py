@@ -1,6 +1,6 @@
 """Tests that are too large for a request: PUT /v1/tests converts them case by case, and the clients use it themselves.
 
-Tests the invariants of tests_upload.py, sent_tests.py and client/large_tests.py.
+Tests the invariants of tests_upload.py, sent_tests.py and client/calls.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.client import AsyncClient, BadRequest, Client, StorageFull
-from nouscoder.client import large_tests as large_tests_of_client
+from nouscoder.client import calls as calls_of_client
 from nouscoder.config import TestsSection
 from nouscoder.formats.body import canonical_json, digest_of
 from nouscoder.formats.json_values import MAX_WEIGHT
@@ -322,8 +322,8 @@ async def test_tests_for_which_there_is_no_room_are_an_error_of_storage(service:
 
 
 def test_a_client_forgets_the_oldest_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_tests_of_client, "_MOST_KEPT", 2)
-    digests = large_tests_of_client.StoredDigests()
+    monkeypatch.setattr(calls_of_client, "_MOST_KEPT", 2)
+    digests = calls_of_client.StoredDigests()
     for number in range(3):
         digests.keep(str(number).encode(), str(number))
     assert [digests.of(str(number).encode()) for number in range(3)] == [None, "1", "2"]

@@ -77,7 +77,7 @@ def filled(expr: str) -> str:
 def fresh_registries() -> list[CollectorRegistry]:
     """The registries of the four services after their start. The broker's run is empty."""
     verifier, learner, broker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
-    VerifierMetrics(verifier).watch_backends(lambda: {"modal": BackendUse(0, 0, 0, "")})
+    VerifierMetrics(verifier).scraped.backends = lambda: {"modal": BackendUse(0, 0, 0, "")}
     LearnerMetrics(learner).watch_evaluations(RecordedEvaluations(Path("/no/run")))
     collector = BrokerCollector()
     empty = Ledger(0, 0, 0, 0, 0, {state.value: 0 for state in IN_FLIGHT})
@@ -176,7 +176,8 @@ def test_clients_beyond_a_hundred_share_a_series() -> None:
 def test_runner_pods_are_counted_at_each_scrape() -> None:
     registry = CollectorRegistry()
     states, replaced = {"ready": 2, "lent": 1}, {"worn": 3}
-    VerifierMetrics(registry).watch_runners(lambda: states, lambda: replaced)
+    scraped = VerifierMetrics(registry).scraped
+    scraped.runners, scraped.replacements = lambda: states, lambda: replaced
     states["ready"] = 1
     assert registry.get_sample_value("nouscoder_verifier_runners", {"state": "ready"}) == 1
     assert registry.get_sample_value("nouscoder_verifier_runners", {"state": "quarantined"}) == 0
@@ -186,7 +187,7 @@ def test_runner_pods_are_counted_at_each_scrape() -> None:
 def test_the_use_of_compile_caches_is_read_at_each_scrape() -> None:
     registry = CollectorRegistry()
     uses = {"local": BackendUse(0, 0, 0, "", compile_cache=(3, 2, 4096))}
-    VerifierMetrics(registry).watch_backends(lambda: uses)
+    VerifierMetrics(registry).scraped.backends = lambda: uses
     names = ("hits_total", "misses_total", "bytes")
     read = [registry.get_sample_value(f"nouscoder_verifier_compile_cache_{n}", {"backend": "local"}) for n in names]
     assert read == [3, 2, 4096]

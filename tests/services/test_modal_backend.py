@@ -85,7 +85,7 @@ async def running(
             await sandbox.start()
             registry = CollectorRegistry()
             metrics = VerifierMetrics(registry)
-            metrics.watch_backends(lambda: sandbox.uses)
+            metrics.scraped.backends = lambda: sandbox.uses
             grader = Grader(sandbox, metrics)
             grader.follow(sandbox)
             yield Running(server, sandbox, grader, registry)

@@ -59,7 +59,7 @@ async def test_a_work_whose_caller_has_gone_never_begins() -> None:
 async def test_waits_are_counted_and_shown() -> None:
     held, thread = _Held(), OneThread("test")
     registry = CollectorRegistry()
-    VerifierMetrics(registry).watch_threads(lambda: {"body": thread.waits})
+    VerifierMetrics(registry).scraped.threads = lambda: {"body": thread.waits}
     first = asyncio.ensure_future(thread.run(held.hold))
     await held.has_begun()
     second = asyncio.ensure_future(thread.run(int))

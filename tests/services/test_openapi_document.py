@@ -24,7 +24,7 @@ from nouscoder.store.tests import TestsCache
 from nouscoder.verifier.access.gatekeeper import is_open_path
 from nouscoder.verifier.access.quotas import ClientTests, Quotas
 from nouscoder.verifier.api.capabilities import Capabilities
-from nouscoder.verifier.api.page import digest_source
+from nouscoder.verifier.api.pages import digest_source
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.grading.grader import Grader
@@ -225,5 +225,5 @@ async def test_the_page_and_its_parts_come_from_this_service_alone(tmp_path: Pat
             part = await service.http.get(path)
             assert part.status_code == 200
             assert "immutable" in part.headers["cache-control"]
-            assert digest == digest_source(part.text)
+            assert digest == digest_source(part.content)
             assert f"'{digest}'" in policy or path.endswith(".css")

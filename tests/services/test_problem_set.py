@@ -22,7 +22,7 @@ from nouscoder.verifier.api.compat.problem_set import (
     open_problem_set,
     prompt_of,
 )
-from nouscoder.verifier.api.get_reward import NotGraded
+from nouscoder.verifier.api.streaming import NotGraded
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.metrics import VerifierMetrics

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.http_server.listener import start_http
-from nouscoder.verifier.api.compat.remote_rm import add_remote_rm
+from nouscoder.verifier.api.remote_rewards import add_remote_rm
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics

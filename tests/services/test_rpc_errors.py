@@ -74,16 +74,18 @@ class Handler(grpc.GenericRpcHandler):
         }.get(str(details.method))
 
 
-class Client(ServiceClient):
-    def _connect(self, channel: grpc.aio.Channel) -> None:
-        self._unary: Any = channel.unary_unary(f"/{NAME}/Unary")
-        self._streaming: Any = channel.unary_stream(f"/{NAME}/Stream")
+class Stub:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.unary: Any = channel.unary_unary(f"/{NAME}/Unary")
+        self.streaming: Any = channel.unary_stream(f"/{NAME}/Stream")
 
+
+class Client(ServiceClient[Stub]):
     async def unary(self, kind: str) -> bytes:
-        return await self._call(lambda: self._unary(kind.encode()))
+        return await self._call(lambda: self._stub.unary(kind.encode()))
 
     async def stream(self, kind: str) -> list[bytes]:
-        return [answer async for answer in self._stream(self._streaming(kind.encode()), 10.0)]
+        return [answer async for answer in self._stream(self._stub.streaming(kind.encode()), 10.0)]
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ async def client() -> AsyncIterator[Client]:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         stack.push_async_callback(server.stop, 0.1)
-        yield await stack.enter_async_context(Client("thing", f"127.0.0.1:{port}", patience_s=0.0))
+        yield await stack.enter_async_context(Client("thing", Stub, f"127.0.0.1:{port}", patience_s=0.0))
 
 
 @pytest.mark.parametrize("kind", ["unary", "stream"])
@@ -124,7 +126,7 @@ async def test_the_time_of_the_next_try_is_in_a_trailer(client: Client) -> None:
 
 
 async def test_an_unreachable_service_is_named() -> None:
-    async with Client("thing", "127.0.0.1:1", patience_s=0.2) as client:
+    async with Client("thing", Stub, "127.0.0.1:1", patience_s=0.2) as client:
         with pytest.raises(PeerUnreachable, match=r"thing at 127\.0\.0\.1:1 has not answered for 0 s$"):
             await client.unary("full")
 
@@ -160,7 +162,7 @@ async def test_a_cancellation_that_comes_together_with_a_message_ends_the_stream
     received: list[bytes] = []
 
     async def consume() -> None:
-        async for message in Client("thing", "127.0.0.1:1", patience_s=0.0)._stream(call, 60):
+        async for message in Client("thing", Stub, "127.0.0.1:1", patience_s=0.0)._stream(call, 60):
             received.append(message)
             call.message = asyncio.get_running_loop().create_future()
 

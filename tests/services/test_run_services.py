@@ -25,7 +25,8 @@ from nouscoder.demo.prepare import prepare_run
 from nouscoder.domain.prompt import PromptSettings
 from nouscoder.errors import Unusable
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
-from nouscoder.rpc.server import AddressError, Health, Served, start_grpc
+from nouscoder.rpc.addresses import AddressError
+from nouscoder.rpc.server import Health, Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
 from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently
 from nouscoder.run.pages import FILES, ROLLOUTS, open_pages

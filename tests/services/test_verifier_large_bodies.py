@@ -30,7 +30,7 @@ from nouscoder.http_server.memory_budget import (
     charging_part,
 )
 from nouscoder.store.case_files import StoredCases
-from nouscoder.verifier.api.get_reward import rewarded_submissions
+from nouscoder.verifier.api.remote_rewards import rewarded_submissions
 from nouscoder.verifier.api.run_code import parse_run_code
 from nouscoder.verifier.api.sandbox_fusion import submitted_answer
 from nouscoder.verifier.api.schema import bodies, parse_submission, parse_tests

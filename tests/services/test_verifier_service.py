@@ -20,9 +20,10 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.memory_budget import MemoryBudget
+from nouscoder.rpc.addresses import AddressError
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.pairs import SUBMISSION, VERDICT
-from nouscoder.rpc.server import AddressError, StatusCodes
+from nouscoder.rpc.server import StatusCodes
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.api.rest import DrainState, make_app

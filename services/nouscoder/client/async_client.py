@@ -8,14 +8,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 import httpx
 
 from nouscoder.client.calls import (
     GRADE_PATH,
+    INLINE_BYTES,
     JOBS_PATH,
+    JSON,
     RUN_CODE_PATH,
     STREAM_PATH,
     TESTS_PATH,
@@ -23,18 +24,17 @@ from nouscoder.client.calls import (
     EventReader,
     Requests,
     ResultReader,
+    StoredDigests,
+    encoded,
     opened_body,
     run_code_record,
     submit_arguments,
+    tests_to_store,
 )
 from nouscoder.client.concurrency import async_in_order, async_lock, async_parts, async_sleep
 from nouscoder.client.errors import BadRequest, GradingFailed, failure_of_transport, record_of
-from nouscoder.client.large_tests import INLINE_BYTES, JSON, StoredDigests, encoded, tests_to_store
 from nouscoder.client.records import GradeAnswer, GradeRequest, JobAnswer, JobResult, RunAnswer
 from nouscoder.client.retries import Attempts, Outcome, Patience, authorization
-
-Call = Callable[[str, str], Awaitable[dict[str, Any]]]
-Read = Callable[[str, Callable[[], Mapping[str, str]]], AsyncIterator[bytes]]
 
 
 class AsyncJob:
@@ -43,15 +43,14 @@ class AsyncJob:
     `id` names it, also after a restart of this program.
     """
 
-    def __init__(self, job_id: str, call: Call, read: Read) -> None:
+    def __init__(self, job_id: str, client: AsyncClient) -> None:
         self.id = job_id
         self._path = f"{JOBS_PATH}/{job_id}"
-        self._call = call
-        self._read = read
+        self._client = client
 
     async def state(self) -> JobAnswer:
         """How far it is. Raises BadRequest when it was removed."""
-        return cast("JobAnswer", await self._call("GET", self._path))
+        return cast("JobAnswer", await self._client._call("GET", self._path))
 
     async def results(self, offset: int = 0) -> AsyncIterator[JobResult]:
         """Each result once, as soon as it is there, in order of completion, until the job has ended.
@@ -61,7 +60,7 @@ class AsyncJob:
         reader = ResultReader(offset)
         while True:
             before = reader.offset
-            async for part in self._read(f"{self._path}/results", reader.parameters):
+            async for part in self._client._read(f"{self._path}/results", reader.parameters):
                 for result in reader.feed(part):
                     yield result
             if reader.offset == before and reader.is_ended(await self.state()):
@@ -69,7 +68,7 @@ class AsyncJob:
 
     async def delete(self) -> JobAnswer:
         """Stop it and remove it with its results. Returns its last state."""
-        return cast("JobAnswer", await self._call("DELETE", self._path))
+        return cast("JobAnswer", await self._client._call("DELETE", self._path))
 
 
 class AsyncClient:
@@ -148,7 +147,7 @@ class AsyncClient:
             reader = EventReader()
             outcome: Outcome
             try:
-                sent = self._http.stream("POST", STREAM_PATH, content=body, **_json(attempts))
+                sent = self._http.stream("POST", STREAM_PATH, content=body, **attempts.send_arguments(JSON))
                 async with sent as response:
                     if response.status_code == 200:
                         async for line in response.aiter_lines():
@@ -188,14 +187,14 @@ class AsyncClient:
         """
         record = run_code_record(code, language, stdin, run_timeout_s, memory_limit_mb, files, fetch)
         attempts = Attempts(self._patience, request_id, deadline_s)
-        return cast("RunAnswer", await self._request("POST", RUN_CODE_PATH, record, attempts))
+        return cast("RunAnswer", await self._sent("POST", RUN_CODE_PATH, encoded(record), attempts))
 
     async def put_tests(self, tests: Mapping[str, Any]) -> str:
         """Store tests once, with PUT /v1/tests. Returns their digest, for `tests={"digest": digest}` in `grade`.
 
         Raises StorageFull when the client has stored its maximum number of bytes.
         """
-        return str((await self._request("PUT", TESTS_PATH, tests, Attempts(self._patience)))["digest"])
+        return str((await self._sent("PUT", TESTS_PATH, encoded(tests), Attempts(self._patience)))["digest"])
 
     async def submit_job(
         self,
@@ -219,14 +218,13 @@ class AsyncClient:
 
             async def send(arguments: dict[str, Any]) -> httpx.Response:
                 body.seek(0)
-                arguments["headers"] |= headers
                 return await self._http.post(JOBS_PATH, params=parameters, content=async_parts(body), **arguments)
 
-            return self.job(str((await self._answered(send, attempts))["id"]))
+            return self.job(str((await self._answered(send, attempts, headers))["id"]))
 
     def job(self, job_id: str) -> AsyncJob:
         """A job that was submitted before."""
-        return AsyncJob(job_id, self._call, self._read)
+        return AsyncJob(job_id, self)
 
     async def jobs(self) -> list[JobAnswer]:
         """The states of the client's jobs, the newest first."""
@@ -275,24 +273,22 @@ class AsyncClient:
                 digest = self._digests.keep(tests, str(answer["digest"]))
         return encoded({**record, "tests": {"digest": digest}})
 
-    async def _request(self, method: str, path: str, record: Mapping[str, Any], attempts: Attempts) -> dict[str, Any]:
-        return await self._sent(method, path, encoded(record), attempts)
-
     async def _sent(self, method: str, path: str, body: bytes, attempts: Attempts) -> dict[str, Any]:
-        def send(arguments: dict[str, Any]) -> Awaitable[httpx.Response]:
-            arguments["headers"] |= JSON
-            return self._http.request(method, path, content=body, **arguments)
-
-        return await self._answered(send, attempts)
+        return await self._answered(
+            lambda arguments: self._http.request(method, path, content=body, **arguments), attempts, JSON
+        )
 
     async def _answered(
-        self, send: Callable[[dict[str, Any]], Awaitable[httpx.Response]], attempts: Attempts
+        self,
+        send: Callable[[dict[str, Any]], Awaitable[httpx.Response]],
+        attempts: Attempts,
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """The answer to what `send` sends, as often as it takes."""
         while True:
             outcome: Outcome
             try:
-                outcome = await send(attempts.send_arguments())
+                outcome = await send(attempts.send_arguments(headers))
             except httpx.TransportError as error:
                 outcome = error
             delay_s = attempts.next_delay_s(outcome)
@@ -307,13 +303,5 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-
-def _json(attempts: Attempts) -> dict[str, Any]:
-    """The arguments of a request whose body is JSON."""
-    arguments = attempts.send_arguments()
-    return arguments | {"headers": arguments["headers"] | JSON}

@@ -85,9 +85,9 @@ class Attempts:
     _waited_s: float = 0.0
     _begun_s: float = field(default_factory=time.monotonic)
 
-    def send_arguments(self) -> dict[str, Any]:
+    def send_arguments(self, more_headers: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Headers and timeout of the next attempt, as httpx takes them. Raises DeadlinePassed."""
-        headers, timeout_s = {}, self.patience.timeout_s
+        headers, timeout_s = dict(more_headers or {}), self.patience.timeout_s
         if self.request_id is not None:
             headers["X-Request-Id"] = self.request_id
         left_s = self._left_s()

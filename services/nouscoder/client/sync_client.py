@@ -12,14 +12,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 import httpx
 
 from nouscoder.client.calls import (
     GRADE_PATH,
+    INLINE_BYTES,
     JOBS_PATH,
+    JSON,
     RUN_CODE_PATH,
     STREAM_PATH,
     TESTS_PATH,
@@ -27,18 +28,17 @@ from nouscoder.client.calls import (
     EventReader,
     Requests,
     ResultReader,
+    StoredDigests,
+    encoded,
     opened_body,
     run_code_record,
     submit_arguments,
+    tests_to_store,
 )
 from nouscoder.client.concurrency import in_order, lock, parts, sleep
 from nouscoder.client.errors import BadRequest, GradingFailed, failure_of_transport, record_of
-from nouscoder.client.large_tests import INLINE_BYTES, JSON, StoredDigests, encoded, tests_to_store
 from nouscoder.client.records import GradeAnswer, GradeRequest, JobAnswer, JobResult, RunAnswer
 from nouscoder.client.retries import Attempts, Outcome, Patience, authorization
-
-Call = Callable[[str, str], dict[str, Any]]
-Read = Callable[[str, Callable[[], Mapping[str, str]]], Iterator[bytes]]
 
 
 class Job:
@@ -47,15 +47,14 @@ class Job:
     `id` names it, also after a restart of this program.
     """
 
-    def __init__(self, job_id: str, call: Call, read: Read) -> None:
+    def __init__(self, job_id: str, client: Client) -> None:
         self.id = job_id
         self._path = f"{JOBS_PATH}/{job_id}"
-        self._call = call
-        self._read = read
+        self._client = client
 
     def state(self) -> JobAnswer:
         """How far it is. Raises BadRequest when it was removed."""
-        return cast("JobAnswer", self._call("GET", self._path))
+        return cast("JobAnswer", self._client._call("GET", self._path))
 
     def results(self, offset: int = 0) -> Iterator[JobResult]:
         """Each result once, as soon as it is there, in order of completion, until the job has ended.
@@ -65,7 +64,7 @@ class Job:
         reader = ResultReader(offset)
         while True:
             before = reader.offset
-            for part in self._read(f"{self._path}/results", reader.parameters):
+            for part in self._client._read(f"{self._path}/results", reader.parameters):
                 for result in reader.feed(part):
                     yield result
             if reader.offset == before and reader.is_ended(self.state()):
@@ -73,7 +72,7 @@ class Job:
 
     def delete(self) -> JobAnswer:
         """Stop it and remove it with its results. Returns its last state."""
-        return cast("JobAnswer", self._call("DELETE", self._path))
+        return cast("JobAnswer", self._client._call("DELETE", self._path))
 
 
 class Client:
@@ -150,7 +149,7 @@ class Client:
             reader = EventReader()
             outcome: Outcome
             try:
-                sent = self._http.stream("POST", STREAM_PATH, content=body, **_json(attempts))
+                sent = self._http.stream("POST", STREAM_PATH, content=body, **attempts.send_arguments(JSON))
                 with sent as response:
                     if response.status_code == 200:
                         for line in response.iter_lines():
@@ -190,14 +189,14 @@ class Client:
         """
         record = run_code_record(code, language, stdin, run_timeout_s, memory_limit_mb, files, fetch)
         attempts = Attempts(self._patience, request_id, deadline_s)
-        return cast("RunAnswer", self._request("POST", RUN_CODE_PATH, record, attempts))
+        return cast("RunAnswer", self._sent("POST", RUN_CODE_PATH, encoded(record), attempts))
 
     def put_tests(self, tests: Mapping[str, Any]) -> str:
         """Store tests once, with PUT /v1/tests. Returns their digest, for `tests={"digest": digest}` in `grade`.
 
         Raises StorageFull when the client has stored its maximum number of bytes.
         """
-        return str((self._request("PUT", TESTS_PATH, tests, Attempts(self._patience)))["digest"])
+        return str((self._sent("PUT", TESTS_PATH, encoded(tests), Attempts(self._patience)))["digest"])
 
     def submit_job(
         self,
@@ -221,14 +220,13 @@ class Client:
 
             def send(arguments: dict[str, Any]) -> httpx.Response:
                 body.seek(0)
-                arguments["headers"] |= headers
                 return self._http.post(JOBS_PATH, params=parameters, content=parts(body), **arguments)
 
-            return self.job(str((self._answered(send, attempts))["id"]))
+            return self.job(str((self._answered(send, attempts, headers))["id"]))
 
     def job(self, job_id: str) -> Job:
         """A job that was submitted before."""
-        return Job(job_id, self._call, self._read)
+        return Job(job_id, self)
 
     def jobs(self) -> list[JobAnswer]:
         """The states of the client's jobs, the newest first."""
@@ -275,22 +273,22 @@ class Client:
                 digest = self._digests.keep(tests, str(answer["digest"]))
         return encoded({**record, "tests": {"digest": digest}})
 
-    def _request(self, method: str, path: str, record: Mapping[str, Any], attempts: Attempts) -> dict[str, Any]:
-        return self._sent(method, path, encoded(record), attempts)
-
     def _sent(self, method: str, path: str, body: bytes, attempts: Attempts) -> dict[str, Any]:
-        def send(arguments: dict[str, Any]) -> httpx.Response:
-            arguments["headers"] |= JSON
-            return self._http.request(method, path, content=body, **arguments)
+        return self._answered(
+            lambda arguments: self._http.request(method, path, content=body, **arguments), attempts, JSON
+        )
 
-        return self._answered(send, attempts)
-
-    def _answered(self, send: Callable[[dict[str, Any]], httpx.Response], attempts: Attempts) -> dict[str, Any]:
+    def _answered(
+        self,
+        send: Callable[[dict[str, Any]], httpx.Response],
+        attempts: Attempts,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
         """The answer to what `send` sends, as often as it takes."""
         while True:
             outcome: Outcome
             try:
-                outcome = send(attempts.send_arguments())
+                outcome = send(attempts.send_arguments(headers))
             except httpx.TransportError as error:
                 outcome = error
             delay_s = attempts.next_delay_s(outcome)
@@ -305,13 +303,5 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _json(attempts: Attempts) -> dict[str, Any]:
-    """The arguments of a request whose body is JSON."""
-    arguments = attempts.send_arguments()
-    return arguments | {"headers": arguments["headers"] | JSON}

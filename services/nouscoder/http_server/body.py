@@ -2,6 +2,7 @@
 
 A decoder reads a whole text in one call, and the interpreter runs nothing else meanwhile, in whatever thread. So the
 weight of the text (formats/json_values.py) is counted first, piece by piece. A body with too many values is refused.
+One that a decoder would read for too long is decoded in a process of its own.
 
 INVARIANT: no body above MAX_BYTES or MAX_WEIGHT is decoded. A body above SMALL_WEIGHT or SMALL_BYTES is parsed outside
 of the event loop, one at a time, without collections of garbage. What the values of a body take is charged to the
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -36,6 +38,7 @@ from nouscoder.http_server.memory_budget import charge_decoded
 READ_PATIENCE_S = 60.0
 _PART_PATIENCE_S = 60.0  # for the next part of a body that goes to the disk
 _FILE_PATIENCE_S = 3600.0  # for all of it
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LD_LIBRARY_PATH")  # of a process that decodes a body
 _FLUSH_BYTES = 1024**2
 _UNWATCHED_S = 0.1  # most work ends sooner, and a task that watches for the client costs more than a timer
 
@@ -103,6 +106,30 @@ def _finish(output: BinaryIO, rest: bytes) -> None:
     output.write(rest)
     output.flush()
     os.fsync(output.fileno())
+
+
+async def run_apart(module: str, *arguments: object, patience_s: float) -> tuple[int | None, bytes, bytes]:
+    """Run `python -m module`, which decodes a body in a process of its own and sets its own limits of memory and time.
+
+    Returns its exit code, stdout and stderr. One that takes longer than `patience_s` is killed: its code is None.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, *map(str, arguments)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(patience_s):
+            said = await process.communicate()
+        return process.returncode, *said
+    except TimeoutError:
+        return None, b"", b""
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def _too_large(max_bytes: int) -> BodyFault:

@@ -38,13 +38,9 @@ _Queues = OrderedDict[str, deque[_Place]]  # by client; the first client is next
 class QueueFull(Exception):
     """The queue is full. The client should try again after `retry_after_s` seconds."""
 
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__(f"the queue is full, try again in {retry_after_s} s")
+    def __init__(self, retry_after_s: int, message: str = "") -> None:
+        super().__init__(message or f"the queue is full, try again in {retry_after_s} s")
         self.retry_after_s = retry_after_s
-
-
-def _ignore(_wait_s: float) -> None:
-    pass
 
 
 class FairSlots:
@@ -55,7 +51,7 @@ class FairSlots:
         num_slots: int,
         max_waiting: int,
         report_load: Callable[[int, int], None],
-        report_wait: Callable[[float], None] = _ignore,
+        report_wait: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.num_slots = num_slots
         self.usable = num_slots  # fewer while slots have nothing to run on; see resize

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from nouscoder.config import TlsSection
 from nouscoder.errors import Unusable
-from nouscoder.rpc.server import AddressError, socket_host, split_address
+from nouscoder.rpc.addresses import AddressError, socket_host, split_address
 from nouscoder.rpc.tls import Renewed
 
 WebSockets = Callable[..., asyncio.Protocol]  # makes the protocol of a WebSocket: websocket.bounded()
@@ -321,13 +321,10 @@ def listen(address: str) -> socket.socket:
         listening.listen(1024)
     except OSError as error:
         listening.close()
-        raise AddressError(f"cannot listen on {address} for HTTP: {_reason(error)}") from error
+        # The error of a name that cannot be resolved has no system errno.
+        reason = str(error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise AddressError(f"cannot listen on {address} for HTTP: {reason}") from error
     return listening
-
-
-def _reason(error: OSError) -> str:
-    """The reason in words. The error of a name that cannot be resolved has no system errno."""
-    return str(error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
 
 
 # The TLS context of an HTTP API from the files of its configuration.

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nouscoder.http_server.fair_queue import QueueFull
 
@@ -32,15 +33,13 @@ SMALL_ANSWER_BYTES = 16 * 1024
 ROOM_PATIENCE_S = 2.0
 _LOOK_S = 0.05
 _ROOM_SHARE = 8  # an eighth of the budget: for answers that wait, and beside decoded values
-_RETRY_AFTER_S = 1
 
 
 class MemoryBudgetExceeded(QueueFull):
     """The requests in progress hold as many bytes as they may."""
 
     def __init__(self) -> None:
-        super().__init__(_RETRY_AFTER_S)
-        self.args = ("the requests in progress hold as much memory as they may; retry",)
+        super().__init__(1, "the requests in progress hold as much memory as they may; retry")
 
 
 class Reservation:
@@ -97,9 +96,10 @@ class Reservation:
         """Count that the request has ended."""
         self.release(self.num_bytes)
 
-    def close_after(self, context: Any) -> None:
+    def until_end_of(self, context: Any) -> Self:
         """Close when the gRPC call of this context has ended. (The stubs' type of a callback admits no function.)"""
         context.add_done_callback(lambda _: self.close())
+        return self
 
 
 class MemoryBudget:
@@ -191,11 +191,6 @@ def charge_decoded(num_bytes: int) -> None:
 
 # REST: the middleware that counts.
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-
 CLIENT_KEY = "nouscoder.client"  # of a scope: whose request it is
 _SCOPE_KEY = "nouscoder.reservation"
 _CLIENT_SHARE = 0.5
@@ -216,14 +211,16 @@ class CountMemory:
     MemoryBudgetExceeded.
     """
 
-    def __init__(self, app: App, budget: MemoryBudget, is_open_path: Callable[[str], bool], refusals: Refusals) -> None:
+    def __init__(
+        self, app: ASGIApp, budget: MemoryBudget, is_open_path: Callable[[str], bool], refusals: Refusals
+    ) -> None:
         self._app = app
         self._budget = budget
         self._is_open_path = is_open_path
         self._refusals = refusals
         self._of_clients: dict[str, MemoryBudget] = {}  # of those that hold something
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http" or self._is_open_path(scope["path"]):
             await self._app(scope, receive, send)
@@ -309,7 +306,7 @@ async def stored_parts(request: Request) -> AsyncIterator[bytes]:
                 reservation.release(len(part))
 
 
-async def add_answer(scope: Message, num_bytes: int) -> None:
+async def add_answer(scope: Scope, num_bytes: int) -> None:
     """Count an answer before it is made, or the largest part of a stream. Raises MemoryBudgetExceeded."""
     reservation: Reservation | None = scope.get(_SCOPE_KEY)
     if reservation is not None:

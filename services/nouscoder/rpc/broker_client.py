@@ -18,6 +18,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import starmap
 from typing import Any, TypeVar
 
 import grpc
@@ -65,16 +66,6 @@ _MAX_RANGES = 4096
 Item = TypeVar("Item")
 
 
-def messages_of(rollouts: Iterable[tuple[str, Rollout]]) -> Iterator[list[broker_pb2.SubmittedRollout]]:
-    """(lease_id, rollout) pairs, cut into messages of at most _MESSAGE_BYTES, or of one rollout that is larger."""
-    return _bounded((_submitted(lease_id, rollout) for lease_id, rollout in rollouts), lambda item: len(item.record))
-
-
-def partial_messages(pieces: Mapping[str, PartialRollout]) -> Iterator[list[broker_pb2.PartialPiece]]:
-    """The pieces by lease id, cut into messages of at most _MESSAGE_BYTES, or of one piece that is larger."""
-    return _bounded((_piece(lease_id, piece) for lease_id, piece in pieces.items()), lambda item: len(item.data))
-
-
 def _submitted(lease_id: str, rollout: Rollout) -> broker_pb2.SubmittedRollout:
     header, record = encode_rollout(rollout)
     return broker_pb2.SubmittedRollout(lease_id=lease_id, header=HEADER.encode(header), record=record)
@@ -86,6 +77,7 @@ def _piece(lease_id: str, piece: PartialRollout) -> broker_pb2.PartialPiece:
 
 
 def _bounded(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """The items, cut into messages of at most _MESSAGE_BYTES, or of one item that is larger."""
     message: list[Item] = []
     num_bytes = 0
     for item in items:
@@ -120,8 +112,9 @@ class RangeReader:
         """Asks for what is still missing, at most _MAX_RANGES ranges at once."""
         wanted = self._ranges[self._place : self._place + _MAX_RANGES]
         self._base, self._num_asked = self._place, len(wanted)
-        rest = [_without_first(wanted[0], self._offset), *wanted[1:]]
-        return broker_pb2.StreamRecordsRequest(ranges=map(RANGE.to, rest))
+        first, *others = wanted
+        first = replace(first, offset=first.offset + self._offset, num_bytes=first.num_bytes - self._offset)
+        return broker_pb2.StreamRecordsRequest(ranges=map(RANGE.to, (first, *others)))
 
     def take(self, answer: broker_pb2.StreamRecordsResponse) -> Iterator[tuple[int, bytes]]:
         """The pieces of an answer: (the range's place, bytes)."""
@@ -139,11 +132,7 @@ class RangeReader:
         self._place, self._offset = self._base + self._num_asked, 0
 
 
-def _without_first(whole: ByteRange, num_bytes: int) -> ByteRange:
-    return replace(whole, offset=whole.offset + num_bytes, num_bytes=whole.num_bytes - num_bytes)
-
-
-class BrokerClient(ServiceClient):
+class BrokerClient(ServiceClient["broker_pb2_grpc.BrokerServiceAsyncStub"]):
     """Use as `async with BrokerClient(config.broker.grpc, worker_id) as broker:`; worker.py makes the ids."""
 
     def __init__(
@@ -154,12 +143,8 @@ class BrokerClient(ServiceClient):
         credentials: ChannelTls | None = None,
         run: str = "",
     ) -> None:
-        super().__init__("broker", address, patience_s, credentials, run)
+        super().__init__("broker", broker_pb2_grpc.BrokerServiceStub, address, patience_s, credentials, run)
         self.worker_id = worker_id
-
-    def _connect(self, channel: grpc.aio.Channel) -> None:
-        """Make the stub."""
-        self._stub: broker_pb2_grpc.BrokerServiceAsyncStub = broker_pb2_grpc.BrokerServiceStub(channel)
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
         """Up to `max_tasks` rollouts to sample and what is kept of them, or none after `wait_s` seconds."""
@@ -177,7 +162,7 @@ class BrokerClient(ServiceClient):
         it fails, some tokens are sampled again.
         """
         kept: dict[str, int | None] = {}
-        for items in partial_messages(pieces):
+        for items in _bounded(starmap(_piece, pieces.items()), lambda piece: len(piece.data)):
             request = broker_pb2.KeepPartialsRequest(worker_id=self.worker_id, pieces=items)
             call = functools.partial(self._stub.KeepPartials, request, timeout=_PARTIAL_LIMIT_S)
             answer = await self._call(call, patience_s=0.0)
@@ -201,7 +186,7 @@ class BrokerClient(ServiceClient):
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Submit (lease_id, rollout) pairs; returns the rollout ids refused because their lease was lost."""
         refused: frozenset[str] = frozenset()
-        for items in messages_of(rollouts):
+        for items in _bounded(starmap(_submitted, rollouts), lambda rollout: len(rollout.record)):
             refused |= await self._submit(items)
         return refused
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import grpc
 
@@ -16,6 +14,7 @@ from nouscoder.rpc.server import ERROR_TRAILER, MAX_MESSAGE_BYTES, RUN_AGENT
 from nouscoder.rpc.tls import ChannelTls
 
 Answer = TypeVar("Answer")
+Stub = TypeVar("Stub")
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -99,22 +98,23 @@ def open_channel(address: str, credentials: grpc.ChannelCredentials | None = Non
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-class ServiceClient(ABC):
-    """Base of the clients, one a service: a channel, patience, and errors in words.
+class ServiceClient(Generic[Stub]):
+    """Base of the clients, one a service: a channel, its stub, patience, and errors in words.
 
     Use as `async with`. A call that the service does not answer is repeated for `patience_s` seconds: methods of all
-    services are idempotent. Then PeerUnreachable is raised. With a `run` the
-    service answers only if it serves that run.
+    services are idempotent. Then PeerUnreachable is raised. With a `run` the service answers only if it serves it.
     """
 
     def __init__(
         self,
         service: str,
+        stub: Callable[[grpc.aio.Channel], Stub],
         address: str,
         patience_s: float,
         credentials: ChannelTls | None = None,
         run: str = "",
     ) -> None:
+        self._make_stub = stub
         self._run = run
         self.name = f"{service} at {address}"
         self._address = address
@@ -123,27 +123,21 @@ class ServiceClient(ABC):
         self._opened_with: grpc.ChannelCredentials | None = None
         self._channels: list[grpc.aio.Channel] = []  # the newest one is last
 
-    @abstractmethod
-    def _connect(self, channel: grpc.aio.Channel) -> None:
-        """Make the stubs of the service."""
-
     async def __aenter__(self) -> Self:
         self._open()
         return self
 
     def _open(self) -> None:
-        self._opened_with = self._credentials.credentials() if self._credentials is not None else None
+        self._opened_with = self._credentials.current() if self._credentials is not None else None
         self._channels.append(open_channel(self._address, self._opened_with, self._run))
-        self._connect(self._channels[-1])
+        self._stub = self._make_stub(self._channels[-1])
 
     def _renew(self) -> None:
         """Use another channel when the certificates were renewed. Calls of the one before end there."""
-        if self._credentials is not None and self._credentials.credentials() is not self._opened_with:
+        if self._credentials is not None and self._credentials.current() is not self._opened_with:
             self._open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for channel in self._channels:
             await channel.close()
 

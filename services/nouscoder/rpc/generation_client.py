@@ -55,17 +55,13 @@ class PolicyReplaced(PeerRefused):
     """The service samples from another policy than the one that was asked for, so from a newer one."""
 
 
-class GenerationClient(ServiceClient):
+class GenerationClient(ServiceClient["generation_pb2_grpc.GenerationServiceAsyncStub"]):
     """Every method raises PeerError."""
 
     def __init__(
         self, address: str, patience_s: float = 60.0, credentials: ChannelTls | None = None, run: str = ""
     ) -> None:
-        super().__init__("generation", address, patience_s, credentials, run)
-
-    def _connect(self, channel: grpc.aio.Channel) -> None:
-        """Make the stub."""
-        self._stub: generation_pb2_grpc.GenerationServiceAsyncStub = generation_pb2_grpc.GenerationServiceStub(channel)
+        super().__init__("generation", generation_pb2_grpc.GenerationServiceStub, address, patience_s, credentials, run)
 
     async def status(self, patience_s: float | None = None) -> GenerationStatus:
         """What it is doing now. Raises PeerUnreachable when it does not answer in time."""

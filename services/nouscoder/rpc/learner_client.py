@@ -6,8 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from nouscoder.domain.policy import Rendezvous, Shard, WeightTransfer
 from nouscoder.rpc.channel import PeerError, ServiceClient
 from nouscoder.rpc.convert import WirePair
@@ -50,15 +48,11 @@ _STATUS = WirePair(LearnerStatus, learner_pb2.LearnerServiceStatusResponse)
 _FILE = WirePair(RemoteFile, learner_pb2.PolicyFile)
 
 
-class LearnerClient(ServiceClient):
+class LearnerClient(ServiceClient["learner_pb2_grpc.LearnerServiceAsyncStub"]):
     """Every method makes one attempt. It raises PeerError, and PeerUnreachable when the learner does not answer."""
 
     def __init__(self, address: str, credentials: ChannelTls | None = None, run: str = "") -> None:
-        super().__init__("learner", address, patience_s=0.0, credentials=credentials, run=run)
-
-    def _connect(self, channel: grpc.aio.Channel) -> None:
-        """Make the stub."""
-        self._stub: learner_pb2_grpc.LearnerServiceAsyncStub = learner_pb2_grpc.LearnerServiceStub(channel)
+        super().__init__("learner", learner_pb2_grpc.LearnerServiceStub, address, 0.0, credentials, run)
 
     async def status(self) -> LearnerStatus:
         """What it is doing now."""

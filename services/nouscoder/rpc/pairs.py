@@ -7,9 +7,14 @@ by name (convert.py). A field whose name or meaning differs is listed here.
 
 from __future__ import annotations
 
-from dataclasses import fields
-from functools import partial
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from operator import attrgetter, not_
+from typing import Any
+
+from pydantic import ValidationError
 
 from nouscoder.domain.batch import CompletedGroups, EncodedBatch, EncodedRollout, RecordedBatch, RecordedRollout
 from nouscoder.domain.conversation import InterpreterAnswer
@@ -34,20 +39,85 @@ from nouscoder.domain.submission import (
     language_name,
 )
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict
+from nouscoder.formats.body import TestsReferenceBody, canonical_json, first_fault, tests_from_json, tests_from_record
 from nouscoder.rpc.convert import CODECS, NOT_SENT, UNSET, Exceptional, InvalidMessage, Numbers, WirePair
-from nouscoder.rpc.tests_convert import tests_from, tests_to
 from nouscoder.store.record_store import ByteRange
 from nouscoder.v1 import broker_pb2, policy_pb2, rollout_pb2, verdict_pb2, verifier_pb2
 
+# The tests of a submission. The clients of this project send the JSON form of tests (nouscoder.formats.body), or a
+# digest. Clients in other languages may fill the single fields of the protocol. These are converted to the JSON form,
+# so that the rules for tests are in one place.
 
-def _zero_is_default(record: object) -> dict[str, Exceptional]:
-    """In each field a 0 means the value of `record`."""
-    values = {field.name: getattr(record, field.name) for field in fields(record)}  # type: ignore[arg-type]
-    return {name: Exceptional(name, of=partial(_or, usual)) for name, usual in values.items()}
+# Cases must have these, and protobuf does not tell an empty text from one that is not set.
+_MAY_BE_EMPTY = ("input", "output", "expected")
 
 
-def _or(usual: object, sent: object) -> object:
-    return sent or usual
+def _tests_to(tests: Tests | TestsReference) -> verdict_pb2.Tests:
+    if isinstance(tests, TestsReference):
+        return verdict_pb2.Tests(digest=tests.digest)
+    return verdict_pb2.Tests(json=canonical_json(tests))
+
+
+@contextmanager
+def _naming_fields() -> Iterator[None]:
+    """Raises InvalidMessage naming the field at fault."""
+    try:
+        yield
+    except ValidationError as error:
+        field, wrong = first_fault(error, "tests")
+        raise InvalidMessage(f"{field}: {wrong}") from None
+
+
+@_naming_fields()
+def tests_from_text(text: bytes | str) -> Tests:
+    """The JSON form -> domain. Raises InvalidMessage naming the field at fault."""
+    return tests_from_json(text)
+
+
+@_naming_fields()
+def tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
+    """Protocol -> domain. Raises InvalidMessage naming the field at fault."""
+    match message.WhichOneof("kind"):
+        case "json":
+            return tests_from_json(message.json)
+        case "digest":
+            return TestsReferenceBody(digest=message.digest).record()
+        case None:
+            raise InvalidMessage("tests has none of stdin, call, asserts, checker, interactive, math, json, digest")
+        case "call":
+            cases = [_call(case, f"tests.call.cases[{i}]") for i, case in enumerate(message.call.cases)]
+            record = {"type": "call", "entry_point": message.call.entry_point, "cases": cases}
+            return tests_from_json(json.dumps(record))
+        case kind:
+            name = "assert" if kind == "asserts" else kind
+            return tests_from_record({"type": name, **_fields(getattr(message, kind))})
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    """The fields that are set, and those that may be empty texts."""
+    found: dict[str, Any] = {name: "" for name in _MAY_BE_EMPTY if name in message.DESCRIPTOR.fields_by_name}
+    for field, value in message.ListFields():
+        change = _fields if field.type == field.TYPE_MESSAGE else lambda one: one
+        found[field.name] = list(map(change, value)) if field.is_repeated else change(value)
+    return found
+
+
+def _call(message: verdict_pb2.CallCase, field: str) -> dict[str, Any]:
+    record = {}
+    for name, absent in (("args", "[]"), ("kwargs", "{}"), ("expected", "null")):
+        try:
+            record[name] = json.loads(getattr(message, f"{name}_json") or absent)
+        except (ValueError, RecursionError) as error:
+            raise InvalidMessage(f"{field}.{name}_json is not JSON: {error}") from error
+    return record
+
+
+# The pairs.
+
+
+def _zero_is(name: str, usual: object) -> Exceptional:
+    """A field in which 0 means the usual value."""
+    return Exceptional(name, of=lambda sent: sent or usual)
 
 
 def _whole_tests(message: verdict_pb2.Tests) -> Tests:
@@ -66,15 +136,17 @@ class _SubmissionPair(WirePair[Submission, verdict_pb2.Submission]):
 
 UNSET |= {ComparatorKind: ComparatorKind.TOKENS, Profile: Profile.PROCESS, Prelude: Prelude.NONE}
 CODECS |= {
-    Tests: (tests_to, _whole_tests),
-    Tests | TestsReference: (tests_to, tests_from),
+    Tests: (_tests_to, _whole_tests),
+    Tests | TestsReference: (_tests_to, tests_from),
     TrainedGroups: (attrgetter("bits"), TrainedGroups),
 }
 
 # Messages of earlier versions name none.
 _LANGUAGES = Exceptional("languages", of=lambda names: tuple(names) or GradingRules().languages)
 
-LIMITS = WirePair(Limits, verdict_pb2.Limits, **_zero_is_default(Limits()))
+LIMITS = WirePair(
+    Limits, verdict_pb2.Limits, **{name: _zero_is(name, usual) for name, usual in asdict(Limits()).items()}
+)
 COMPARATOR = WirePair(Comparator, verdict_pb2.Comparator)
 RULES = WirePair(GradingRules, verdict_pb2.GradingRules, languages=_LANGUAGES)
 SUBMISSION = _SubmissionPair(
@@ -92,7 +164,7 @@ FIRST_FAILURE = WirePair(FirstFailure, verdict_pb2.FirstFailure)
 VERDICT = WirePair(Verdict, verdict_pb2.Verdict)
 ANSWER = WirePair(InterpreterAnswer, verifier_pb2.InterpretResponse)
 
-SAMPLING = WirePair(Sampling, rollout_pb2.Sampling, top_p=Exceptional("top_p", of=partial(_or, 1.0)))
+SAMPLING = WirePair(Sampling, rollout_pb2.Sampling, top_p=_zero_is("top_p", 1.0))
 PUBLIC_TESTS = WirePair(PublicTests, rollout_pb2.PublicTests)
 TASK = WirePair(Task, rollout_pb2.Task, languages=_LANGUAGES)
 HEADER = WirePair(RolloutHeader, rollout_pb2.RolloutHeader)

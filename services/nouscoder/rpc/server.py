@@ -32,7 +32,7 @@ from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nouscoder import __version__
-from nouscoder.rpc.addresses import AddressError, refuse_taken, socket_host, split_address, unix_path
+from nouscoder.rpc.addresses import AddressError, refuse_taken, split_address, unix_path
 from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.rpc.metrics_page import start_metrics
 from nouscoder.rpc.tls import ExpiryCollector
@@ -40,17 +40,6 @@ from nouscoder.rpc.tls import ExpiryCollector
 if TYPE_CHECKING:
     _Handler = grpc.RpcMethodHandler[Any, Any]
     _Context = grpc.aio.ServicerContext[Any, Any]
-
-__all__ = [
-    "AddressError",
-    "Served",
-    "run_until_stopped",
-    "socket_host",
-    "split_address",
-    "start_grpc",
-    "start_metrics",
-    "stop_event",
-]
 
 log = logging.getLogger(__name__)
 
@@ -313,7 +302,9 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
         bound = _bind(server, served)
     except RuntimeError as error:
         raise AddressError(f"cannot listen on {served.address}: the port is in use or not allowed") from error
-    _collect_common(served)
+    ProcessCollector(registry=served.registry)  # CPU, memory and open files of this process
+    BuildCollector(served.registry)
+    ExpiryCollector(served.registry, served.certificates)
     metrics_address = "" if served.shares_address else start_metrics(served.metrics_address, served.registry, stack)
     await served.health.start(stack)
     await server.start()
@@ -342,12 +333,6 @@ def _bind(server: grpc.aio.Server, served: Served) -> int:
     if served.credentials is None:
         return server.add_insecure_port(served.address)
     return server.add_secure_port(served.address, served.credentials)
-
-
-def _collect_common(served: Served) -> None:
-    ProcessCollector(registry=served.registry)  # CPU, memory and open files of this process
-    BuildCollector(served.registry)
-    ExpiryCollector(served.registry, served.certificates)
 
 
 async def run_until_stopped(stop: asyncio.Event, *workers: Awaitable[object]) -> None:

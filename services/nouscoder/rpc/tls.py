@@ -95,26 +95,20 @@ def following(
     return grpc.dynamic_ssl_server_credentials(renewed.current(), renewed.current, needs_client)
 
 
-class ChannelTls:
-    """For a client, which checks the server's certificate and sends its own."""
-
-    def __init__(self, section: MutualTlsSection) -> None:
-        """Raises CertificatesUnusable."""
-        self._renewed = Renewed(_names(section), lambda: _channel_credentials(section))
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Those of the newest files; the same object while they do not change."""
-        return self._renewed.current()
+# For a client, which checks the server's certificate and sends its own. The same object while the files do not change.
+ChannelTls = Renewed[grpc.ChannelCredentials]
 
 
 def channel_credentials(section: MutualTlsSection) -> ChannelTls | None:
     """None without TLS. Raises CertificatesUnusable."""
-    return ChannelTls(section) if section.certificate else None
+    if not section.certificate:
+        return None
 
+    def credentials() -> grpc.ChannelCredentials:
+        certificate, key, authority = _files(section)
+        return grpc.ssl_channel_credentials(authority, key, certificate)
 
-def _channel_credentials(section: MutualTlsSection) -> grpc.ChannelCredentials:
-    certificate, key, authority = _files(section)
-    return grpc.ssl_channel_credentials(authority, key, certificate)
+    return Renewed(_names(section), credentials)
 
 
 def _names(section: MutualTlsSection) -> tuple[str, str, str]:

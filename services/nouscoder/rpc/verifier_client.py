@@ -74,7 +74,7 @@ class TokenUnreadable(Unusable):
     """The file with the verifier's token cannot be read."""
 
 
-class VerifierClient(ServiceClient):
+class VerifierClient(ServiceClient["verifier_pb2_grpc.VerifierServiceAsyncStub"]):
     """Grades submissions. `token` gives, at each call, the token for a verifier with a tokens_file."""
 
     def __init__(
@@ -84,7 +84,7 @@ class VerifierClient(ServiceClient):
         credentials: ChannelTls | None = None,
         token: Callable[[], str] | None = None,
     ) -> None:
-        super().__init__("verifier", address, patience_s, credentials)
+        super().__init__("verifier", verifier_pb2_grpc.VerifierServiceStub, address, patience_s, credentials)
         self._token = token
         self._while_full = Retry(f"{self.name}: full queue", (PeerBusy,), for_s=patience_s, max_wait_s=0.5)
 
@@ -92,20 +92,13 @@ class VerifierClient(ServiceClient):
         token = self._token() if self._token is not None else ""
         return (("authorization", f"Bearer {token}"),) if token else ()
 
-    def _connect(self, channel: grpc.aio.Channel) -> None:
-        """Make the stub."""
-        self._stub: verifier_pb2_grpc.VerifierServiceAsyncStub = verifier_pb2_grpc.VerifierServiceStub(channel)
-
     async def grade(self, submission: Submission) -> Verdict:
         """The verdict. Waits while the verifier is unreachable or full. Raises PeerUnreachable, PeerBusy, PeerError."""
         request = verifier_pb2.GradeRequest(submission=SUBMISSION.to(submission))
-
-        async def once() -> verifier_pb2.GradeResponse:
-            return await self._call(
-                lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata())
-            )
-
-        return VERDICT.of((await self._while_full.call(once)).verdict)
+        answer = await self._while_full.call(
+            lambda: self._call(lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata()))
+        )
+        return VERDICT.of(answer.verdict)
 
     async def languages(self) -> frozenset[str]:
         """The languages that can be graded. Waits while the verifier is unreachable. Raises PeerError."""

@@ -18,31 +18,23 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from nouscoder.domain.lease import Lease, LeaseLoss, WorkReport
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 
 log = logging.getLogger(__name__)
 
-# Heartbeats.
-
-
 # Heartbeats in the length of a lease: two may be lost.
 _BEATS_A_LEASE = 3
 
 
-class Heartbeat(Protocol):
-    """BrokerClient.heartbeat."""
-
-    async def __call__(self, lease_ids: Sequence[str], report: WorkReport | None = None) -> dict[str, LeaseLoss]:
-        """Extend leases; returns the lost ones, each with the reason."""
-        ...
+# BrokerClient.heartbeat: extends leases; returns the lost ones, each with the reason.
+Heartbeat = Callable[[Sequence[str], WorkReport | None], Awaitable[dict[str, LeaseLoss]]]
 
 
 class LeaseKeeper:
@@ -77,9 +69,7 @@ class LeaseKeeper:
         self._task = asyncio.create_task(self._beat_for_ever(), name="lease-keeper")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

@@ -33,7 +33,7 @@ from nouscoder.http_server.api_keys import foreign_part
 from nouscoder.http_server.bounded_threads import BoundedThreads
 from nouscoder.report.follow import position_of
 from nouscoder.report.samples import batch_json, rollouts_page
-from nouscoder.rpc.server import AddressError, socket_host, split_address
+from nouscoder.rpc.addresses import AddressError, socket_host, split_address
 from nouscoder.run.console import PARTS, POLICY, console_page, part
 from nouscoder.run.console.feed import MOST_WATCHERS, Feed, TooManyWatch
 from nouscoder.run.console.stream import runs_beside, stream

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -56,31 +56,24 @@ class Blobs(Protocol):
 
     def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
         """Keep `data`, or the content of a file, under this name. Replaces what was there."""
-        ...
 
     def copy(self, name: str, source: Blobs) -> None:
         """Copy the blob of this name from another store. Raises NoSuchBlob."""
-        ...
 
     def sync(self) -> None:
         """After this, everything that was put survives a power failure."""
-        ...
 
     def read(self, name: str) -> Iterator[bytes]:
         """A blob in pieces. Raises NoSuchBlob, before the first piece."""
-        ...
 
     def exists(self, name: str) -> bool:
         """Whether there is a blob with this name."""
-        ...
 
     def delete(self, name: str) -> None:
         """Delete the blob, if there is one."""
-        ...
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """All blobs in the folder `prefix`, in no order."""
-        ...
 
 
 def open_blobs(place: str, *, bulk: bool = False) -> Blobs:
@@ -221,12 +214,8 @@ class ObjectBlobs:
 
     def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
         """See Blobs."""
-        from obstore.exceptions import BaseError
-
-        try:
+        with _object_faults(f"{name} cannot be written"):
             self._store.put(_checked(name), data)
-        except (BaseError, OSError) as error:
-            raise BlobsUnavailable(f"{name} cannot be written: {error}") from error
 
     def copy(self, name: str, source: Blobs) -> None:
         """See Blobs."""
@@ -237,46 +226,39 @@ class ObjectBlobs:
 
     def read(self, name: str) -> Iterator[bytes]:
         """See Blobs."""
-        from obstore.exceptions import BaseError
-
-        try:
-            for piece in self._store.get(_checked(name)).stream(min_chunk_size=CHUNK_BYTES):
-                yield bytes(piece)
-        except FileNotFoundError:
-            raise NoSuchBlob(f"there is no {name}") from None
-        except (BaseError, OSError) as error:
-            raise BlobsUnavailable(f"{name} cannot be read: {error}") from error
+        with _object_faults(f"{name} cannot be read"):
+            try:
+                for piece in self._store.get(_checked(name)).stream(min_chunk_size=CHUNK_BYTES):
+                    yield bytes(piece)
+            except FileNotFoundError:
+                raise NoSuchBlob(f"there is no {name}") from None
 
     def exists(self, name: str) -> bool:
         """See Blobs."""
-        from obstore.exceptions import BaseError
-
-        try:
+        with _object_faults(f"{name} cannot be looked up"), suppress(FileNotFoundError):
             self._store.head(_checked(name))
-        except FileNotFoundError:
-            return False
-        except (BaseError, OSError) as error:
-            raise BlobsUnavailable(f"{name} cannot be looked up: {error}") from error
-        return True
+            return True
+        return False
 
     def delete(self, name: str) -> None:
         """See Blobs."""
-        from obstore.exceptions import BaseError
-
-        try:
+        with _object_faults(f"{name} cannot be deleted"), suppress(FileNotFoundError):
             self._store.delete(_checked(name))
-        except FileNotFoundError:
-            return
-        except (BaseError, OSError) as error:
-            raise BlobsUnavailable(f"{name} cannot be deleted: {error}") from error
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """See Blobs."""
-        from obstore.exceptions import BaseError
-
-        try:
+        with _object_faults(f"{prefix} cannot be listed"):
             for found in self._store.list(prefix):
                 for item in found:
                     yield BlobInfo(item["path"], item["size"], item["last_modified"].timestamp())
-        except (BaseError, OSError) as error:
-            raise BlobsUnavailable(f"{prefix} cannot be listed: {error}") from error
+
+
+@contextmanager
+def _object_faults(what: str) -> Iterator[None]:
+    """Raises BlobsUnavailable for the errors of an object store."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise BlobsUnavailable(f"{what}: {error}") from error

@@ -22,12 +22,12 @@ import os
 import struct
 import threading
 import zlib
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, overload
+from typing import Any, BinaryIO, Generic, Self, TypeVar, overload
 
 import zstandard
 from pydantic_core import from_json
@@ -109,29 +109,10 @@ class CaseFileBroken(NousCoderError):
     exit_code = ExitCode.DAMAGED
 
 
-class CaseTexts(Protocol):
-    """A file of tests, as CaseFile."""
-
-    input_sizes: Sequence[int]
-
-    @property
-    def num_cases(self) -> int:
-        """How many cases there are."""
-        ...
-
-    def case(self, index: int) -> Any:
-        """One case as a JSON value. Raises CaseFileBroken."""
-        ...
-
-    def case_bytes(self, index: int) -> int:
-        """Size of the text of one case."""
-        ...
-
-
 class StoredCases(Sequence[Case], Generic[Case]):
     """The cases of a file, each read when it is used. The last few are kept in memory, except large ones."""
 
-    def __init__(self, file: CaseTexts, decode: Callable[[Any], Case]) -> None:
+    def __init__(self, file: CaseFile, decode: Callable[[Any], Case]) -> None:
         self._file = file
         self._decode = decode
         self._recent: OrderedDict[int, Case] = OrderedDict()
@@ -177,7 +158,7 @@ class StoredCases(Sequence[Case], Generic[Case]):
         return case
 
 
-def tests_of(head: dict[str, Any], file: CaseTexts) -> Tests:
+def tests_of(head: dict[str, Any], file: CaseFile) -> Tests:
     """The tests of a file, whose fields before the cases are `head`. Raises ValueError, KeyError and TypeError."""
     match head["type"]:
         case StdinTests.type:
@@ -220,27 +201,22 @@ FRAME_BYTES = 64 * 1024
 _LEVEL, _SHORTEST_REPEAT = 1, 7
 
 
-_of_thread = threading.local()
-
-
-def frame_packer() -> zstandard.ZstdCompressor:
+class _OfThread(threading.local):
     """What compresses the frames, one for each thread, because making it costs more than a small frame."""
-    packer: zstandard.ZstdCompressor | None = getattr(_of_thread, "packer", None)
-    if packer is None:
-        packer = _of_thread.packer = _new_packer()
-    return packer
+
+    def __init__(self) -> None:
+        how = zstandard.ZstdCompressionParameters(
+            compression_level=_LEVEL, min_match=_SHORTEST_REPEAT, write_checksum=True, write_content_size=True
+        )
+        self.packer = zstandard.ZstdCompressor(compression_params=how)
 
 
-def _new_packer() -> zstandard.ZstdCompressor:
-    how = zstandard.ZstdCompressionParameters(
-        compression_level=_LEVEL, min_match=_SHORTEST_REPEAT, write_checksum=True, write_content_size=True
-    )
-    return zstandard.ZstdCompressor(compression_params=how)
+_of_thread = _OfThread()
 
 
 def write_tests(tests: Tests, file: BinaryIO) -> tuple[str, int]:
     """Write `tests`; returns their digest and the size of their text in bytes. Raises as `canonical_parts` does."""
-    packer = frame_packer()
+    packer = _of_thread.packer
     digest, index = hashlib.sha256(), CaseIndex()
     at, text_bytes, frame = 0, 0, bytearray()
 
@@ -338,9 +314,7 @@ class CaseFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -371,16 +345,13 @@ class CaseFile:
         begin = self._index.cases[index - 1][0] if index else self._index.frame_ends[0][1]
         return begin, self._index.cases[index][0]
 
-    def case_text(self, index: int) -> bytes:
-        """The JSON text of one case. Raises CaseFileBroken."""
-        begin, end = self._place(index)
-        number = self._frame_at(begin)
-        text, first = self._read_frame(number), self._index.frame_ends[number - 1][1]
-        return text[begin - first : end - first].removeprefix(b",")
-
     def case(self, index: int) -> Any:
         """One case as a JSON value. Raises CaseFileBroken."""
-        text = self.case_text(index)
+        begin, end = self._place(index)
+        frame_ends = self._index.frame_ends
+        number = bisect_right(frame_ends, begin, hi=len(frame_ends) - 1, key=lambda ends: ends[1])
+        frame, first = self._read_frame(number), frame_ends[number - 1][1]
+        text = frame[begin - first : end - first].removeprefix(b",")
         give_way(len(text))
         try:
             with without_collections() if len(text) > LONG_BYTES else nullcontext():
@@ -395,18 +366,6 @@ class CaseFile:
             return tests_of(head, self)
         except (ValueError, KeyError, TypeError) as error:
             raise CaseFileBroken(f"{self._path}: {type(error).__name__}: {error}") from None
-
-    def _frame_at(self, offset: int) -> int:
-        """The frame that holds this byte of the text."""
-        ends = self._index.frame_ends
-        low, high = 0, len(ends) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if offset < ends[middle][1]:
-                high = middle
-            else:
-                low = middle + 1
-        return low
 
     def _read_frame(self, number: int) -> bytes:
         last, text = self._frame

@@ -37,15 +37,12 @@ class RecordStore(Protocol):
 
     async def put(self, records: Mapping[str, bytes]) -> None:
         """Keep records by name. After an error some are kept; putting the same ones again is allowed."""
-        ...
 
     async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """The bytes of each range: none if there is no such record, fewer if the record ends before."""
-        ...
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete records. Names without a record are ignored."""
-        ...
 
 
 # Records as files in a folder, for runs whose records do not fit in the memory of Redis.
@@ -63,7 +60,12 @@ class FolderRecords:
 
     async def put(self, records: Mapping[str, bytes]) -> None:
         """Write each file under another name, then rename it."""
-        await self._in_thread(f"write records {', '.join(records)}", self._put_all, records)
+
+        def write() -> None:
+            for name, record in records.items():
+                self._put(name, record)
+
+        await self._in_thread(f"write records {', '.join(records)}", write)
 
     async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Each range from its file."""
@@ -71,14 +73,15 @@ class FolderRecords:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Unlink the files."""
-        await self._in_thread(f"delete {len(names)} records", self._delete, names)
+
+        def unlink() -> None:
+            for name in names:
+                self._path(name).unlink(missing_ok=True)
+
+        await self._in_thread(f"delete {len(names)} records", unlink)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{zlib.crc32(name.encode()) % _NUM_FOLDERS:02x}" / name
-
-    def _put_all(self, records: Mapping[str, bytes]) -> None:
-        for name, record in records.items():
-            self._put(name, record)
 
     def _put(self, name: str, record: bytes) -> None:
         path = self._path(name)
@@ -101,12 +104,8 @@ class FolderRecords:
         except FileNotFoundError:
             return b""
 
-    def _delete(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._path(name).unlink(missing_ok=True)
-
-    async def _in_thread(self, what: str, work: Callable[..., Answer], *arguments: object) -> Answer:
+    async def _in_thread(self, what: str, work: Callable[[], Answer]) -> Answer:
         try:
-            return await asyncio.to_thread(work, *arguments)
+            return await asyncio.to_thread(work)
         except OSError as error:
             raise RecordStoreError(f"could not {what} in {self._folder}: {error.strerror or error}") from error

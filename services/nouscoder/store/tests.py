@@ -57,7 +57,6 @@ class TestsSource(Protocol):
 
     def fetch(self, digest: str) -> AsyncIterator[bytes]:
         """The file in pieces. Raises UnknownTests, and another NousCoderError when it cannot be read now."""
-        ...
 
 
 def hex_of(digest: str) -> str:

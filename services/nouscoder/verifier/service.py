@@ -35,8 +35,11 @@ from nouscoder.verifier.access.caller import CallerFilter
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.quotas import ClientTests, QuotaGrader, Quotas, StoredTestsGrader
 from nouscoder.verifier.api.capabilities import Capabilities
-from nouscoder.verifier.api.compat import add_protocols
+from nouscoder.verifier.api.compat.mcp import add_mcp
+from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym
+from nouscoder.verifier.api.compat.openenv import add_openenv
 from nouscoder.verifier.api.compat.problem_set import ProblemSet, open_problem_set
+from nouscoder.verifier.api.remote_rewards import add_remote_rm
 from nouscoder.verifier.api.rest import DrainState, GradingApi, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.schema import bodies
@@ -119,28 +122,24 @@ class Parts:
 
     def app(self, page: CollectorRegistry, drain_state: DrainState) -> GradingApi:
         """The REST API with the protocols of other projects, and with `page` as the page of metrics."""
+        section, enter = self.section, drain_state.enter
         app = make_app(
             self.grader,
             page,
             drain_state,
-            self.section.max_body_bytes,
+            section.max_body_bytes,
             api_keys=self.api_keys,
             runner=self.runner,
             client_tests=self.client_tests,
             budget=self.budget,
-            hosts=self.section.hosts,
+            hosts=section.hosts,
             capabilities=Capabilities(self.core, self.isolation),
             jobs=self.jobs,
         )
-        add_protocols(
-            app,
-            grader=self.grader,
-            runner=self.runner,
-            problems=self.problems,
-            budget=self.budget,
-            section=self.section,
-            enter=drain_state.enter,
-        )
+        add_nemo_gym(app, self.grader, enter, section.max_body_bytes, section.max_bodies_bytes)
+        add_mcp(app, self.runner, self.problems, enter, section.max_body_bytes)
+        add_openenv(app, self.problems, self.budget, enter, section.max_body_bytes)
+        add_remote_rm(app, self.grader, enter, section.max_body_bytes)
         return app
 
     def servicer(self) -> Servicer:
@@ -194,7 +193,7 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
     """Make the parts, and start the sandboxes. `stack` closes them."""
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
-    metrics.watch_threads(lambda: {"body": bodies.thread.waits, "test": judge.thread.waits})
+    metrics.scraped.threads = lambda: {"body": bodies.thread.waits, "test": judge.thread.waits}
     sandbox = await _start_sandbox(section, metrics, stack)
     parts = Parts(section, share, sandbox, registry, metrics, stack)
     parts.jobs = await stack.enter_async_context(
@@ -214,8 +213,9 @@ async def _start_sandbox(section: VerifierSection, metrics: VerifierMetrics, sta
     """The backends, whose runners and uses `metrics` shows. Raises SandboxUnavailable."""
     sandbox = open_backends(section)
     stack.push_async_callback(sandbox.close)
-    metrics.watch_runners(lambda: sandbox.runners, lambda: sandbox.replacements)
-    metrics.watch_backends(lambda: sandbox.uses)
+    scraped = metrics.scraped
+    scraped.runners, scraped.replacements = lambda: sandbox.runners, lambda: sandbox.replacements
+    scraped.backends = lambda: sandbox.uses
     await sandbox.start()
     return sandbox
 

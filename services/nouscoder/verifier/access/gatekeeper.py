@@ -13,8 +13,9 @@ import asyncio
 import base64
 import json
 import math
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from typing import Any
+from collections.abc import Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nouscoder.http_server.api_keys import ApiKeys, foreign_part
 from nouscoder.http_server.memory_budget import Refusals
@@ -37,12 +38,6 @@ REFUSALS = Refusals(
     lambda detail: fault_record(detail, None), lambda kind, detail: last_record(kind, fault_record(detail, None))
 )
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 # Besides the parts of pages, whose names have a digest.
 OPEN = frozenset({"/", "/docs", "/healthz", "/readyz", "/openapi.json"})
 _OPEN_PARTS = ("/highlight-", "/docs-")
@@ -51,14 +46,10 @@ _FOREIGN = "a service without tokens takes no request from another site; name th
 _CHALLENGE = (b"www-authenticate", b"Bearer")
 
 
-class BadDeadline(ValueError):
-    """X-Deadline-S is not a positive number of seconds."""
-
-
 class Gatekeeper:
     """Wraps `app`."""
 
-    def __init__(self, app: App, api_keys: ApiKeys, hosts: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys, hosts: Collection[str] = ()) -> None:
         """`hosts` are the public names of a service without keys."""
         self._app = app
         self._api_keys = api_keys
@@ -82,7 +73,7 @@ class Gatekeeper:
                 return
         try:
             deadline_s = _deadline_s(headers.get(b"x-deadline-s"))
-        except BadDeadline as error:
+        except ValueError as error:
             await answer.fault(422, f"X-Deadline-S: {error}", "X-Deadline-S")
             return
         set_caller(caller)
@@ -182,6 +173,7 @@ def _secret(authorization: str) -> str | None:
 
 
 def _deadline_s(header: str | None) -> float | None:
+    """Raises ValueError."""
     if header is None:
         return None
     try:
@@ -189,5 +181,5 @@ def _deadline_s(header: str | None) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_DEADLINE_S:
-        raise BadDeadline(f"must be a number of seconds over 0, at most {MAX_DEADLINE_S}")
+        raise ValueError(f"must be a number of seconds over 0, at most {MAX_DEADLINE_S}")
     return seconds

@@ -3,6 +3,9 @@
 INVARIANT: no message with more than MOST_FIELDS is parsed. The one message of a call is counted in the memory budget
 before it is parsed, and until the call has ended. The servicer counts the messages of a stream. Health and reflection
 need no key.
+
+Parsing takes 0.6 µs and 60 bytes for each field, so 64 MiB of empty messages take 20 s and 2 GB, and the interpreter
+runs nothing else meanwhile. Counting stops at a bound. Source of the format: protobuf.dev, Encoding.
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
 from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.rpc.server import rebuilt
-from nouscoder.rpc.tests_convert import has_more_fields
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 
 MOST_FIELDS = 45_000  # of a message with those inside it: 10,000 tests have 30,000
@@ -118,8 +121,7 @@ def _counted(handler: _Handler, budget: MemoryBudget) -> _Handler:
     act: Any = handler.unary_unary or handler.unary_stream
 
     def admitted(data: bytes, context: _Context) -> object:
-        reservation = Reservation(budget)
-        reservation.close_after(context)
+        reservation = Reservation(budget).until_end_of(context)
         try:
             reservation.add(len(data))
         except MemoryBudgetExceeded as error:
@@ -139,3 +141,56 @@ def _counted(handler: _Handler, budget: MemoryBudget) -> _Handler:
                 yield one
 
     return rebuilt(handler, answers if handler.response_streaming else answer, bytes)
+
+
+# The fields of a message, counted before it is parsed.
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+
+
+def has_more_fields(data: bytes, message: Descriptor, most: int) -> bool:
+    """Whether the bytes of a message have more than `most` fields, with those of the messages inside it.
+
+    Counts up to where the bytes are no message, because parsing stops there too.
+    """
+    inside = {field.number: field.message_type for field in message.fields}
+    pending = [(0, len(data), inside)]
+    known = {message.full_name: inside}
+    count = 0
+    while pending:
+        at, end, inside = pending.pop()
+        while at < end:
+            count += 1
+            if count > most:
+                return True
+            tag, at = _varint(data, at, end)
+            kind = tag & 7
+            if kind == _BYTES:
+                size, at = _varint(data, at, end)
+                nested = inside.get(tag >> 3)
+                if size and nested is not None and at + size <= end:
+                    if nested.full_name not in known:
+                        known[nested.full_name] = {field.number: field.message_type for field in nested.fields}
+                    pending.append((at + size, end, inside))
+                    end, inside = at + size, known[nested.full_name]
+                else:
+                    at += size
+            elif kind == _VARINT:
+                _, at = _varint(data, at, end)
+            else:
+                at += _FIXED_BYTES.get(kind, 0)
+    return False
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The number at a place, and the place after it; the end for one that is cut off."""
+    value = shift = 0
+    while at < end and shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    return 0, max(end, at)

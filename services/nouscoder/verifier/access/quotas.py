@@ -49,10 +49,6 @@ _REQUESTS_SHARE = 0.2  # of a quota, which submissions of jobs do not use
 class QuotaExceeded(QueueFull):
     """The client has used up the quota of its API key. Other clients are still served."""
 
-    def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(retry_after_s)
-        self.args = (message,)
-
 
 @dataclass(slots=True)
 class Account:
@@ -73,7 +69,6 @@ class QuotaLedger(Protocol):
 
     def account(self, client: str) -> AbstractContextManager[Account]:
         """The account of a client, which nobody else reads or changes inside the context. Raises QuotaExceeded."""
-        ...
 
 
 class LocalLedger:
@@ -111,13 +106,13 @@ class Quotas:
         most, per_minute = caller.quota.max_in_flight, caller.quota.submissions_per_minute
         share = _REQUESTS_SHARE if caller.in_background else 0.0
         if most is not None and account.in_flight >= most - min(most - 1, math.ceil(share * most)):
-            raise QuotaExceeded(f"{caller.client} has {most} submissions in flight, the most that its key allows", 1)
+            raise QuotaExceeded(1, f"{caller.client} has {most} submissions in flight, the most that its key allows")
         if per_minute is not None:
             account.refill(per_minute, self._clock())
             least = 1 + share * (per_minute - 1)
             if account.left < least:
                 wait_s = max(1, math.ceil((least - account.left) * 60 / per_minute))
-                raise QuotaExceeded(f"{caller.client} may submit {per_minute} a minute, retry in {wait_s} s", wait_s)
+                raise QuotaExceeded(wait_s, f"{caller.client} may submit {per_minute} a minute, retry in {wait_s} s")
             account.left -= 1
 
 
@@ -169,35 +164,6 @@ class _ClientList:
         self.held[digits] = one
 
 
-class _StoreBytes:
-    """The bytes of all files in the store: those of the last count, and those added since that count began.
-
-    A file that is added during a count may count twice until the next one, so the sum is never too small.
-    """
-
-    def __init__(self) -> None:
-        self.is_counted = False
-        self._counted = 0  # less what was added before the count
-        self._added = 0
-
-    def added(self) -> int:
-        """Return the bytes added so far. A count starts with this number."""
-        return self._added
-
-    def count(self, num_bytes: int, added_before: int) -> None:
-        """Set the result of a count that began when `added` returned `added_before`."""
-        self._counted = num_bytes - added_before
-        self.is_counted = True
-
-    def add(self, num_bytes: int) -> None:
-        """Add a file. One thread at a time may call this."""
-        self._added += num_bytes
-
-    def total(self) -> int:
-        """Return the sum."""
-        return self._counted + self._added
-
-
 class ClientTests:
     """The tests in `blobs`, read through `cache`. `clock` returns seconds since 1970."""
 
@@ -214,7 +180,10 @@ class ClientTests:
         self._section = section
         self._clock = clock
         self._lists: dict[str, _ClientList] = {}  # by client
-        self._in_store = _StoreBytes()
+        # The bytes of all files in the store: those of the last count, less what was added before it, and those added
+        # so far. A file that is added during a count may count twice until the next one: the sum is never too small.
+        self._counted: int | None = None
+        self._added = 0  # one thread at a time adds
         self._storing = asyncio.Lock()
 
     async def put(self, client: str, tests: Tests | Path, stored: StoredTests | None = None) -> StoredTests:
@@ -223,8 +192,10 @@ class ClientTests:
             return await asyncio.to_thread(self._put, client, tests, stored)
 
     def _put(self, client: str, tests: Tests | Path, file_of: StoredTests | None) -> StoredTests:
-        known = self._list_of(client)
-        if not self._in_store.is_counted:
+        known = self._lists.get(client)
+        if known is None or self._is_old(known):
+            known = self._read_list(client)
+        if self._counted is None:
             self._count()
         new_bytes = 0
 
@@ -239,7 +210,7 @@ class ClientTests:
                 stored = self._store.keep(file_of, file, admit)
         else:
             stored = self._store.put(tests, admit)
-        self._in_store.add(new_bytes)
+        self._added += new_bytes
         digits = hex_of(stored.digest)
         self._blobs.put(_name(client, digits, stored.num_bytes), b"")
         self._lists[client].add(digits, _Held(stored.num_bytes, self._clock()))  # a grading may have read it again
@@ -254,7 +225,7 @@ class ClientTests:
                 f"these tests have {stored.num_bytes} bytes, {known.num_bytes} are stored, and a client may store"
                 f" {self._section.client_bytes}; {expiry}"
             )
-        of_all = self._in_store.total()
+        of_all = (self._counted or 0) + self._added
         if new_bytes and of_all + new_bytes > self._section.store_bytes:
             raise StorageFull(
                 f"these tests take {new_bytes} bytes, all clients' tests take {of_all}, and the store may hold"
@@ -303,7 +274,7 @@ class ClientTests:
 
     def _count(self, used: set[str] | None = None) -> None:
         """Count the bytes of all files. With `used` (hex digits), delete old files that are not in it first."""
-        added_before, num_bytes = self._in_store.added(), 0
+        added_before, num_bytes = self._added, 0
         for info in self._blobs.list("stored"):
             is_unused = used is not None and info.name.rpartition("/")[2] not in used
             # Tests that are being stored have no entry yet.
@@ -311,11 +282,7 @@ class ClientTests:
                 self._blobs.delete(info.name)
             else:
                 num_bytes += info.num_bytes
-        self._in_store.count(num_bytes, added_before)
-
-    def _list_of(self, client: str) -> _ClientList:
-        known = self._lists.get(client)
-        return self._read_list(client) if known is None or self._is_old(known) else known
+        self._counted = num_bytes - added_before
 
     def _read_list(self, client: str) -> _ClientList:
         known = _ClientList(self._clock())

@@ -13,8 +13,8 @@ from nouscoder.atomic_files import StorageError
 from nouscoder.http_server.body import BodyFault
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.quotas import StorageFull
-from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.schema import Fault
+from nouscoder.verifier.api.streaming import NotGraded
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import STORE_TESTS, InvalidSubmission, TooLarge
 from nouscoder.verifier.jobs.folder import JobConflict, JobsFull, UnknownJob

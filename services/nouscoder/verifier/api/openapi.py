@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.access.gatekeeper import MAX_DEADLINE_S, is_open_path
 from nouscoder.verifier.api.faults import FAULTS
-from nouscoder.verifier.api.get_reward import GetRewardRequest
+from nouscoder.verifier.api.remote_rewards import GetRewardRequest
 from nouscoder.verifier.api.run_code import RunCodeRequest
 from nouscoder.verifier.api.sandbox_fusion import SubmitRequest
 from nouscoder.verifier.api.schema import GradeRequest, StoredGradeRequest

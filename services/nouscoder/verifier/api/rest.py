@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -21,21 +20,21 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nouscoder import __version__
 from nouscoder.domain.submission import Comparator, ComparatorKind
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.body import BODIES_OF_MANY, read_body, read_whole, while_connected
 from nouscoder.http_server.memory_budget import CountMemory, MemoryBudget
-from nouscoder.verifier.access.gatekeeper import REFUSALS, App, Gatekeeper, Receive, Scope, Send, is_open_path
+from nouscoder.verifier.access.gatekeeper import REFUSALS, Gatekeeper, is_open_path
 from nouscoder.verifier.access.quotas import ClientTests
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
-from nouscoder.verifier.api.docs_page import docs_page, docs_parts
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to
-from nouscoder.verifier.api.get_reward import GetRewardAnswer, rewarded_submissions, rewards
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import openapi_document
-from nouscoder.verifier.api.playground import highlighter, highlighter_path, playground
+from nouscoder.verifier.api.pages import docs_page, docs_parts, highlighter, highlighter_path, playground
+from nouscoder.verifier.api.remote_rewards import add_get_reward
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.sandbox_fusion import add_run_code, add_submit
 from nouscoder.verifier.api.schema import (
@@ -44,34 +43,34 @@ from nouscoder.verifier.api.schema import (
     StoredTestsAnswer,
     answer_json,
     bodies,
+    body_of,
     parse_submission,
 )
 from nouscoder.verifier.api.streaming import batch_lines, lines_of, server_events
 from nouscoder.verifier.api.tests_upload import TestsUpload
 from nouscoder.verifier.grading.grader import Grading
-from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed
-
-log = logging.getLogger(__name__)
 
 # POST /v1/grade without the web framework.
 
 PATH = "/v1/grade"
 
 
-class GradeFront:
-    """ASGI application that grades the body of every request."""
+class GradingApi(FastAPI):
+    """The API. Requests to POST /v1/grade go to `_front`, all others to the routes."""
 
-    def __init__(self, grader: Grading, enter: Callable[[], None], max_body_bytes: int) -> None:
+    def __init__(self, grader: Grading, enter: Callable[[], None], max_body_bytes: int, **settings: Any) -> None:
         """`enter` raises when the service drains."""
+        super().__init__(**settings)
         self._grader = grader
         self._enter = enter
         self._max_body_bytes = max_body_bytes
+        self._wrapped_front: ASGIApp = self._front
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+    async def _front(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Grade the body of a request."""
         try:
             body = await self.graded(scope, receive)
         except Exception as error:
@@ -85,23 +84,14 @@ class GradeFront:
         await send({"type": "http.response.body", "body": body})
 
     async def graded(self, scope: Scope, receive: Receive) -> bytes:
-        """The JSON of the verdict. Raises the errors of `answer_to`."""
+        """The JSON of the verdict on the body of a request. Raises the errors of `answer_to`."""
         self._enter()
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         body = await read_whole(declared.decode("latin-1"), receive, self._max_body_bytes)
         submission = await bodies.parsed(body, parse_submission)
         return answer_json(await while_connected(receive, self._grader.grade(submission)))
 
-
-class GradingApi(FastAPI):
-    """The API. Requests to POST /v1/grade go to `grade_front`, all others to the routes."""
-
-    def __init__(self, grade_front: GradeFront, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.grade_front = grade_front
-        self._wrapped_front: App = grade_front
-
-    def wrap(self, middleware: Callable[..., App], **options: Any) -> None:
+    def wrap(self, middleware: Callable[..., ASGIApp], **options: Any) -> None:
         """Add a middleware in front of all others."""
         self.add_middleware(middleware, **options)
         self._wrapped_front = middleware(self._wrapped_front, **options)
@@ -115,9 +105,8 @@ class GradingApi(FastAPI):
 
 
 _JSON = "application/json"
-_REF = "#/components/schemas/{model}"
-_EITHER = {"anyOf": [{"$ref": _REF.format(model=name)} for name in ("GradeRequest", "StoredGradeRequest")]}
-_REQUEST = {"requestBody": {"required": True, "content": {_JSON: {"schema": _EITHER}}}}
+_EITHER = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("GradeRequest", "StoredGradeRequest")]}
+_REQUEST = body_of(_EITHER)
 _REQUESTS = {"type": "array", "items": _EITHER, "description": "one a line"}
 _LINES = {"requestBody": {"required": True, "content": {"application/x-ndjson": {"schema": _REQUESTS}}}}
 
@@ -158,7 +147,9 @@ def make_app(
     """
     # A redirect to the path without a slash would repeat the Host of the request.
     app = GradingApi(
-        GradeFront(grader, drain_state.enter, max_body_bytes),
+        grader,
+        drain_state.enter,
+        max_body_bytes,
         title="NousCoder verifier",
         version=__version__,
         openapi_url=None,  # served by _add_docs
@@ -176,7 +167,7 @@ def make_app(
     of_many = BODIES_OF_MANY * max_body_bytes
     of_batch = of_many if budget is None else min(of_many, budget.budget_bytes)
     _add_grading(app, grader, drain_state, max_body_bytes, of_batch)
-    _add_get_reward(app, grader, drain_state, max_body_bytes)
+    add_get_reward(app, grader, drain_state.enter, max_body_bytes)
     add_submit(app, grader, drain_state.enter, max_body_bytes)
     if runner is not None:
         add_run_code(app, runner, drain_state.enter, max_body_bytes)
@@ -189,7 +180,9 @@ def make_app(
     else:
         _add_no_jobs(app)
     _add_docs(app)
-    app.openapi = lambda: _openapi(app, needs_token=not keys.is_open)  # type: ignore[method-assign]
+    app.openapi = functools.cache(  # type: ignore[method-assign]
+        lambda: openapi_document(app, tuple(installed()), needs_token=not keys.is_open)
+    )
     return app
 
 
@@ -199,7 +192,7 @@ def _add_grading(
     @app.post("/v1/grade", response_model=GradeAnswer, responses=FAULTS, openapi_extra=_REQUEST)
     async def grade(request: Request) -> Response:
         """Grade one submission."""
-        return Response(await app.grade_front.graded(request.scope, request.receive), media_type=_JSON)
+        return Response(await app.graded(request.scope, request.receive), media_type=_JSON)
 
     @app.post("/v1/grade/stream", responses=FAULTS, openapi_extra=_REQUEST)
     async def grade_stream(request: Request) -> Response:
@@ -219,26 +212,9 @@ def _add_grading(
         return StreamingResponse(batch_lines(grader, lines_of(body)), media_type="application/x-ndjson")
 
 
-def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
-    schema = {"$ref": _REF.format(model="GetRewardRequest")}
-    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": schema}}}}
-
-    @app.post("/get_reward", response_model=GetRewardAnswer, responses=FAULTS, openapi_extra=extra)
-    async def get_reward(request: Request) -> Response:
-        """Grade answers as OpenRLHF's remote reward: `labels` are the tests."""
-        drain_state.enter()
-        try:
-            submissions = await bodies.parsed(await read_body(request, max_body_bytes), rewarded_submissions)
-        except InvalidSubmission as error:  # OpenRLHF shows only the status
-            log.warning("a request for rewards is refused", extra={"field": error.field, "reason": str(error)})
-            raise
-        answer = await while_connected(request.receive, rewards(grader, submissions))
-        return Response(answer.model_dump_json(), media_type=_JSON)
-
-
 def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState, max_body_bytes: int) -> None:
     upload = TestsUpload(client_tests, max_body_bytes)
-    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="Tests")}}}}}
+    described = body_of("Tests")
     full: dict[int | str, dict[str, Any]] = {
         409: {
             "model": Fault,
@@ -246,7 +222,7 @@ def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState,
         }
     }
 
-    @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=FAULTS | full, openapi_extra=extra)
+    @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=FAULTS | full, openapi_extra=described)
     async def put_tests(request: Request) -> Response:
         """Store tests of any size. Submissions of the same client can then name them by their digest."""
         drain_state.enter()
@@ -320,12 +296,6 @@ def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainStat
         """The Prometheus metrics; those in the format OpenMetrics have exemplars."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(await asyncio.to_thread(encode, registry), headers={"content-type": content_type})
-
-
-def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        app.openapi_schema = openapi_document(app, tuple(installed()), needs_token=needs_token)
-    return app.openapi_schema
 
 
 def _add_docs(app: FastAPI) -> None:

@@ -17,18 +17,16 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 from starlette.types import Scope
 
 from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.formats.body import first_fault
-from nouscoder.formats.json_values import TooManyValues, ValueCount, with_whole_characters
+from nouscoder.formats.json_values import TooManyValues, ValueCount
 from nouscoder.http_server.body import read_body, while_connected
 from nouscoder.http_server.memory_budget import add_answer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, fault
-from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.run_code import (
     CodeRunner,
     CommandResult,
@@ -37,8 +35,8 @@ from nouscoder.verifier.api.run_code import (
     RunStatus,
     parse_run_code,
 )
-from nouscoder.verifier.api.schema import Fault, bodies
-from nouscoder.verifier.api.streaming import grade_patiently
+from nouscoder.verifier.api.schema import Fault, bodies, body_of, parsed_as
+from nouscoder.verifier.api.streaming import judged
 from nouscoder.verifier.grading.extract import extract_code
 from nouscoder.verifier.grading.grader import Grading, QueueFull
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge
@@ -167,14 +165,6 @@ class EvalResult(BaseModel):
     extra: dict[str, Any] | None = None
 
 
-def parse_submit(body: bytes) -> SubmitRequest:
-    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
-    try:
-        return SubmitRequest.model_validate_json(with_whole_characters(body))
-    except ValidationError as error:
-        raise InvalidSubmission(*first_fault(error)) from None
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer to grade, and the program in it."""
@@ -188,16 +178,14 @@ def submitted_answer(body: bytes, values: ValueCount) -> Answer:
     """Parse a request. Raises InvalidSubmission naming the invalid field, and Absent."""
     if values.weight > Bounds().num_tests:
         _check_num_tests(body)
-    request = parse_submit(body)
+    request = parsed_as(SubmitRequest, body)
     submission = request.submission(values)
     return Answer(request.id, submission, extract_code(request.completion, submission.language) or "")
 
 
 async def evaluated(grader: Grading, answer: Answer) -> EvalResult:
     """Grade one answer. Raises InvalidSubmission, Absent, QueueFull, and NotGraded for a failure of the service."""
-    verdict = await grade_patiently(grader, answer.submission)
-    if verdict.is_ours:
-        raise NotGraded(f"the grading service failed: {verdict.detail}")
+    verdict = await judged(grader, answer.submission)
     return EvalResult(
         id=answer.id,
         accepted=verdict.kind is VerdictKind.ACCEPTED,
@@ -261,7 +249,6 @@ def _not_run(verdict: Verdict) -> EvalCase:
 
 _JSON = "application/json"
 _HEAD_BYTES = 1024  # of an answer to /run_code: all but its texts
-_REF = "#/components/schemas/{model}"
 _RUN_FAULTS = {status: fault for status, fault in FAULTS.items() if status not in (429, 503, 504)} | {
     504: {"model": Fault, "description": "No slot, CPU or memory in time, or the X-Deadline-S has passed: retry."}
 }
@@ -269,10 +256,9 @@ _RUN_FAULTS = {status: fault for status, fault in FAULTS.items() if status not i
 
 def add_run_code(app: FastAPI, runner: CodeRunner, enter: Callable[[], None], max_body_bytes: int) -> None:
     """Add /run_code. `enter` raises when the service drains."""
-    request_schema = {"$ref": _REF.format(model="RunCodeRequest")}
-    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": request_schema}}}}
+    described = body_of("RunCodeRequest")
 
-    @app.post("/run_code", response_model=RunCodeAnswer, responses=_RUN_FAULTS, openapi_extra=extra)
+    @app.post("/run_code", response_model=RunCodeAnswer, responses=_RUN_FAULTS, openapi_extra=described)
     async def run_code(request: Request) -> Response:
         """Run one program once, like SandboxFusion."""
         try:
@@ -297,13 +283,12 @@ async def _counted(scope: Scope, answer: RunCodeAnswer) -> Response:
 
 def add_submit(app: FastAPI, grader: Grading, enter: Callable[[], None], max_body_bytes: int) -> None:
     """Add /submit, and a 501 for what only SandboxFusion has. `enter` raises when the service drains."""
-    schema = {"$ref": _REF.format(model="SubmitRequest")}
-    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": schema}}}}
+    described = body_of("SubmitRequest")
     absent: dict[int | str, dict[str, Any]] = {
         501: {"model": Fault, "description": "SandboxFusion has this, the service does not."}
     }
 
-    @app.post("/submit", response_model=EvalResult, responses=FAULTS | absent, openapi_extra=extra)
+    @app.post("/submit", response_model=EvalResult, responses=FAULTS | absent, openapi_extra=described)
     async def submit(request: Request) -> Response:
         """Grade an answer with tests in the request, like SandboxFusion."""
         enter()

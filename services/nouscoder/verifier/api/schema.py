@@ -6,15 +6,16 @@ Only this module turns them into domain records.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
 
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference, language_name
-from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind, reward_of_verdict
+from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind, reward_of_verdict
 from nouscoder.formats.body import (
     MOST_FAULTS,
     Body,
@@ -161,6 +162,34 @@ class Fault(BaseModel):
     field: str | None = None
 
 
+Sent = TypeVar("Sent", bound=BaseModel)
+
+
+def body_of(schema: dict[str, Any] | str) -> dict[str, Any]:
+    """What the OpenAPI document says of a call whose body is JSON of this schema, or of the record of this name."""
+    whole = {"$ref": f"#/components/schemas/{schema}"} if isinstance(schema, str) else schema
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole}}}}
+
+
+def parsed_as(kind: type[Sent], body: bytes) -> Sent:
+    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
+    with _naming_fields():
+        return kind.model_validate_json(with_whole_characters(body))
+
+
+@contextmanager
+def _naming_fields(whole: str = "") -> Iterator[None]:
+    """Turns faults of a body into InvalidSubmission. `whole` is the field that the body is."""
+    try:
+        yield
+    except ValidationError as error:
+        raise InvalidSubmission(*first_fault(error, whole)) from None
+    except NotTests as error:
+        raise InvalidSubmission(error.field, str(error)) from None
+    except TooManyValues as error:
+        raise TooLarge("tests", str(error)) from None
+
+
 def parse_submission(body: bytes | str, values: ValueCount | None = None) -> Submission:
     """Parse a request's JSON, of this project or in a public shape. Raises InvalidSubmission naming the field.
 
@@ -172,14 +201,8 @@ def parse_submission(body: bytes | str, values: ValueCount | None = None) -> Sub
     values = values or ValueCount.unbounded()
     if isinstance(body, str):
         body = body.encode("utf8", "replace")
-    try:
+    with _naming_fields():
         submission = _submission_from(with_whole_characters(body), values)
-    except ValidationError as error:
-        raise InvalidSubmission(*first_fault(error)) from None
-    except NotTests as error:
-        raise InvalidSubmission(error.field, str(error)) from None
-    except TooManyValues as error:
-        raise TooLarge("tests", str(error)) from None
     give_way(len(body))
     return compact(submission, values)
 
@@ -265,14 +288,8 @@ def _names_stored_tests(error: ValidationError) -> bool:
 def parse_tests(body: bytes, values: ValueCount | None = None) -> Tests:
     """Parse the body of PUT /v1/tests. Raises InvalidSubmission naming the invalid field. See `parse_submission`."""
     values = values or ValueCount.unbounded()
-    try:
+    with _naming_fields("tests"):
         tests = _tests_from(with_whole_characters(body), values)
-    except ValidationError as error:
-        raise InvalidSubmission(*first_fault(error, "tests")) from None
-    except NotTests as error:
-        raise InvalidSubmission(error.field, str(error)) from None
-    except TooManyValues as error:
-        raise TooLarge("tests", str(error)) from None
     validate_tests(tests, Bounds())
     return tests
 
@@ -309,7 +326,7 @@ def answer_record(verdict: Verdict) -> dict[str, Any]:
         "total": verdict.total,
         "reward": None if verdict.is_ours else reward_of_verdict(verdict),
         "score": verdict.score,
-        "first_failure": _failure_record(verdict.first_failure),
+        "first_failure": None if verdict.first_failure is None else asdict(verdict.first_failure),
         "tests": [outcome_record(outcome) for outcome in verdict.tests],
         "graded": verdict.graded,
         "duration_s": round(verdict.duration_s, 6),
@@ -322,10 +339,3 @@ def answer_record(verdict: Verdict) -> dict[str, Any]:
 def answer_json(verdict: Verdict) -> bytes:
     """A verdict as the JSON of an answer."""
     return json.dumps(answer_record(verdict)).encode()
-
-
-def _failure_record(failure: FirstFailure | None) -> dict[str, Any] | None:
-    if failure is None:
-        return None
-    texts = {name: getattr(failure, name) for name in ("input", "expected", "output", "stderr")}
-    return {"index": failure.index, "outcome": failure.outcome.value, **texts}

@@ -15,19 +15,17 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import grpc
 
 from nouscoder.config import TlsSection
 from nouscoder.domain.submission import Limits, Submission, Tests, TestsReference
 from nouscoder.domain.verdict import Verdict
-from nouscoder.formats.json_values import MAX_WEIGHT, ValueCount, without_collections
+from nouscoder.formats.json_values import MAX_WEIGHT, ValueCount, json_weight, without_collections
 from nouscoder.http_server.listener import checked_context, files_of
 from nouscoder.http_server.memory_budget import MemoryBudget, Reservation
 from nouscoder.rpc.convert import InvalidMessage
-from nouscoder.rpc.pairs import ANSWER, LIMITS, OUTCOME, SUBMISSION, VERDICT
-from nouscoder.rpc.tests_convert import tests_from, tests_from_text, weight_of_calls
+from nouscoder.rpc.pairs import ANSWER, LIMITS, OUTCOME, SUBMISSION, VERDICT, tests_from, tests_from_text
 from nouscoder.rpc.tls import following
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
@@ -40,29 +38,7 @@ from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, Too
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionOver, ToolSessions, ToolsOff
 
-# The answers of one gRPC call in the memory budget.
-
 SHARE = 0.25  # of the memory budget
-
-
-class _Message(Protocol):
-    def ByteSize(self) -> int:  # noqa: N802 - of protobuf
-        """The size on the wire."""
-        ...
-
-
-class CallAnswers:
-    """Counts in `budget`, the part of gRPC's answers, until the call of `context` has ended."""
-
-    def __init__(self, budget: MemoryBudget, context: grpc.aio.ServicerContext[object, object]) -> None:
-        self._reservation = Reservation(budget)
-        self._reservation.close_after(context)
-
-    async def add(self, answer: _Message) -> None:
-        """Count an answer that is sent next. Raises MemoryBudgetExceeded."""
-        await self._reservation.add_answer(answer.ByteSize())
-
-
 FULL_NAME = "nouscoder.v1.VerifierService"
 _FIRST_CALL_S = 5.0
 _Context = grpc.aio.ServicerContext[object, object]
@@ -100,7 +76,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         await _send_request_id(context)
         verdict = await self._grader.grade(await _submission(request.submission))
         response = verifier_pb2.GradeResponse(verdict=VERDICT.to(verdict))
-        await CallAnswers(self._answers, context).add(response)
+        await Reservation(self._answers).until_end_of(context).add_answer(response.ByteSize())
         return response
 
     async def GradeStream(  # noqa: N802
@@ -108,14 +84,15 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
         """Grade one submission and stream the outcome of each test."""
         await _send_request_id(context)
-        submission, answers = await _submission(request.submission), CallAnswers(self._answers, context)
+        submission = await _submission(request.submission)
+        answers = Reservation(self._answers).until_end_of(context)
         async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, Verdict):
                     answer = verifier_pb2.GradeStreamResponse(verdict=VERDICT.to(event))
                 else:
                     answer = verifier_pb2.GradeStreamResponse(outcome=OUTCOME.to(event))
-                await answers.add(answer)
+                await answers.add_answer(answer.ByteSize())
                 yield answer
 
     async def GradeBatch(  # noqa: N802
@@ -123,7 +100,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.GradeBatchResponse]:
         """Grade many submissions. A request is read only when there is room for it, in slots and in memory."""
         await _send_request_id(context)
-        sent = CallAnswers(self._answers, context)
+        sent = Reservation(self._answers).until_end_of(context)
         with self._budget.request() as reservation:
 
             async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
@@ -136,7 +113,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
             answers = map_concurrently(_counted(request_iterator, reservation), grade, 2 * self._grader.num_slots)
             async with aclosing(answers) as closing:  # type: ignore[type-var]
                 async for answer in closing:
-                    await sent.add(answer)
+                    await sent.add_answer(answer.ByteSize())
                     yield answer
 
     async def Interpret(  # noqa: N802
@@ -144,7 +121,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.InterpretResponse]:
         """A tool session. It ends with the call, whatever ends that."""
         await _send_request_id(context)
-        sent = CallAnswers(self._answers, context)
+        sent = Reservation(self._answers).until_end_of(context)
         if self._tools is None:
             with suppress(TimeoutError):  # a client that is still sending its first call would not see the reason
                 async with asyncio.timeout(_FIRST_CALL_S):
@@ -156,7 +133,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
                     reservation.add(request.ByteSize())
                     answer = await session.run(request.code)
                 message = ANSWER.to(answer)
-                await sent.add(message)
+                await sent.add_answer(message.ByteSize())
                 await session.deliver(functools.partial(context.write, message))
         by_generator: tuple[verifier_pb2.InterpretResponse, ...] = ()  # gRPC waits for its client outside of it
         for message in by_generator:
@@ -212,12 +189,22 @@ async def _submission(message: verdict_pb2.Submission) -> Submission:
             return await bodies.parsed(
                 data,
                 lambda _, values: compact(SUBMISSION.of(message), values),
-                weigh=lambda _: weight_of_calls(tests, MAX_WEIGHT),
+                weigh=lambda _: _weight_of_calls(tests),
             )
         case None | "digest":
             return SUBMISSION.of(message)
         case _:
             return SUBMISSION.of(message, tests=await asyncio.to_thread(_tests_from, tests))
+
+
+def _weight_of_calls(message: verdict_pb2.Tests) -> int:
+    """The weight (formats/json_values.py) of all JSON texts of calls; above MAX_WEIGHT, some weight above it."""
+    weight = 0
+    for case in message.call.cases:
+        weight += sum(json_weight(text, MAX_WEIGHT) for text in (case.args_json, case.kwargs_json, case.expected_json))
+        if weight > MAX_WEIGHT:
+            break
+    return weight
 
 
 async def _submission_of_json(message: verdict_pb2.Submission, text: bytes) -> Submission:

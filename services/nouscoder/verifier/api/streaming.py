@@ -32,6 +32,10 @@ _LINE = re.compile(rb"[^\n]+")
 _BLANK_LINES = 1000  # looked at before the event loop has a turn
 
 
+class NotGraded(Exception):
+    """The service failed on a submission. The message says why; the request can be repeated."""
+
+
 class _Id(Enum):
     """In place of the id of a line."""
 
@@ -73,6 +77,14 @@ async def grade_patiently(
     return await while_full(lambda: grader.grade(submission, on_outcome), patience_s)
 
 
+async def judged(grader: Grading, submission: Submission, patience_s: float = QUEUE_PATIENCE_S) -> Verdict:
+    """Like `grade_patiently`. Raises NotGraded for an internal_error."""
+    verdict = await grade_patiently(grader, submission, patience_s=patience_s)
+    if verdict.is_ours:
+        raise NotGraded(f"the grading service failed: {verdict.detail}")
+    return verdict
+
+
 async def while_full(act: Callable[[], Awaitable[Answer]], patience_s: float = QUEUE_PATIENCE_S) -> Answer:
     """The result of `act`, repeated while it raises QueueFull, for up to `patience_s` seconds. Raises QueueFull."""
     loop = asyncio.get_running_loop()
@@ -102,7 +114,7 @@ async def map_concurrently(
     try:
         while not ended or pending:
             if not ended and feed is None and len(pending) < at_once:
-                feed = asyncio.ensure_future(_next(source))
+                feed = asyncio.ensure_future(anext(source))
             waiting = {*pending} | ({feed} if feed is not None else set())
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if feed is not None and feed in done:
@@ -128,10 +140,6 @@ async def map_concurrently(
         feed, failure = None, None
         for futures in (pending, waiting, done, unfinished):
             futures.clear()
-
-
-async def _next(source: AsyncIterator[Item]) -> Item:
-    return await anext(source)
 
 
 def lines_of(body: bytes) -> Iterator[bytes]:

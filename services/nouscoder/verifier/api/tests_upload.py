@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import resource
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -27,7 +26,7 @@ from fastapi import Request
 
 from nouscoder.domain.submission import Tests
 from nouscoder.formats.sent_tests import NotTests, sent_tests
-from nouscoder.http_server.body import read_body, while_connected, write_body
+from nouscoder.http_server.body import read_body, run_apart, while_connected, write_body
 from nouscoder.http_server.memory_budget import stored_parts
 from nouscoder.store.case_files import unpacked, write_tests
 from nouscoder.store.tests import StoredTests
@@ -44,7 +43,6 @@ _RETRY_AFTER_S = 5
 _MEMORY_BYTES = 2 << 30  # beside the file itself
 _CPU_TIME_S = 600
 _PATIENCE_S = 900.0
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LD_LIBRARY_PATH")
 _converting = asyncio.Semaphore(MOST_AT_ONCE)
 
 
@@ -117,23 +115,8 @@ async def tests_of_message(data: bytes) -> tuple[Tests, str]:
 async def converted(source: Path, target: Path) -> StoredTests:
     """Convert a file that a client has sent to the file of its tests. Raises InvalidSubmission."""
     async with _converting:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", __name__, str(source), str(target)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-            start_new_session=True,
-        )
-        said = b""
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE_S):
-                    said, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    if process.returncode != 0:
+        code, said, _ = await run_apart(__name__, source, target, patience_s=_PATIENCE_S)
+    if code != 0:
         raise InvalidSubmission("body", "the tests cannot be read within the limits of memory and time")
     answer = json.loads(said)
     if "field" in answer:

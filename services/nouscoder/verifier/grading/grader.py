@@ -123,7 +123,7 @@ class Grader:
         self._slots = FairSlots(self.num_slots, self._section.max_queue, self._report_load, metrics.waited)
         math_limits = MathLimits(total_s=self._section.max_submission_s)
         self.mathematics = MathLane(self.num_slots, self._section.max_queue, metrics, math_limits)
-        metrics.watch_queue(lambda: (self._slots.oldest_s, self._slots.num_clients))
+        metrics.scraped.queue = lambda: (self._slots.oldest_s, self._slots.num_clients)
 
     @property
     def unfinished(self) -> int:
@@ -351,7 +351,8 @@ class MathLane:
         num_cpus = len(os.sched_getaffinity(0))
         self._quick = FairSlots(num_places, max_waiting, lambda waiting, busy: None, metrics.waited)
         self._slow = FairSlots(num_cpus, max_waiting, lambda waiting, busy: None)
-        metrics.watch_math(lambda: (self._quick.waiting + self._slow.waiting, self._quick.busy + self._slow.busy))
+        quick, slow = self._quick, self._slow
+        metrics.scraped.math = lambda: (quick.waiting + slow.waiting, quick.busy + slow.busy)
 
     @property
     def unfinished(self) -> int:

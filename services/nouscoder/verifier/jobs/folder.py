@@ -66,10 +66,6 @@ class JobsFull(NousCoderError):
 class UploadsFull(QueueFull):
     """Too many jobs are being received."""
 
-    def __init__(self) -> None:
-        super().__init__(5)
-        self.args = ("too many jobs are being received; retry",)
-
 
 class JobOptions(BaseModel):
     """What a client may ask of a job, as parameters of the URL."""
@@ -159,14 +155,14 @@ class JobFolder:
         self._verdicts: Counter[str] = Counter()
         self._errors = 0
         self._log: RecordLog | None = log
-        self._results_bytes = log.num_bytes
+        self.results_bytes = log.num_bytes  # of the results that a reader may have
         self._requests: BinaryIO | None = None
         self._number = 0  # of the next line that has a submission
         self._ahead: deque[tuple[int, bytes]] = deque()
         for key in log:
             self._count(log.get(key))
         if end is not None:
-            self._close_log()
+            self.close()
 
     @classmethod
     def opened(cls, path: Path) -> JobFolder:
@@ -191,15 +187,10 @@ class JobFolder:
         return 0 if self.ended is not None else self.record.total - self.num_done
 
     @property
-    def results_bytes(self) -> int:
-        """Size of the results that a reader may have."""
-        return self._results_bytes
-
-    @property
     def num_bytes(self) -> int:
         """What the job takes on the disk."""
         requests = self.path / REQUESTS
-        return self._results_bytes + (requests.stat().st_size if requests.exists() else 0)
+        return self.results_bytes + (requests.stat().st_size if requests.exists() else 0)
 
     def next_request(self) -> tuple[int, bytes] | None:
         """(number, line) of the next submission without a result; None at the end. Blocks. Raises OSError."""
@@ -223,7 +214,7 @@ class JobFolder:
         if self._log is None:
             return
         self._log.add(str(number), result)
-        self._results_bytes = self._log.num_bytes
+        self.results_bytes = self._log.num_bytes
         self._count(result)
         self.notify()
 
@@ -233,7 +224,7 @@ class JobFolder:
             self._log.sync()
         write_whole(self.path / END, end.model_dump_json().encode())
         self.ended = end
-        self._close_log()
+        self.close()
         (self.path / REQUESTS).unlink(missing_ok=True)
 
     def tell(self, state: WebhookState) -> None:
@@ -245,11 +236,11 @@ class JobFolder:
         """At most `size` bytes of the results from `offset`. Blocks. Raises OSError."""
         with (self.path / RESULTS).open("rb") as file:
             file.seek(offset)
-            return file.read(min(size, max(0, self._results_bytes - offset)))
+            return file.read(min(size, max(0, self.results_bytes - offset)))
 
     def remove(self) -> None:
         """Delete the folder. Blocks. The record goes first, so that a half deleted folder is no job."""
-        self._close_log()
+        self.close()
         (self.path / RECORD).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -263,10 +254,6 @@ class JobFolder:
         self.progressed.set()
         self.progressed = asyncio.Event()
 
-    def close(self) -> None:
-        """Close the files."""
-        self._close_log()
-
     def answer(self, keep_s: float) -> JobAnswer:
         """The state, for a service that keeps jobs for `keep_s` seconds after their end."""
         end, options = self.ended, self.record.options
@@ -277,7 +264,7 @@ class JobFolder:
             done=self.num_done,
             verdicts=dict(self._verdicts),
             errors=self._errors,
-            results_bytes=self._results_bytes,
+            results_bytes=self.results_bytes,
             priority=options.priority,
             webhook=self.told if options.webhook else None,
             created_s=self.record.created_s,
@@ -292,7 +279,8 @@ class JobFolder:
         else:
             self._errors += 1
 
-    def _close_log(self) -> None:
+    def close(self) -> None:
+        """Close the files."""
         if self._log is not None:
             self._log.close()
         if self._requests is not None:

@@ -1,5 +1,9 @@
 """Receives a job: its body goes to the disk as it arrives, and becomes the file of its submissions.
 
+A parquet file has a row for each submission, with a column for each field; a null is a field that is not given. A
+process of its own, `python -m nouscoder.verifier.jobs.intake IN OUT MAX_BYTES`, turns it into lines, with limits of
+memory and time, because it decodes what a client sent. It exits with 1 and one sentence on stderr.
+
 INVARIANT: nothing of a body stays in memory but the part that arrives. A body that is refused, too slow or cut leaves
 nothing behind. A job exists from the moment when all of it is on the disk.
 """
@@ -7,18 +11,24 @@ nothing behind. A job exists from the moment when all of it is on the disk.
 from __future__ import annotations
 
 import asyncio
-import os
+import json
+import resource
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from nouscoder.http_server.body import write_body
+from nouscoder.http_server.body import run_apart, write_body
+from nouscoder.installation import how_to_install
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.grading.validation import STORE_TESTS, InvalidSubmission
 from nouscoder.verifier.jobs.folder import JobFolder, JobOptions
 from nouscoder.verifier.jobs.store import JobStore, Upload
 
+MEMORY_BYTES = 4 * 1024**3
+CPU_TIME_S = 600
+_BATCH_ROWS = 64
 _PARQUET_PATIENCE_S = 900.0
 
 
@@ -30,49 +40,36 @@ class JobBody:
     is_parquet: bool = False
 
 
-class Intake:
-    """Receives jobs into `store`. A submission has at most `max_line_bytes`."""
+async def receive(
+    store: JobStore, caller: Caller, job_id: str, options: JobOptions, body: JobBody, max_line_bytes: int
+) -> JobFolder:
+    """The new job, whose submissions have at most `max_line_bytes` each.
 
-    def __init__(self, store: JobStore, max_line_bytes: int) -> None:
-        self._store = store
-        self._max_line_bytes = max_line_bytes
+    Raises InvalidSubmission, BodyFault, JobsFull, JobConflict and StorageError.
+    """
+    with store.upload(caller, job_id) as upload:
+        if body.is_parquet:
+            sent = upload.path / "requests.parquet"
+            await write_body(body.parts, sent, upload.charge)
+            await _convert(sent, upload, store.bounds.client_bytes)
+        else:
+            await write_body(body.parts, upload.requests, upload.charge)
+        total = await asyncio.to_thread(_count_lines, upload.requests, max_line_bytes)
+        return await store.add(upload, options, total)
 
-    async def receive(self, caller: Caller, job_id: str, options: JobOptions, body: JobBody) -> JobFolder:
-        """The new job. Raises InvalidSubmission, BodyFault, JobsFull, JobConflict and StorageError."""
-        with self._store.upload(caller, job_id) as upload:
-            if body.is_parquet:
-                sent = upload.path / "requests.parquet"
-                await write_body(body.parts, sent, upload.charge)
-                await self._convert(sent, upload)
-            else:
-                await write_body(body.parts, upload.requests, upload.charge)
-            total = await asyncio.to_thread(_count_lines, upload.requests, self._max_line_bytes)
-            return await self._store.add(upload, options, total)
 
-    async def _convert(self, sent: Path, upload: Upload) -> None:
-        """Turn a parquet file into the file of submissions. Raises InvalidSubmission and JobsFull."""
-        command = (sys.executable, "-m", "nouscoder.verifier.jobs.parquet_lines", str(sent), str(upload.requests))
-        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
-        process = await asyncio.create_subprocess_exec(
-            *(*command, str(self._store.bounds.client_bytes)),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment,
-        )
-        try:
-            async with asyncio.timeout(_PARQUET_PATIENCE_S):
-                _, stderr = await process.communicate()
-        except TimeoutError:
-            raise InvalidSubmission("body", "the parquet file takes too long to read") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode == 1:
-            raise InvalidSubmission("body", stderr.decode("utf8", "replace")[-500:])
-        if process.returncode:
-            raise InvalidSubmission("body", "the parquet file cannot be read within the limits of memory and time")
-        upload.charge(await asyncio.to_thread(_replaced, sent, upload.requests))
+async def _convert(sent: Path, upload: Upload, max_bytes: int) -> None:
+    """Turn a parquet file into the file of submissions. Raises InvalidSubmission and JobsFull."""
+    code, _, stderr = await run_apart(
+        "nouscoder.verifier.jobs.intake", sent, upload.requests, max_bytes, patience_s=_PARQUET_PATIENCE_S
+    )
+    if code is None:
+        raise InvalidSubmission("body", "the parquet file takes too long to read")
+    if code == 1:
+        raise InvalidSubmission("body", stderr.decode("utf8", "replace")[-500:])
+    if code:
+        raise InvalidSubmission("body", "the parquet file cannot be read within the limits of memory and time")
+    upload.charge(await asyncio.to_thread(_replaced, sent, upload.requests))
 
 
 def _replaced(old: Path, new: Path) -> int:
@@ -98,3 +95,47 @@ def _count_lines(file: Path, max_line_bytes: int) -> int:
     if not total:
         raise InvalidSubmission("body", "holds no submission")
     return total
+
+
+# The process that converts.
+
+
+class _Unreadable(Exception):
+    """The message says why."""
+
+
+def main(source: str, target: str, max_bytes: int) -> None:
+    """Convert `source` to `target`. Raises _Unreadable."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_TIME_S, CPU_TIME_S))
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise _Unreadable(f"this service cannot read parquet: it needs {how_to_install('data')}") from None
+    try:
+        file = parquet.ParquetFile(source)
+        with open(target, "wb") as output:
+            for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+                for row in batch.to_pylist():
+                    output.write(_line(row))
+                    if output.tell() > max_bytes:
+                        raise _Unreadable(f"its submissions have more than {max_bytes} bytes")
+    except (pyarrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
+        raise _Unreadable(f"not a parquet file that can be read: {str(error).splitlines()[0]:.200}") from None
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    given = {name: value for name, value in row.items() if value is not None}
+    try:
+        return json.dumps(given, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise _Unreadable(f"a row is no JSON: {error}") from None
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    except (_Unreadable, MemoryError) as error:
+        sys.stderr.write(str(error) or "it needs too much memory")
+        sys.exit(1)

@@ -25,7 +25,7 @@ from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.jobs.dispatcher import JobDispatcher, Webhooks
 from nouscoder.verifier.jobs.folder import JobAnswer, JobFolder, JobOptions, JobState, UnknownJob, WebhookState
-from nouscoder.verifier.jobs.intake import Intake, JobBody
+from nouscoder.verifier.jobs.intake import JobBody, receive
 from nouscoder.verifier.jobs.store import JobStore
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Jobs:
     ) -> None:
         """`store` is loaded. A submission has at most `max_line_bytes`."""
         self._store = store
-        self._intake = Intake(store, max_line_bytes)
+        self._max_line_bytes = max_line_bytes
         self._dispatcher = JobDispatcher(store, grader, budget, self._tell)
         self._webhooks = webhooks
         self._telling: dict[str, asyncio.Task[None]] = {}
@@ -73,7 +73,7 @@ class Jobs:
             return self._answer(self._store.job(caller.client, job_id))
         except UnknownJob:
             await self._store.removals(job_id)
-        job = await self._intake.receive(caller, job_id, options, body)
+        job = await receive(self._store, caller, job_id, options, body, self._max_line_bytes)
         log.info("job received", extra={"job": job_id, "total": job.record.total})
         self._dispatcher.wake()
         return self._answer(job)

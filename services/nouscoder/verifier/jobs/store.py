@@ -158,7 +158,7 @@ class JobStore:
             raise JobConflict("the job with this Idempotency-Key cannot be read; use another key")
         own = sum(owner == client for owner in self._uploads.values())
         if own >= _CLIENT_UPLOADS or len(self._uploads) >= _UPLOADS:
-            raise UploadsFull
+            raise UploadsFull(5, "too many jobs are being received; retry")
         if own + len(self.jobs_of(client)) >= self.bounds.client_jobs:
             raise JobsFull(f"the client has {self.bounds.client_jobs} jobs, the most that are kept; delete one")
 

@@ -37,6 +37,7 @@ _SUBMISSION_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.5, 1, 2, 5, 10
 
 
 Value = TypeVar("Value", bound=StrEnum)
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 class FailureCause(StrEnum):
@@ -48,14 +49,24 @@ class FailureCause(StrEnum):
     JUDGE = "judge"  # a checker or an interactor failed, or a gold answer cannot be read
 
 
-class _LoadCollector(Collector):
-    """What waits and runs, read at each scrape, because it changes often."""
+class _Scraped(Collector):
+    """What is read at each scrape: load that changes often, and the sources that the parts of the service set.
+
+    Every state and reason of runner pods is present, with 0 if the backend has no pods.
+    """
 
     def __init__(self) -> None:
         self.waiting = self.busy = self.slots = 0
         self.waiting_sessions = self.open_sessions = 0
-        self.math: Callable[[], tuple[int, int]] = lambda: (0, 0)  # waiting and compared
-        self.queue: Callable[[], tuple[float, int]] = lambda: (0.0, 0)  # age of the oldest, number of clients
+        # Submissions with math tests that wait, and that are compared.
+        self.math: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        # The wait of the oldest submission in seconds, and the number of clients that wait.
+        self.queue: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
+        self.runners: Callable[[], Mapping[str, int]] = dict  # by state
+        self.replacements: Callable[[], Mapping[str, int]] = dict  # by reason
+        self.backends: Callable[[], Mapping[str, BackendUse]] = dict
+        # Waits for threads that do one work at a time, by what waits: their number and the seconds.
+        self.threads: Callable[[], Mapping[str, tuple[int, float]]] = dict
 
     def collect(self) -> Iterator[Metric]:
         """The current values."""
@@ -63,98 +74,62 @@ class _LoadCollector(Collector):
         yield GaugeMetricFamily(f"{_PREFIX}queue_depth", "Submissions waiting for a sandbox", self.waiting)
         yield GaugeMetricFamily(f"{_PREFIX}queue_oldest_age_seconds", "Wait of the oldest waiting submission", oldest_s)
         yield GaugeMetricFamily(f"{_PREFIX}queue_clients", "Clients with a waiting submission", num_clients)
-        states = {"busy": self.busy, "free": self.slots - self.busy}
-        yield _gauge_by_state("sandboxes", "Sandbox slots, by state", states)
-        states = {"waiting": self.waiting_sessions, "open": self.open_sessions}
-        yield _gauge_by_state("tool_sessions", "Tool sessions, by state", states)
-        waiting, compared = self.math()
-        states = {"waiting": waiting, "compared": compared}
-        yield _gauge_by_state("math", "Submissions with math tests, by state", states)
+        slots = {"busy": self.busy, "free": self.slots - self.busy}
+        yield _by_label(GaugeMetricFamily, "sandboxes", "Sandbox slots, by state", "state", slots)
+        sessions = {"waiting": self.waiting_sessions, "open": self.open_sessions}
+        yield _by_label(GaugeMetricFamily, "tool_sessions", "Tool sessions, by state", "state", sessions)
+        math = dict(zip(("waiting", "compared"), self.math(), strict=True))
+        yield _by_label(GaugeMetricFamily, "math", "Submissions with math tests, by state", "state", math)
+        states, replaced = self.runners(), self.replacements()
+        pods = {state.value: states.get(state.value, 0) for state in RunnerState}
+        yield _by_label(GaugeMetricFamily, "runners", "Runner pods, by state", "state", pods)
+        reasons = {reason.value: replaced.get(reason.value, 0) for reason in Replaced}
+        text = "Runner pods that were replaced, by reason"
+        yield _by_label(CounterMetricFamily, "runner_replacements", text, "reason", reasons)
+        yield from self._backends()
+        text = "Seconds that large bodies and large tests waited for their thread"
+        yield _summary("thread_wait_seconds", text, "for", self.threads())
 
+    def _backends(self) -> Iterator[Metric]:
+        uses = self.backends()
 
-class _RunnerCollector(Collector):
-    """Counts runner pods at each scrape. Every state and reason is present, with 0 if the backend has no pods."""
+        def family(kind: type[Family], name: str, text: str, value: Callable[[BackendUse], float]) -> Family:
+            return _by_label(kind, name, text, "backend", {backend: value(use) for backend, use in uses.items()})
 
-    def __init__(self) -> None:
-        self.states: Callable[[], Mapping[str, int]] = dict
-        self.replacements: Callable[[], Mapping[str, int]] = dict
-
-    def collect(self) -> Iterator[Metric]:
-        """The current values."""
-        states, replaced = self.states(), self.replacements()
-        by_state = {state.value: states.get(state.value, 0) for state in RunnerState}
-        yield _gauge_by_state("runners", "Runner pods, by state", by_state)
-        replacements = CounterMetricFamily(
-            f"{_PREFIX}runner_replacements", "Runner pods that were replaced, by reason", labels=["reason"]
-        )
-        for reason in Replaced:
-            replacements.add_metric([reason.value], replaced.get(reason.value, 0))
-        yield replacements
-
-
-class _BackendCollector(Collector):
-    """What each backend has done, at each scrape."""
-
-    def __init__(self) -> None:
-        self.uses: Callable[[], Mapping[str, BackendUse]] = dict
-
-    def collect(self) -> Iterator[Metric]:
-        """The current values."""
-        prefix, label = f"{_PREFIX}backend_", ["backend"]
-        sessions = CounterMetricFamily(f"{prefix}sessions", "Sandboxes used, by backend", labels=label)
-        seconds = CounterMetricFamily(f"{prefix}seconds", "Seconds of sandboxes in use, by backend", labels=label)
-        dollars = CounterMetricFamily(f"{prefix}dollars", "Cost at the configured prices, by backend", labels=label)
-        limited = GaugeMetricFamily(
-            f"{prefix}limited", "1 while a cap allows no further container", labels=["backend", "cap"]
-        )
-        starts = SummaryMetricFamily(
-            f"{_PREFIX}runner_start_seconds",
-            "From the creation of a runner until it can be reached, by backend",
-            labels=label,
-        )
-        for name, use in self.uses().items():
-            sessions.add_metric([name], use.submissions)
-            seconds.add_metric([name], use.seconds)
-            dollars.add_metric([name], use.dollars)
-            starts.add_metric([name], *use.runner_starts)
+        yield family(CounterMetricFamily, "backend_sessions", "Sandboxes used, by backend", lambda use: use.submissions)
+        text = "Seconds of sandboxes in use, by backend"
+        yield family(CounterMetricFamily, "backend_seconds", text, lambda use: use.seconds)
+        text = "Cost at the configured prices, by backend"
+        yield family(CounterMetricFamily, "backend_dollars", text, lambda use: use.dollars)
+        text, labels = "1 while a cap allows no further container", ["backend", "cap"]
+        limited = GaugeMetricFamily(f"{_PREFIX}backend_limited", text, labels=labels)
+        for name, use in uses.items():
             for cap in Cap:
                 limited.add_metric([name, cap.value], cap.value == use.limited_by)
-        yield from (sessions, seconds, dollars, limited, starts)
-        yield from self._compile_caches()
-
-    def _compile_caches(self) -> Iterator[Metric]:
-        prefix, label = f"{_PREFIX}compile_cache_", ["backend"]
-        hits = CounterMetricFamily(f"{prefix}hits", "Programs that were not compiled again", labels=label)
-        misses = CounterMetricFamily(f"{prefix}misses", "Programs that were compiled", labels=label)
-        held = GaugeMetricFamily(f"{prefix}bytes", "Disk that compiled programs take", labels=label)
-        for name, use in self.uses().items():
-            num_hits, num_misses, num_bytes = use.compile_cache
-            hits.add_metric([name], num_hits)
-            misses.add_metric([name], num_misses)
-            held.add_metric([name], num_bytes)
-        yield from (hits, misses, held)
+        yield limited
+        text = "From the creation of a runner until it can be reached, by backend"
+        starts = {name: use.runner_starts for name, use in uses.items()}
+        yield _summary("runner_start_seconds", text, "backend", starts)
+        text = "Programs that were not compiled again"
+        yield family(CounterMetricFamily, "compile_cache_hits", text, lambda use: use.compile_cache[0])
+        text = "Programs that were compiled"
+        yield family(CounterMetricFamily, "compile_cache_misses", text, lambda use: use.compile_cache[1])
+        text = "Disk that compiled programs take"
+        yield family(GaugeMetricFamily, "compile_cache_bytes", text, lambda use: use.compile_cache[2])
 
 
-class _ThreadCollector(Collector):
-    """The waits for threads that do one work at a time, read at each scrape."""
-
-    def __init__(self) -> None:
-        self.waits: Callable[[], Mapping[str, tuple[int, float]]] = dict
-
-    def collect(self) -> Iterator[Metric]:
-        """The current values."""
-        text = "Seconds that large bodies and large tests waited for their thread"
-        waits = SummaryMetricFamily(f"{_PREFIX}thread_wait_seconds", text, labels=["for"])
-        for name, (num, seconds) in self.waits().items():
-            waits.add_metric([name], num, seconds)
-        yield waits
+def _by_label(kind: type[Family], name: str, text: str, label: str, values: Mapping[str, float]) -> Family:
+    family = kind(f"{_PREFIX}{name}", text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
 
 
-def _gauge_by_state(name: str, text: str, states: Mapping[str, float]) -> GaugeMetricFamily:
-    gauge = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=["state"])
-    for state, value in states.items():
-        gauge.add_metric([state], value)
-    return gauge
+def _summary(name: str, text: str, label: str, values: Mapping[str, tuple[int, float]]) -> SummaryMetricFamily:
+    summary = SummaryMetricFamily(f"{_PREFIX}{name}", text, labels=[label])
+    for value, (num, total) in values.items():
+        summary.add_metric([value], num, total)
+    return summary
 
 
 def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
@@ -177,12 +152,8 @@ class VerifierMetrics:
     """The metrics of grading. One instance per registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._load = _LoadCollector()
-        self._runners = _RunnerCollector()
-        self._backends = _BackendCollector()
-        self._threads = _ThreadCollector()
-        for collector in (self._load, self._runners, self._backends, self._threads):
-            registry.register(collector)
+        self.scraped = _Scraped()
+        registry.register(self.scraped)
         self._clients: dict[str, Counter] = {}
         self._by_client = _counter(
             registry, "client_submissions", "Submissions that got a verdict, by client", "client"
@@ -209,28 +180,6 @@ class VerifierMetrics:
         )
         self._test_s = _histogram(registry, "test_duration_seconds", "Wall seconds of one test", _TEST_BUCKETS)
         self._wait_s = _histogram(registry, "queue_wait_seconds", "Seconds that submissions waited", _WAIT_BUCKETS)
-
-    def watch_runners(
-        self, states: Callable[[], Mapping[str, int]], replacements: Callable[[], Mapping[str, int]]
-    ) -> None:
-        """Set the sources of the numbers of runner pods."""
-        self._runners.states, self._runners.replacements = states, replacements
-
-    def watch_backends(self, uses: Callable[[], Mapping[str, BackendUse]]) -> None:
-        """Set the source of what each backend has done."""
-        self._backends.uses = uses
-
-    def watch_threads(self, waits: Callable[[], Mapping[str, tuple[int, float]]]) -> None:
-        """Set the source of the waits for threads, by what waits: their number and the seconds."""
-        self._threads.waits = waits
-
-    def watch_queue(self, queue: Callable[[], tuple[float, int]]) -> None:
-        """Set the source of the wait of the oldest submission, in seconds, and the number of clients that wait."""
-        self._load.queue = queue
-
-    def watch_math(self, load: Callable[[], tuple[int, int]]) -> None:
-        """Set the source of the numbers of submissions with math tests that wait, and that are compared."""
-        self._load.math = load
 
     def waited(self, wait_s: float) -> None:
         """Count the wait of a submission that got a slot."""
@@ -266,7 +215,7 @@ class VerifierMetrics:
 
     def tool_load(self, waiting: int, open_: int) -> None:
         """Set the number of waiting and of open tool sessions."""
-        self._load.waiting_sessions, self._load.open_sessions = waiting, open_
+        self.scraped.waiting_sessions, self.scraped.open_sessions = waiting, open_
 
     def failed(self, cause: FailureCause) -> None:
         """Count an infrastructure failure."""
@@ -274,4 +223,4 @@ class VerifierMetrics:
 
     def load(self, waiting: int, busy: int, slots: int) -> None:
         """Set the number of waiting submissions, busy slots and all slots."""
-        self._load.waiting, self._load.busy, self._load.slots = waiting, busy, slots
+        self.scraped.waiting, self.scraped.busy, self.scraped.slots = waiting, busy, slots

@@ -7,7 +7,8 @@
         test                                one span per test that counts: index, outcome, times
 
 INVARIANT: no span holds source, input, output, expected output or an API key. Every span that starts also ends. While
-tracing is off, neither OpenTelemetry's SDK nor its exporter is imported.
+tracing is off, neither OpenTelemetry's SDK nor its exporter is imported. An exporter that cannot reach its receiver
+drops spans and delays no request.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ from contextlib import (
 )
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import grpc
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nouscoder.config import ConfigError
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.errors import Unusable
 from nouscoder.installation import how_to_install
+from nouscoder.rpc.server import rebuilt
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.access.gatekeeper import App, Message, Receive, Scope, Send
 from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
 from nouscoder.verifier.observe.metrics import current_trace
 from nouscoder.verifier.sandbox.base import Program, Sandbox, SandboxDecorator, Session
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
 
 
 _NS = 1_000_000_000
+_EXPORT_LIMIT_S = 5.0
+_SHUTDOWN_LIMIT_MS = 5000
 
 Opened = TypeVar("Opened")
 
@@ -104,21 +110,36 @@ class Tracing:
 
 
 def open_tracing(endpoint: str, stack: AsyncExitStack) -> Tracing | None:
-    """Trace to `endpoint`; None when it is "". Raises TracingUnusable and ConfigError.
+    """Trace to `endpoint`, over OTLP/HTTP; None when it is "". Raises TracingUnusable and ConfigError.
 
-    Closing `stack` sends the remaining spans.
+    It is http(s)://host:port, with /v1/traces added unless it has a path. Closing `stack` sends the remaining spans,
+    for at most a few seconds.
     """
     if not endpoint:
         return None
     try:
-        from nouscoder.verifier.observe.exporter import SpanExport
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise TracingUnusable(
             f"verifier.tracing_endpoint needs OpenTelemetry ({error}): {how_to_install('tracing')}"
         ) from error
-    export = SpanExport(endpoint)
-    stack.push_async_callback(asyncio.to_thread, export.close)
-    return Tracing(export.tracer)
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"verifier.tracing_endpoint: {endpoint!r:.80} is not an http address")
+    url = endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
+    provider = TracerProvider(resource=Resource.create({"service.name": "nouscoder-verifier"}))
+    exporter = OTLPSpanExporter(endpoint=url, timeout=_EXPORT_LIMIT_S)
+    provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=_SHUTDOWN_LIMIT_MS))
+
+    def close() -> None:
+        provider.force_flush(_SHUTDOWN_LIMIT_MS)
+        provider.shutdown()
+
+    stack.push_async_callback(asyncio.to_thread, close)
+    return Tracing(provider.get_tracer("nouscoder.verifier"))
 
 
 def traced_grader(grader: Grading, tracing: Tracing | None) -> Grading:
@@ -221,7 +242,7 @@ def trace_fronts(app: GradingApi, tracing: Tracing | None) -> list[grpc.aio.Serv
 class TraceRequests:
     """ASGI middleware. It must be the outermost one."""
 
-    def __init__(self, app: App, tracing: Tracing) -> None:
+    def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app = app
         self._tracing = tracing
 
@@ -266,14 +287,7 @@ class TraceCalls(grpc.aio.ServerInterceptor):
 
 def _traced(handler: _Handler, begin: Callable[[], AbstractContextManager[object]]) -> _Handler:
     """The same handler, inside a span."""
-    kinds = {
-        (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-        (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-        (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-        (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
-    }
-    name, make = kinds[handler.request_streaming, handler.response_streaming]
-    inner: Any = getattr(handler, name)
+    inner: Any = handler.unary_unary or handler.stream_unary or handler.unary_stream or handler.stream_stream
 
     async def one(request: Any, context: Any) -> Any:
         with begin():
@@ -285,6 +299,4 @@ def _traced(handler: _Handler, begin: Callable[[], AbstractContextManager[object
                 async for answer in answers:
                     yield answer
 
-    behaviour: Any = many if handler.response_streaming else one
-    made: _Handler = make(behaviour, handler.request_deserializer, handler.response_serializer)
-    return made
+    return rebuilt(handler, many if handler.response_streaming else one)

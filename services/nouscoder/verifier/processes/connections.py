@@ -19,7 +19,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 
-from nouscoder.rpc.server import AddressError, socket_host, split_address
+from nouscoder.rpc.addresses import AddressError, socket_host, split_address
 
 log = logging.getLogger(__name__)
 

@@ -76,7 +76,7 @@ class SharedLedger:
                     self._rows[client] = row
                     break
             else:
-                raise QuotaExceeded(f"this service has counted {MAX_CLIENTS} clients, and can count no more", 60)
+                raise QuotaExceeded(60, f"this service has counted {MAX_CLIENTS} clients, and can count no more")
         return self._rows[client]
 
     def clear(self, index: int) -> None:

@@ -250,7 +250,7 @@ class ToolSessions:
         self._section = section
         self._audit = audit
         self._places = ToolPlaces(section.sessions, _MAX_WAITING, metrics.tool_load, sharing)
-        self._turns = FairSlots(min(num_turns, section.sessions), _MAX_WAITING, _ignore_load)
+        self._turns = FairSlots(min(num_turns, section.sessions), _MAX_WAITING, lambda _waiting, _busy: None)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ToolSession]:
@@ -268,7 +268,3 @@ class ToolSessions:
     async def _turn(self) -> AsyncIterator[None]:
         async with self._turns.slot(current_caller().client), self._run_lock.shared():
             yield
-
-
-def _ignore_load(_waiting: int, _running: int) -> None:
-    pass

@@ -32,9 +32,9 @@ from nouscoder.http_server.memory_budget import add_answer
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.compat.problem_set import NO_PROBLEMS, NoSuchProblem, ProblemSet, SampleAnswer, prompt_of
 from nouscoder.verifier.api.faults import Draining
-from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.run_code import CodeRunner, CommandResult, CommandStatus, RunCodeRequest, RunStatus
 from nouscoder.verifier.api.schema import bodies
+from nouscoder.verifier.api.streaming import NotGraded
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.sandbox.base import CompileStarved

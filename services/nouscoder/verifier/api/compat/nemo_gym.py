@@ -34,9 +34,8 @@ from nouscoder.http_server.body import BODIES_OF_MANY, read_body, while_connecte
 from nouscoder.http_server.memory_budget import MemoryBudget, add_answer
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.faults import Draining, fault
-from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.schema import bodies, parse_submission
-from nouscoder.verifier.api.streaming import grade_patiently, while_full
+from nouscoder.verifier.api.streaming import NotGraded, judged, while_full
 from nouscoder.verifier.grading.extract import extract_code
 from nouscoder.verifier.grading.grader import Grading, QueueFull
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
@@ -234,9 +233,7 @@ def _echoed(body: bytes) -> bytes:
 async def _graded(grader: Grading, row: GymRow) -> dict[str, Any]:
     """The answer beside what is echoed. Raises InvalidSubmission, and one of _OURS unless the row masks failures."""
     try:
-        verdict = await grade_patiently(grader, row.submission, patience_s=PATIENCE_S)
-        if verdict.is_ours:
-            raise NotGraded(f"the grading service failed: {verdict.detail}")
+        verdict = await judged(grader, row.submission, PATIENCE_S)
     except _OURS as error:
         if not row.masks:
             raise

@@ -24,10 +24,10 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
 from nouscoder import __version__
@@ -42,12 +42,14 @@ from nouscoder.http_server.memory_budget import MemoryBudget, charging
 from nouscoder.verifier.access.caller import ANONYMOUS, current_caller
 from nouscoder.verifier.api.compat.problem_set import NO_PROBLEMS, NoSuchProblem, ProblemSet, SampleAnswer, prompt_of
 from nouscoder.verifier.api.faults import Absent, Draining, add_faults, fault
-from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.schema import bodies
+from nouscoder.verifier.api.streaming import NotGraded
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission, TooLarge
 
 log = logging.getLogger(__name__)
+
+Asked = TypeVar("Asked", bound=Body)
 
 VERSION = "0.10.0"
 PREFIX = "/openenv"
@@ -317,10 +319,10 @@ def _message(body: bytes, _: ValueCount) -> _Message:
         raise FrameRefused("VALIDATION_ERROR" if is_json else "INVALID_JSON", ": ".join(first_fault(error))) from None
 
 
-def _checked(kind: Any, data: dict[str, Any]) -> Any:
+def _checked(kind: type[Asked], data: dict[str, Any]) -> Asked:
     """The record of this kind. Raises FrameRefused, naming each fault."""
     try:
-        return TypeAdapter(kind).validate_python(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         faults = [{"loc": field, "msg": wrong} for field, wrong in all_faults(error)[:10]]
         text = "; ".join(f"{one['loc']}: {one['msg']}" for one in faults)

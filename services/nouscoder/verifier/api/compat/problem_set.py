@@ -20,8 +20,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.store.case_files import CaseFileBroken
 from nouscoder.store.tests import TestsCache, TestsTooLarge, UnknownTests
-from nouscoder.verifier.api.get_reward import NotGraded
-from nouscoder.verifier.api.streaming import QUEUE_PATIENCE_S, grade_patiently
+from nouscoder.verifier.api.streaming import QUEUE_PATIENCE_S, NotGraded, grade_patiently
 from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 

@@ -1,8 +1,13 @@
-"""POST /get_reward: the remote reward of OpenRLHF (`--reward.remote_url`), so that it needs no package of this project.
+"""The remote rewards of trainers that need no package of this project.
 
-OpenRLHF sends `query` (a prompt with its answer), `prompts` and `labels` (the label of each in the data set, here its
-tests), and trains with `rewards`. After any status but 2xx it sends the request again, five times in all, each for
-180 s. Then the rollout has no reward and its step fails, so a failure of the service never becomes a reward.
+POST /get_reward is OpenRLHF's (`--reward.remote_url`). It sends `query` (a prompt with its answer), `prompts` and
+`labels` (the label of each in the data set, here its tests), and trains with `rewards`. After any status but 2xx it
+sends the request again, five times in all, each for 180 s. Then the rollout has no reward and its step fails.
+
+POST /remote_rm is that of Miles (miles-rl 0.0.2) and slime (`--rm-type remote_rm`), whose wire has no place for a
+version. They send `response` and `label` (the tests of the data set's row) of each sample, and take the answer as its
+reward; `--reward-key` names a field of it. Any status but 2xx raises in the trainer. Miles then leaves out the sample's
+group. So a failure of the service never becomes a reward.
 
 INVARIANT: only the answer is graded, never the prompt, which may hold programs too.
 """
@@ -11,28 +16,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, reward_of_verdict
-from nouscoder.formats.body import ListOf, first_fault
-from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes, with_whole_characters
-from nouscoder.verifier.api.schema import parse_submission
-from nouscoder.verifier.api.streaming import grade_patiently
+from nouscoder.formats.body import ListOf
+from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes
+from nouscoder.http_server.body import read_body, while_connected
+from nouscoder.verifier.api.faults import FAULTS
+from nouscoder.verifier.api.schema import bodies, body_of, parse_submission, parsed_as
+from nouscoder.verifier.api.streaming import judged
 from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission, TooLarge
 
+log = logging.getLogger(__name__)
+
 MAX_QUERIES = 1024
 _PATIENCE_S = 120.0  # OpenRLHF gives up after 180 s; the rest is for the grading itself
+_REMOTE_RM_PATIENCE_S = 240.0  # Miles gives up after 300 s
 _ANCHOR_CHARS = 64
 _MAX_PLACES = 1000  # of these characters in a prompt that repeats itself
 _BROKEN = "\ufffd"
-
-
-class NotGraded(Exception):
-    """The service failed on one of the answers. The message says why; the request can be repeated."""
 
 
 class GetRewardRequest(BaseModel):
@@ -73,14 +82,6 @@ class GetRewardAnswer(BaseModel):
     extra_logs: dict[str, list[float]] = Field(description="values that OpenRLHF logs")
 
 
-def parse_get_reward(body: bytes) -> GetRewardRequest:
-    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
-    try:
-        return GetRewardRequest.model_validate_json(with_whole_characters(body))
-    except ValidationError as error:
-        raise InvalidSubmission(*first_fault(error)) from None
-
-
 def answer_in(query: str, prompt: str) -> str:
     """The answer after the prompt. A prompt that was too long for the model has lost its begin.
 
@@ -101,7 +102,7 @@ def answer_in(query: str, prompt: str) -> str:
 
 def rewarded_submissions(body: bytes, values: ValueCount) -> list[Submission]:
     """The answers of a request as submissions. Raises InvalidSubmission naming the invalid field."""
-    return parse_get_reward(body).submissions(values)
+    return parsed_as(GetRewardRequest, body).submissions(values)
 
 
 async def rewards(grader: Grading, submissions: list[Submission]) -> GetRewardAnswer:
@@ -110,10 +111,7 @@ async def rewards(grader: Grading, submissions: list[Submission]) -> GetRewardAn
 
     async def verdict(submission: Submission) -> Verdict:
         async with places:
-            found = await grade_patiently(grader, submission, patience_s=_PATIENCE_S)
-        if found.is_ours:
-            raise NotGraded(f"the grading service failed: {found.detail}")
-        return found
+            return await judged(grader, submission, _PATIENCE_S)
 
     tasks = [asyncio.create_task(verdict(submission)) for submission in submissions]
     try:
@@ -142,3 +140,55 @@ def request_of_label(label: object, values: ValueCount) -> dict[str, Any]:
         except (ValueError, RecursionError):
             raise InvalidSubmission("tests", "is not JSON") from None
     return record if isinstance(record, dict) and "tests" in record else {"tests": record}
+
+
+def add_get_reward(app: FastAPI, grader: Grading, enter: Callable[[], None], max_body_bytes: int) -> None:
+    """Add OpenRLHF's call. `enter` raises when the service drains."""
+    described = body_of("GetRewardRequest")
+
+    @app.post("/get_reward", response_model=GetRewardAnswer, responses=FAULTS, openapi_extra=described)
+    async def get_reward(request: Request) -> Response:
+        """Grade answers as OpenRLHF's remote reward: `labels` are the tests."""
+        enter()
+        try:
+            submissions = await bodies.parsed(await read_body(request, max_body_bytes), rewarded_submissions)
+        except InvalidSubmission as error:  # OpenRLHF shows only the status
+            log.warning("a request for rewards is refused", extra={"field": error.field, "reason": str(error)})
+            raise
+        answer = await while_connected(request.receive, rewards(grader, submissions))
+        return Response(answer.model_dump_json(), media_type="application/json")
+
+
+# Miles and slime.
+
+
+class _Sample(BaseModel):
+    """One request. Unknown fields, and the prompt, are ignored."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    response: str
+    label: str | dict[str, Any] | list[Any]
+
+
+def add_remote_rm(app: FastAPI, grader: Grading, enter: Callable[[], None], max_body_bytes: int) -> None:
+    """Add the call of Miles and slime. `enter` raises when the service drains."""
+
+    @app.post("/remote_rm", include_in_schema=False)
+    async def remote_rm(request: Request) -> dict[str, Any]:
+        """Grade the response of a sample by the tests in its label."""
+        enter()
+        submission = await bodies.parsed(await read_body(request, max_body_bytes), _sampled_submission)
+        verdict = await while_connected(request.receive, judged(grader, submission, _REMOTE_RM_PATIENCE_S))
+        reward = reward_of_verdict(verdict)
+        return {"reward": reward, "accepted": float(reward > 0), "score": verdict.score, "verdict": verdict.kind}
+
+
+def _sampled_submission(body: bytes, values: ValueCount) -> Submission:
+    """Raises InvalidSubmission naming the invalid field."""
+    sample = parsed_as(_Sample, body)
+    try:
+        request = {**request_of_label(sample.label, values), "completion": sample.response}
+        return parse_submission(json_bytes(request), values)
+    except InvalidSubmission as error:
+        raise type(error)(f"label.{error.field}", str(error).removeprefix(f"{error.field}: ")) from None
