@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tests.fake_learner_broker import recorded
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from transformers import PreTrainedModel
 
@@ -25,7 +26,6 @@ from nouscoder.atomic_files import StorageError, numbered, whole_folder, write_w
 from nouscoder.config import Config, DapoSettings, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.learner.fake_broker import recorded
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.model.weights import WeightsError, load_model, load_weights, weights_of
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy

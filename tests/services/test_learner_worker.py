@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
+from tests.fake_learner_broker import FakeBroker, recorded
 
 from nouscoder.atomic_files import FolderInUse, StorageError, numbered
 from nouscoder.config import Config, LearnerSection, RunSection
@@ -22,7 +23,6 @@ from nouscoder.domain.lease import LeasedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
 from nouscoder.learner.core import LearnerCore, LearnerError
-from nouscoder.learner.fake_broker import FakeBroker, recorded
 from nouscoder.learner.loading import replay
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.metrics.step import TrainedBatch

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.data.importers.rows import file_rows
-from nouscoder.sft.examples import example_of
 from nouscoder.sft.open_code_reasoning import CannotImportExamples, import_examples
+from nouscoder.sft.reading import example_of
 
 
 def row(index: int, **more: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Settings of the objectives: one section an objective, chosen by `learner.objective.name`, and those that all share.
 
-The defaults are the published values. learner/objectives/ has one file an objective, with its formula and its source.
+The defaults are the published values. learner/objectives/registry.py has the formula and the source of each objective.
 """
 
 from __future__ import annotations

@@ -41,12 +41,13 @@ from nouscoder.learner.model.computation import compute_dtype
 from nouscoder.learner.parallel.balance import flops_of_sums, measured_peak_flops
 from nouscoder.learner.publication.publisher import PolicySender, Publication, Recovery
 from nouscoder.learner.state.checkpoints import Checkpoints, KeptCheckpoint
-from nouscoder.learner.state.curriculum_copy import CurriculumCopy, LearnerBroker
+from nouscoder.learner.state.curriculum_copy import CurriculumCopy
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import BatchSeconds
 from nouscoder.learner.state.saved_batches import RecordsMissing
 from nouscoder.learner.trainer import TrainingError
 from nouscoder.retry import Retry
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerBehind, PeerError
 from nouscoder.store.record_store import ByteRange
 
@@ -67,7 +68,7 @@ class BatchSource:
     def __init__(
         self,
         section: LearnerSection,
-        broker: LearnerBroker,
+        broker: BrokerClient,
         metrics: LearnerMetrics,
         core: LearnerCore,
         publication: Publication,
@@ -227,7 +228,7 @@ class LearnerWorker:
     def __init__(
         self,
         config: Config,
-        broker: LearnerBroker,
+        broker: BrokerClient,
         metrics: LearnerMetrics,
         core: LearnerCore,
         sender: PolicySender | None = None,

@@ -1,7 +1,7 @@
 """`nouscoder sft`: examples -> fine-tuned policy, as a Hugging Face folder.
 
     files, run folders -> examples, chosen and encoded -> steps -> the folder model of runs/NAME-sft
-    examples.py            reading.py                      training.py
+                          reading.py                      training.py
 
 The run folder holds config.toml, examples.json (which examples, by digest), metrics.jsonl, checkpoints/, summary.json
 and model/. With torchrun each rank runs this module; rank 0 writes.
@@ -15,14 +15,12 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import numbered, remove
 from nouscoder.config import Config, load_config
 from nouscoder.config.tree import NOTHING_GIVEN, Given
-from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.supervised import EpochOrder
 from nouscoder.errors import Unusable
 from nouscoder.generation.environments.base import EnvironmentUnusable
@@ -100,26 +98,6 @@ def _settings(config: Config) -> dict[str, object]:
     }
 
 
-# The batches: epochs in a random order of their own.
-
-
-@dataclass(frozen=True, slots=True)
-class EpochBatches:
-    """The examples in the order of `order`."""
-
-    examples: Sequence[Rollout]
-    order: EpochOrder
-
-    @property
-    def num_steps(self) -> int:
-        """Batches of all epochs."""
-        return self.order.num_steps
-
-    def at(self, step: int) -> list[Rollout]:
-        """The examples of the batch after `step` others."""
-        return [self.examples[number] for number in self.order.at(step)]
-
-
 # The run.
 
 EXAMPLES_FILE = "examples.json"
@@ -182,7 +160,7 @@ def fine_tune(
 def _trained(config: Config, examples: Examples, order: EpochOrder, ranks: Ranks) -> SupervisedTraining:
     """The training after its last step."""
     with progress_bar("fine-tuning", order.num_steps) as advance:
-        batches = EpochBatches(examples.train, order)
+        batches = [[examples.train[number] for number in order.at(step)] for step in range(order.num_steps)]
         training = SupervisedTraining(config, batches, examples.validation, ranks, _shown(advance))
         advance(training.step)
         with _stopping(training.interrupt):

@@ -13,9 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -24,7 +22,7 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.model.weights import stored_dtypes
-from nouscoder.learner.objectives.supervised import Supervised
+from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Needs, ObjectiveTerms
 from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, Progress, begin_part
@@ -42,33 +40,18 @@ class Stopped(NousCoderError):
     """The training was told to stop. What is done is in a checkpoint."""
 
 
-class Batches(Protocol):
-    """The batches of a training. Each depends only on its number."""
+class Supervised:
+    """The objective: the mean negative log-likelihood of the examples' own tokens.
 
-    @property
-    def num_steps(self) -> int:
-        """How many there are."""
-        ...
+    With N loss tokens in the minibatch, L = -1/N sum_t log pi_theta(o_t). Tokens given to the policy are no loss
+    tokens. Advantages, rewards and recorded log-probabilities do not matter.
+    """
 
-    def at(self, step: int) -> Sequence[Rollout]:
-        """The examples of the batch after `step` others."""
-        ...
+    needs = Needs()
 
-
-@dataclass(frozen=True, slots=True)
-class ListedBatches:
-    """Batches in memory, in this order."""
-
-    batches: Sequence[Sequence[Rollout]]
-
-    @property
-    def num_steps(self) -> int:
-        """How many there are."""
-        return len(self.batches)
-
-    def at(self, step: int) -> Sequence[Rollout]:
-        """The batch after `step` others."""
-        return self.batches[step]
+    def __call__(self, inputs: LossInputs, counts: MinibatchCounts) -> ObjectiveTerms:
+        """The share of this micro-batch in the minibatch's mean."""
+        return ObjectiveTerms(-inputs.logprobs.sum() / counts.num_tokens)
 
 
 def training_config(config: Config, num_steps: int) -> Config:
@@ -96,13 +79,14 @@ def training_config(config: Config, num_steps: int) -> Config:
 class SupervisedTraining:
     """One fine-tuning, in the run folder of `config`, which is one of `training_config`. Hold the folder's lock.
 
-    `on_line` gets each line of metrics.jsonl on rank 0. All methods but `interrupt` are for one thread.
+    One step is taken on each of the `batches`. `on_line` gets each line of metrics.jsonl on rank 0. All methods but
+    `interrupt` are for one thread.
     """
 
     def __init__(
         self,
         config: Config,
-        batches: Batches,
+        batches: Sequence[Sequence[Rollout]],
         validation: Sequence[Rollout] = (),
         ranks: Ranks | None = None,
         on_line: Callable[[Line], None] = lambda line: None,
@@ -124,10 +108,10 @@ class SupervisedTraining:
             self._trainer = trainer_at(config, checkpoint, self._ranks, Supervised())
         self._progress = Progress() if checkpoint is None else checkpoint.progress
         self._saved_step = self._progress.step
-        if self._progress.step > batches.num_steps:
+        if self._progress.step > len(batches):
             raise Unusable(
                 f"{config.run.folder} has a checkpoint of step {self._progress.step}, but there are only"
-                f" {batches.num_steps} steps: give the run another name"
+                f" {len(batches)} steps: give the run another name"
             )
         if self._is_first:
             self._log.open(self._progress.step)
@@ -151,7 +135,7 @@ class SupervisedTraining:
         with naming_lost_ranks(self._ranks.patience_s):
             if not self.step:
                 self._validate_first()
-            while self.step < self._batches.num_steps:
+            while self.step < len(self._batches):
                 try:
                     self._train_step()
                 except TrainingInterrupted:
@@ -181,7 +165,7 @@ class SupervisedTraining:
         return found if self._is_first or not step else self._store.at_step(step)
 
     def _train_step(self) -> None:
-        examples = self._batches.at(self.step)
+        examples = self._batches[self.step]
         trained = self._trainer.train_batch(batch_of(self.step, examples))
         (step,) = trained.steps
         done = self._progress
@@ -197,7 +181,7 @@ class SupervisedTraining:
             "tokens_per_second": trained.tokens_per_second,
             "time": time.time(),
         }
-        is_last = step.step == self._batches.num_steps
+        is_last = step.step == len(self._batches)
         if self._validation and (is_last or step.step % self._config.sft.validate_every_steps == 0):
             line["validation_loss"] = self._trainer.mean_loss(self._validation)
         self._write(line)
@@ -216,7 +200,7 @@ class SupervisedTraining:
         """Whether to write a checkpoint now: rank 0's clock decides, and after the last step there is always one."""
         learner = self._config.learner
         is_late = time.monotonic() - self._saved_at >= learner.checkpoint_every_s
-        if self.step % learner.checkpoint_every_batches == 0 or self.step == self._batches.num_steps:
+        if self.step % learner.checkpoint_every_batches == 0 or self.step == len(self._batches):
             return True
         return bool(self._ranks.gather(is_late)[0])
 

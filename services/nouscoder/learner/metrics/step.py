@@ -33,7 +33,7 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.staleness import staleness_of
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio
-from nouscoder.learner.objectives.clip import clipped_tokens
+from nouscoder.learner.objectives.composition import clipped_tokens
 from nouscoder.learner.parallel.ranks import Ranks
 
 # What a step does with each token of a few rollouts: ratios and clips, for the viewer of rollouts.

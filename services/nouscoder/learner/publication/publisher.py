@@ -31,10 +31,11 @@ from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.publication.published import StagedPolicy
-from nouscoder.learner.state.curriculum_copy import CurriculumCopy, LearnerBroker
+from nouscoder.learner.state.curriculum_copy import CurriculumCopy
 from nouscoder.policy_transfer.group import TransferError, missing_for, open_rendezvous
 from nouscoder.policy_transfer.transfer import ShardImage, send_shards
 from nouscoder.rpc.addresses import unix_path
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerBehind, PeerRefused
 
 log = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ def _host_of(address: str) -> str:
 class Recovery:
     """Used by the loop that trains and by the publication in the background; one call at a time."""
 
-    def __init__(self, core: LearnerCore, broker: LearnerBroker, curriculum: CurriculumCopy) -> None:
+    def __init__(self, core: LearnerCore, broker: BrokerClient, curriculum: CurriculumCopy) -> None:
         self._core = core
         self._broker = broker
         self._curriculum = curriculum
@@ -205,7 +206,7 @@ class Publication:
     def __init__(
         self,
         core: LearnerCore,
-        broker: LearnerBroker,
+        broker: BrokerClient,
         metrics: LearnerMetrics,
         training: Executor,
         recovery: Recovery,
