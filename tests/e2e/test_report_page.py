@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from html.parser import HTMLParser
@@ -334,16 +334,9 @@ def test_the_learner_writes_the_lines_that_this_report_reads() -> None:
     ours = metrics_line(1, random.Random(0))
     assert set(line) == set(ours)
     assert set(line["seconds"]) == set(ours["seconds"])
-    (sample,) = sample_lines(trained, CharacterTokenizer(), 1, 0)
+    (sample,) = sample_lines(trained, lambda ids: "".join(map(chr, ids)), 1, 0)
     assert set(sample) == set(sample_line(1, ""))
     assert (sample["version_range"], sample["program"]) == ([0, 1], "print(1)")
-
-
-class CharacterTokenizer:
-    """Each character is its own token."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(map(chr, ids))
 
 
 def trained_batch() -> TrainedBatch:

@@ -24,11 +24,12 @@ from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.logprobs import Scorer, score_tokens
 from nouscoder.learner.model.packing import MicroBatch, pack, row_budget
 from nouscoder.learner.model.weights import empty_model, load_model, put_weights
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective, ObjectiveTerms
+from nouscoder.learner.objectives.base import LossInputs, Objective, ObjectiveTerms
 from nouscoder.learner.objectives.composition import SharedTerms, clipped_tokens
 from nouscoder.learner.objectives.registry import OBJECTIVES, PUBLISHED
 from nouscoder.learner.publication.published import version_folder
 from nouscoder.learner.state.saved_batches import SavedBatches
+from nouscoder.learner.trainer import counts_of, loss_inputs
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
 from nouscoder.policy_folder.weights_files import policy_files
 
@@ -91,14 +92,13 @@ def compare(
     parts = pack([item.graded.rollout for item in scored], budget, policy.device)
     shared = SharedTerms(correction=settings.correction)
     tallies = {name: _Tally(OBJECTIVES[type(section)](section, shared)) for name, section in PUBLISHED.items()}
-    counts = MinibatchCounts(
-        sum(part.num_tokens for part in parts),
-        len(scored),
-        sum(item.graded.rollout.num_sampled_tokens for item in scored if item.accepted),
-    )
+    counts = counts_of(scored)
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     for part in parts:
-        inputs = _inputs(policy, old_policy, part, scored)
+        with torch.no_grad():
+            old_logprobs = score_tokens(old_policy, part).logprobs
+        rollouts = [scored[index] for index in part.rollout_indices]
+        inputs = loss_inputs(part, rollouts, score_tokens(policy, part), old_logprobs)
         for tally in tallies.values():
             terms = tally.objective(inputs, counts)
             gradients = torch.autograd.grad(
@@ -107,25 +107,6 @@ def compare(
             tally.add(inputs, terms, gradients)
     groups = _Groups.of(parts, scored)
     return [_comparison(name, tallies, groups) for name in tallies]
-
-
-def _inputs(
-    policy: PreTrainedModel, old_policy: PreTrainedModel, part: MicroBatch, scored: Sequence[ScoredRollout]
-) -> LossInputs:
-    with torch.no_grad():
-        old_logprobs = score_tokens(old_policy, part).logprobs
-    scores = score_tokens(policy, part)
-    rollouts = [scored[index] for index in part.rollout_indices]
-    device, owners = part.input_ids.device, part.rollout_of_token
-    return LossInputs(
-        logprobs=scores.logprobs,
-        old_logprobs=old_logprobs,
-        sampler_logprobs=part.sampler_logprobs,
-        advantages=torch.tensor([item.advantage for item in rollouts], dtype=torch.float32, device=device)[owners],
-        rollout_of_token=owners,
-        entropies=scores.entropies,
-        accepted=torch.tensor([item.accepted for item in rollouts], device=device)[owners],
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,7 @@ class LearnerCore:
         count, seed = self._config.learner.samples_per_batch, self._config.run.seed
         return BatchLines(
             metrics_lines(trained, trained.batch_id + 1, seconds),
-            sample_lines(trained, self._decoder, count, seed),
+            sample_lines(trained, self._decoder.decode, count, seed),
             [reward_line(trained)],
         )
 

@@ -116,12 +116,33 @@ class _Minibatch:
     old_scores: Sequence[TokenScores | None]
     reference_logprobs: Sequence[Tensor | None]
 
-    @property
-    def counts(self) -> MinibatchCounts:
-        """The numbers that normalise its loss."""
-        tokens = [item.graded.rollout.num_sampled_tokens for item in self.scored]
-        accepted = sum(size for size, item in zip(tokens, self.scored, strict=True) if item.accepted)
-        return MinibatchCounts(sum(tokens), len(self.scored), accepted)
+
+def loss_inputs(
+    part: MicroBatch, rollouts: Sequence[ScoredRollout], scores: TokenScores, old_logprobs: Tensor
+) -> LossInputs:
+    """What an objective gets of a micro-batch with these rollouts."""
+
+    def of_tokens(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=part.input_ids.device)[part.rollout_of_token]
+
+    return LossInputs(
+        logprobs=scores.logprobs,
+        old_logprobs=old_logprobs,
+        sampler_logprobs=part.sampler_logprobs,
+        advantages=of_tokens([item.advantage for item in rollouts], torch.float32),
+        rollout_of_token=part.rollout_of_token,
+        entropies=scores.entropies,
+        accepted=of_tokens([item.accepted for item in rollouts], torch.bool),
+        num_versions=of_tokens([item.graded.rollout.num_versions for item in rollouts], torch.int64),
+        is_fresh=of_tokens([item.staleness == 0 for item in rollouts], torch.bool),
+    )
+
+
+def counts_of(scored: Sequence[ScoredRollout]) -> MinibatchCounts:
+    """The numbers that normalise the loss of a minibatch of these rollouts."""
+    tokens = [item.graded.rollout.num_sampled_tokens for item in scored]
+    accepted = sum(size for size, item in zip(tokens, scored, strict=True) if item.accepted)
+    return MinibatchCounts(sum(tokens), len(scored), accepted)
 
 
 class Trainer:
@@ -264,7 +285,7 @@ class Trainer:
 
     @torch.no_grad()
     def _scores(self, scorer: Scorer, parts: Sequence[MicroBatch]) -> list[TokenScores]:
-        scores = [TokenScores(*scorer(part, entropy_gradient=False)) for part in parts]
+        scores: list[TokenScores] = [scorer(part, entropy_gradient=False) for part in parts]
         if any(self.ranks.sum([sum(_num_odd(part.logprobs) for part in scores)])):
             raise _diverged(f"a log-probability of the policy at step {self.step} is not finite", _BROKEN)
         return scores
@@ -273,7 +294,7 @@ class Trainer:
         if any(self.ranks.sum([self._interrupted.is_set()])):
             raise TrainingInterrupted
         started = time.monotonic()
-        counts = minibatch.counts
+        counts = counts_of(minibatch.scored)
         self.optimizer.zero_grad(set_to_none=True)
         diagnostics = StepDiagnostics()
         loss, num_odd = 0.0, 0
@@ -341,29 +362,11 @@ class Trainer:
     def _loss_inputs(self, minibatch: _Minibatch, index: int, entropy_coefficient: float) -> LossInputs:
         part, old = minibatch.parts[index], minibatch.old_scores[index]
         needs = self._objective.needs
-        scores = TokenScores(*self._computation.scorer(part, entropy_gradient=needs.entropy_gradient))
+        scores: TokenScores = self._computation.scorer(part, entropy_gradient=needs.entropy_gradient)
         rollouts = [minibatch.scored[position] for position in part.rollout_indices]
-        advantages = torch.tensor(
-            [item.advantage for item in rollouts], dtype=torch.float32, device=part.input_ids.device
-        )
-        accepted = torch.tensor([item.accepted for item in rollouts], device=part.input_ids.device)
-        num_versions = torch.tensor(
-            [item.graded.rollout.num_versions for item in rollouts], dtype=torch.int64, device=part.input_ids.device
-        )
-        is_fresh = torch.tensor([item.staleness == 0 for item in rollouts], device=part.input_ids.device)
-        return LossInputs(
-            logprobs=scores.logprobs,
-            old_logprobs=scores.logprobs.detach() if old is None else old.logprobs,
-            sampler_logprobs=part.sampler_logprobs,
-            advantages=advantages[part.rollout_of_token],
-            rollout_of_token=part.rollout_of_token,
-            entropies=scores.entropies,
-            accepted=accepted[part.rollout_of_token],
-            reference_logprobs=minibatch.reference_logprobs[index],
-            entropy_coefficient=entropy_coefficient,
-            num_versions=num_versions[part.rollout_of_token],
-            is_fresh=is_fresh[part.rollout_of_token],
-        )
+        inputs = loss_inputs(part, rollouts, scores, scores.logprobs.detach() if old is None else old.logprobs)
+        reference = minibatch.reference_logprobs[index]
+        return replace(inputs, reference_logprobs=reference, entropy_coefficient=entropy_coefficient)
 
     def _mean_entropy(self, minibatches: Sequence[_Minibatch]) -> float:
         """The mean entropy, in nats, of the loss tokens of the whole batch. 0 when there are none."""

@@ -14,13 +14,13 @@ weight is that of the first policy.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -109,35 +109,34 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 def load_model(folder: Path) -> PreTrainedModel:
     """The causal language model in `folder` (config.json, model.safetensors), in float32. Raises WeightsError."""
-    _refuse_missing(folder)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr holds JSON lines
     try:
-        model: PreTrainedModel = load_whole(AutoModelForCausalLM, folder, dtype=torch.float32)
+        with _naming(folder):
+            model: PreTrainedModel = load_whole(AutoModelForCausalLM, folder, dtype=torch.float32)
     except (WeightsMissing, WeightsUnusable) as error:
         raise WeightsError(str(error)) from error
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
     attend_packed(model)
     return model
 
 
 def empty_model(folder: Path) -> PreTrainedModel:
     """The architecture of the policy in `folder`, without its weights. Raises WeightsError."""
-    _refuse_missing(folder)
-    try:
+    with _naming(folder), torch.random.fork_rng(devices=[]):
         config = load_pretrained(AutoConfig, folder)
-        with torch.random.fork_rng(devices=[]):
-            model: PreTrainedModel = build_model(AutoModelForCausalLM, config, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+        model: PreTrainedModel = build_model(AutoModelForCausalLM, config, dtype=torch.float32)
     attend_packed(model)
     return model
 
 
-def _refuse_missing(folder: Path) -> None:
-    """transformers would take the path for a name on a hub."""
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Raise what goes wrong with a folder as WeightsError. transformers would take a missing one for a hub's name."""
     if not folder.is_dir():
         raise WeightsError(f"{folder} is not a folder, so it holds no policy")
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
 
 
 def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
@@ -191,19 +190,6 @@ def adapter_weights(model: PreTrainedModel) -> Adapter:
     """A copy of the model's adapter, on the CPU. All ranks must call it together."""
     weights = {name: whole(tensor).to("cpu", copy=True) for name, tensor in trained_weights(model).items()}
     return adapter_of(model, weights)
-
-
-def load_weights(model: PreTrainedModel, file: Path) -> None:
-    """Load the weights in `file`, made by `weights_of`, into the model. Raises WeightsError when they do not fit."""
-    put_weights(model, read_weights(file), file)
-
-
-def read_weights(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, by name. Raises WeightsError when it cannot be read."""
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{file} cannot be read as safetensors: {error}") from error
 
 
 def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:
