@@ -211,7 +211,11 @@ def as_table(comparisons: Sequence[Comparison]) -> str:
     for item in comparisons:
         clipped = item.clipped
         shares = (clipped.overall, clipped.accepted, clipped.rejected, *clipped.by_length)
-        cells = [f"{item.loss:10.3e}", f"{item.gradient_norm:10.3e}", *(f"{_percent(share):>10}" for share in shares)]
+        cells = [
+            f"{item.loss:10.3e}",
+            f"{item.gradient_norm:10.3e}",
+            *(f"{_cell(share, '.2%'):>10}" for share in shares),
+        ]
         lines.append(" ".join([f"{item.name:<{width}}", *cells]))
     lines += [
         "",
@@ -219,14 +223,10 @@ def as_table(comparisons: Sequence[Comparison]) -> str:
         " ".join([" " * width, *(f"{name:>{max(6, len(name))}}" for name in names)]),
     ]
     for item in comparisons:
-        cells = [f"{_cosine_text(item.cosines[name]):>{max(6, len(name))}}" for name in names]
+        cells = [f"{_cell(item.cosines[name], '.3f'):>{max(6, len(name))}}" for name in names]
         lines.append(" ".join([f"{item.name:<{width}}", *cells]))
     return "\n".join(lines)
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.2%}"
-
-
-def _cosine_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

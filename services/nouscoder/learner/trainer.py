@@ -238,7 +238,8 @@ class Trainer:
         # Old log-probabilities are those before the first of the k steps, so they are computed before it. The first
         # step starts from the old policy and needs no separate pass, except for the entropy of the whole batch.
         first = 0 if self._objective.needs.batch_entropy else 1
-        prepared[first:] = [self._with_old_scores(minibatch) for minibatch in prepared[first:]]
+        scorer = self._computation.scorer
+        prepared[first:] = [replace(one, old_scores=self._scores(scorer, one.parts)) for one in prepared[first:]]
         steps = self._take_steps(prepared)
         traces = self._traces.over(self.ranks)
         duration_s, num_replayed = time.monotonic() - started, sum(len(earlier.rollouts) for earlier in replayed)
@@ -280,9 +281,6 @@ class Trainer:
         settings = {"replays_experts": self._replays_experts, "shares_prompts": shares}
         return [pack_row(rollouts, row[self.ranks.row_number], self._computation.device, **settings) for row in rows]
 
-    def _with_old_scores(self, minibatch: _Minibatch) -> _Minibatch:
-        return replace(minibatch, old_scores=self._scores(self._computation.scorer, minibatch.parts))
-
     @torch.no_grad()
     def _scores(self, scorer: Scorer, parts: Sequence[MicroBatch]) -> list[TokenScores]:
         scores: list[TokenScores] = [scorer(part, entropy_gradient=False) for part in parts]
@@ -298,9 +296,13 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         diagnostics = StepDiagnostics()
         loss, num_odd = 0.0, 0
-        for index in range(len(minibatch.parts)):
-            inputs = self._loss_inputs(minibatch, index, entropy_coefficient)
-            owners = [minibatch.scored[position] for position in minibatch.parts[index].rollout_indices]
+        needs_gradient = self._objective.needs.entropy_gradient
+        columns = (minibatch.parts, minibatch.old_scores, minibatch.reference_logprobs)
+        for part, old, reference in zip(*columns, strict=True):
+            owners = [minibatch.scored[position] for position in part.rollout_indices]
+            scores: TokenScores = self._computation.scorer(part, entropy_gradient=needs_gradient)
+            inputs = loss_inputs(part, owners, scores, scores.logprobs.detach() if old is None else old.logprobs)
+            inputs = replace(inputs, reference_logprobs=reference, entropy_coefficient=entropy_coefficient)
             loss += self._backward(inputs, counts, diagnostics, owners)
             num_odd += _num_odd(inputs.logprobs)
         loss = self._sum_of_ranks(loss, num_odd)
@@ -358,15 +360,6 @@ class Trainer:
         if total_odd:
             raise _diverged(f"a log-probability in step {self.step + 1} is not finite")
         return loss
-
-    def _loss_inputs(self, minibatch: _Minibatch, index: int, entropy_coefficient: float) -> LossInputs:
-        part, old = minibatch.parts[index], minibatch.old_scores[index]
-        needs = self._objective.needs
-        scores: TokenScores = self._computation.scorer(part, entropy_gradient=needs.entropy_gradient)
-        rollouts = [minibatch.scored[position] for position in part.rollout_indices]
-        inputs = loss_inputs(part, rollouts, scores, scores.logprobs.detach() if old is None else old.logprobs)
-        reference = minibatch.reference_logprobs[index]
-        return replace(inputs, reference_logprobs=reference, entropy_coefficient=entropy_coefficient)
 
     def _mean_entropy(self, minibatches: Sequence[_Minibatch]) -> float:
         """The mean entropy, in nats, of the loss tokens of the whole batch. 0 when there are none."""

@@ -111,10 +111,6 @@ FIXED_VALUES = (
 )
 
 
-class ExamplesChanged(Unusable):
-    """The examples are not those that the fine-tuning began with. The message names the run folder."""
-
-
 def fine_tune(
     config: Config, *, resume: bool, given: Given = NOTHING_GIVEN, say: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any] | None:
@@ -217,7 +213,7 @@ def _keep(folder: RunFolder, examples: Examples, order: EpochOrder) -> None:
     if known is None:
         folder.write_json(EXAMPLES_FILE, record)
     elif known["digest"] != record["digest"]:
-        raise ExamplesChanged(
+        raise Unusable(
             f"the examples of {folder.path} are not those that it began with: put the files back, or begin a new run"
         )
 

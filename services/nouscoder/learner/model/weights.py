@@ -14,7 +14,7 @@ weight is that of the first policy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,25 +75,6 @@ def add_adapters(model: PreTrainedModel, settings: LoraSection, seed: int) -> No
         raise ValueError(
             f"learner.lora.target_modules: {sorted(missing)[0]} is no linear layer of the policy's decoder"
         )
-
-
-def merge_adapters(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`weights` of the model, whole and by name, with the adapters inside the weights of their layers, in float32."""
-    result = {name: tensor for name, tensor in weights.items() if not name.endswith((LORA_A, LORA_B))}
-    for path, layer in model.named_modules():
-        if isinstance(layer, LoraLinear):
-            a, b = weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]
-            weight = weights[f"{path}.weight"]
-            # At the beginning B is 0. The sum would change -0.0 to 0.0, and the first version is that of the files.
-            result[f"{path}.weight"] = merged(weight, a, b, layer.scale) if bool(b.any()) else weight
-    return result
-
-
-def adapter_of(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Adapter:
-    """The adapter of a model that has one. `weights` has its trained tensors, whole and by name."""
-    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
-    matrices = {path: (weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]) for path in layers}
-    return Adapter(next(iter(layers.values())).alpha, matrices)
 
 
 # Models and their weights.
@@ -178,18 +159,29 @@ def trained_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Whole contiguous tensors on the CPU, by name as in `own_weights`, with adapters merged into their layers.
+    """Whole contiguous tensors on the CPU, by name as in `own_weights`, with adapters merged in float32.
 
     All ranks must call it together.
     """
     weights = {name: whole(tensor).cpu().contiguous() for name, tensor in own_weights(model).items()}
-    return merge_adapters(model, weights)
+    for path, layer in _adapted(model).items():
+        a, b = weights.pop(f"{path}.{LORA_A}"), weights.pop(f"{path}.{LORA_B}")
+        # At the beginning B is 0. The sum would change -0.0 to 0.0, and the first version is that of the files.
+        if bool(b.any()):
+            weights[f"{path}.weight"] = merged(weights[f"{path}.weight"], a, b, layer.scale)
+    return weights
 
 
 def adapter_weights(model: PreTrainedModel) -> Adapter:
     """A copy of the model's adapter, on the CPU. All ranks must call it together."""
     weights = {name: whole(tensor).to("cpu", copy=True) for name, tensor in trained_weights(model).items()}
-    return adapter_of(model, weights)
+    layers = _adapted(model)
+    matrices = {path: (weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]) for path in layers}
+    return Adapter(next(iter(layers.values())).alpha, matrices)
+
+
+def _adapted(model: PreTrainedModel) -> dict[str, LoraLinear]:
+    return {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
 
 
 def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:

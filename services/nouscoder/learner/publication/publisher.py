@@ -220,23 +220,13 @@ class Publication:
         self._sender = sender
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="publication")
         self._task: asyncio.Task[None] | None = None
-        self._known_version = -1
-        self._newest: PolicyManifest | None = None
-
-    @property
-    def known_version(self) -> int:
-        """The newest version that the broker is known to have."""
-        return self._known_version
-
-    @property
-    def newest(self) -> PolicyManifest | None:
-        """The newest policy that this process published."""
-        return self._newest
+        self.known_version = -1  # the newest that the broker is known to have
+        self.newest: PolicyManifest | None = None  # that this process published
 
     def known(self, policy_version: int) -> None:
         """Record that the broker has this version."""
-        self._known_version = max(self._known_version, policy_version)
-        self._metrics.published(self._known_version)
+        self.known_version = max(self.known_version, policy_version)
+        self._metrics.published(self.known_version)
 
     async def begin(self) -> None:
         """Wait for the previous publication, copy the current weights, and publish them in the background.
@@ -274,5 +264,5 @@ class Publication:
             await self._broker.publish_policy(manifest)
         except PeerBehind:
             await self._recovery.settle(manifest)
-        self._newest = manifest
+        self.newest = manifest
         self.known(manifest.policy_version)

@@ -97,18 +97,18 @@ class Checkpoint:
     progress: Progress
 
 
+@dataclass(frozen=True, slots=True)
 class PartOfCheckpoint:
     """What this rank writes of a checkpoint, from a copy of its state."""
 
-    def __init__(self, written: Future[Metadata], patience_s: float) -> None:
-        self._written = written
-        self._patience_s = patience_s
+    written: Future[Metadata]
+    patience_s: float
 
     def wait(self) -> None:
         """Wait until all ranks have written their parts. Raises RankLost, or the OSError of one that could not."""
         try:
-            with naming_lost_ranks(self._patience_s):
-                self._written.result()
+            with naming_lost_ranks(self.patience_s):
+                self.written.result()
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from error
 
@@ -123,26 +123,24 @@ def begin_part(trainer: Trainer, folder: Path) -> PartOfCheckpoint:
     return PartOfCheckpoint(written, ranks.patience_s)
 
 
+@dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
-    """A checkpoint that is being written from a copy of the state."""
+    """A checkpoint that is being written from a copy of the state into `folder`, which gets its name at the end."""
 
-    def __init__(
-        self, final: Path, part: Path, progress: Progress, written: PartOfCheckpoint, folder: ExitStack
-    ) -> None:
-        self._final = final
-        self._part = part
-        self.progress = progress
-        self._written = written
-        self._folder = folder
+    path: Path
+    progress: Progress
+    folder: Path
+    own_part: PartOfCheckpoint
+    undo: ExitStack
 
     def finish(self) -> Checkpoint:
         """Wait until it is written and durable. Call it once. Raises StorageError, and then leaves no files."""
-        with self._folder:
-            self._written.wait()
-            (self._part / _STATE).write_text(json.dumps({"progress": self.progress.to_json()}))
-            checksums = {file.name: sha256_of(file) for file in sorted(self._part.iterdir())}
-            (self._part / _MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
-        return Checkpoint(self._final, self.progress)
+        with self.undo:
+            self.own_part.wait()
+            (self.folder / _STATE).write_text(json.dumps({"progress": self.progress.to_json()}))
+            checksums = {file.name: sha256_of(file) for file in sorted(self.folder.iterdir())}
+            (self.folder / _MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
+        return Checkpoint(self.path, self.progress)
 
 
 class CheckpointStore:
@@ -160,10 +158,10 @@ class CheckpointStore:
         Raises StorageError. At most one may be pending.
         """
         final = self._folder / f"{progress.step:08d}"
-        with ExitStack() as folder:
-            part = folder.enter_context(whole_folder(final))
-            tell(part)
-            return PendingCheckpoint(final, part, progress, begin_part(trainer, part), folder.pop_all())
+        with ExitStack() as undo:
+            folder = undo.enter_context(whole_folder(final))
+            tell(folder)
+            return PendingCheckpoint(final, progress, folder, begin_part(trainer, folder), undo.pop_all())
 
     def prune(self) -> None:
         """Remove all but the newest `keep`, and incomplete ones of a crash. No checkpoint may be pending."""
