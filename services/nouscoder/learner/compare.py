@@ -67,13 +67,12 @@ class _Tally:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         self.loss = 0.0
-        self.gradient: Tensor | None = None
+        self.gradient = torch.zeros(())
         self.is_clipped: list[Tensor] = []
 
     def add(self, inputs: LossInputs, terms: ObjectiveTerms, gradients: Sequence[Tensor]) -> None:
         self.loss += float(terms.loss.detach())
-        flat = torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
-        self.gradient = flat if self.gradient is None else self.gradient + flat
+        self.gradient = self.gradient + torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
         self.is_clipped.append(clipped_tokens(inputs, terms.diagnostics).cpu())
 
 
@@ -136,13 +135,9 @@ def _comparison(name: str, tallies: Mapping[str, _Tally], groups: _Groups) -> Co
         rejected=_share(is_clipped, ~groups.accepted),
         by_length=tuple(_share(is_clipped, groups.quarter == quarter) for quarter in range(4)),
     )
-    cosines = {other: _cosine(_gradient(tally), _gradient(tallies[other])) for other in tallies}
-    return Comparison(name, tally.loss, float(_gradient(tally).norm()), clipped, cosines)
-
-
-def _gradient(tally: _Tally) -> Tensor:
-    assert tally.gradient is not None
-    return tally.gradient.double()
+    gradient = tally.gradient.double()
+    cosines = {other: _cosine(gradient, tallies[other].gradient.double()) for other in tallies}
+    return Comparison(name, tally.loss, float(gradient.norm()), clipped, cosines)
 
 
 def _share(is_clipped: Tensor, chosen: Tensor) -> float | None:

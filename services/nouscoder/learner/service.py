@@ -284,15 +284,11 @@ async def serve(config: Config) -> None:
         worker = LearnerWorker(config, broker, metrics, LearnerCore(config, ranks), sender)
         stack.push_async_callback(worker.stop)
         servicer = LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config)), sender)
-
-        def register(server: grpc.aio.Server) -> None:
-            learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
-
         served = Served(
             config.learner.grpc,
             config.learner.metrics,
             [_FULL_NAME],
-            register,
+            partial(learner_pb2_grpc.add_LearnerServiceServicer_to_server, servicer),
             registry,
             drain_s=1.0,
             credentials=server_credentials(config.tls),

@@ -296,12 +296,10 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         diagnostics = StepDiagnostics()
         loss, num_odd = 0.0, 0
-        needs_gradient = self._objective.needs.entropy_gradient
         columns = (minibatch.parts, minibatch.old_scores, minibatch.reference_logprobs)
         for part, old, reference in zip(*columns, strict=True):
             owners = [minibatch.scored[position] for position in part.rollout_indices]
-            scores: TokenScores = self._computation.scorer(part, entropy_gradient=needs_gradient)
-            inputs = loss_inputs(part, owners, scores, scores.logprobs.detach() if old is None else old.logprobs)
+            inputs = self._loss_inputs(part, owners, old)
             inputs = replace(inputs, reference_logprobs=reference, entropy_coefficient=entropy_coefficient)
             loss += self._backward(inputs, counts, diagnostics, owners)
             num_odd += _num_odd(inputs.logprobs)
@@ -360,6 +358,11 @@ class Trainer:
         if total_odd:
             raise _diverged(f"a log-probability in step {self.step + 1} is not finite")
         return loss
+
+    def _loss_inputs(self, part: MicroBatch, rollouts: Sequence[ScoredRollout], old: TokenScores | None) -> LossInputs:
+        needs = self._objective.needs
+        scores: TokenScores = self._computation.scorer(part, entropy_gradient=needs.entropy_gradient)
+        return loss_inputs(part, rollouts, scores, scores.logprobs.detach() if old is None else old.logprobs)
 
     def _mean_entropy(self, minibatches: Sequence[_Minibatch]) -> float:
         """The mean entropy, in nats, of the loss tokens of the whole batch. 0 when there are none."""

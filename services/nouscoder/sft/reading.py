@@ -62,12 +62,11 @@ class BadExample(Exception):
     """A record is no example. The text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A part of the answer: written by the policy, or `is_given` to it as the output of a tool."""
+class Turn(Body):
+    """A part of the answer: written by the policy, or `given` to it as the output of a tool."""
 
     text: str
-    is_given: bool = False
+    given: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +88,6 @@ class Example:
     languages: tuple[str, ...] = ()
 
 
-class _TurnBody(Body):
-    text: str
-    given: bool = False
-
-
 class _MessageBody(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str
@@ -108,7 +102,7 @@ class _ExampleBody(Body):
     starter_code: str = ""
     languages: list[str] = Field([])
     messages: list[_MessageBody] = Field([])
-    completion: str | list[_TurnBody] = ""
+    completion: str | list[Turn] = ""
     program: str = ""
     accepted: bool | None = None
     verdict: VerdictKind | None = Field(None, strict=False)
@@ -126,7 +120,8 @@ def example_of(record: Any) -> Example:
     if bool(body.prompt) == bool(body.messages):
         raise BadExample("it needs either a prompt or messages")
     begin, turns = _divided(body)
-    turns += _turns_of(body.completion or body.program)
+    completion = body.completion or body.program
+    turns += completion if isinstance(completion, list) else [Turn(text=completion)] if completion else []
     _check(turns)
     if body.verdict is VerdictKind.INTERNAL_ERROR:
         raise BadExample("internal_error is no verdict on an answer: leave the record out")
@@ -160,20 +155,14 @@ def _divided(body: _ExampleBody) -> tuple[tuple[Message, ...], list[Turn]]:
     begin = tuple(Message(Role(message.role), message.content) for message in body.messages[:first])
     if body.messages and not begin:
         raise BadExample("messages: an answer has no message before it")
-    return begin, [Turn(message.content, message.role != "assistant") for message in body.messages[first:]]
-
-
-def _turns_of(completion: str | Sequence[_TurnBody]) -> list[Turn]:
-    if isinstance(completion, str):
-        return [Turn(completion)] if completion else []
-    return [Turn(turn.text, turn.given) for turn in completion]
+    return begin, [Turn(text=message.content, given=message.role != "assistant") for message in body.messages[first:]]
 
 
 def _check(turns: Sequence[Turn]) -> None:
-    if not turns or turns[-1].is_given:
+    if not turns or turns[-1].given:
         raise BadExample("it does not end with an answer: completion is missing, or the last message is no assistant's")
     for number, turn in enumerate(turns):
-        if turn.is_given != bool(number % 2):
+        if turn.given != bool(number % 2):
             raise BadExample(f"turn {number + 1} of the answer and the one before it are of the same side")
         if not turn.text:
             raise BadExample(f"turn {number + 1} of the answer is empty")
@@ -258,7 +247,7 @@ class Encoder:
             parts: list[Part] = [(self._beginning(example), False)]
             end = self._tokenizer.end_of_answer(in_chat=bool(example.messages) or self._prompts.as_messages)
             for turn in example.turns:
-                if turn.is_given:
+                if turn.given:
                     parts.append((self._reply(example, parts[-1][0], turn.text), False))
                 else:
                     parts.append(([*self._tokenizer.encode_inside(turn.text), *end], True))

@@ -71,7 +71,7 @@ def _figure(batch: BatchStatistics, path: str) -> float | None:
     found: Any = batch
     for name in path.split("."):
         found = None if found is None else getattr(found, name)
-    return found
+    return None if found is None else float(found)
 
 
 class _EvaluationCollector(Collector):

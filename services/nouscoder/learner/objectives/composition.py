@@ -156,19 +156,11 @@ _OF_SEQUENCE = (CorrectionKind.SEQUENCE_TRUNCATED, CorrectionKind.SEQUENCE_MASKE
 _MASKED = (CorrectionKind.TOKEN_MASKED, CorrectionKind.SEQUENCE_MASKED)
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """weights [tokens] outside the clip. diagnostics: mismatch_truncated or mismatch_masked, a share of tokens."""
-
-    weights: Tensor
-    diagnostics: dict[str, Diagnostic]
-
-
 @torch.no_grad()
-def correction_of(settings: CorrectionSection, inputs: LossInputs) -> Correction:
-    """The weight of each token."""
+def correction_of(settings: CorrectionSection, inputs: LossInputs) -> tuple[Tensor, dict[str, Diagnostic]]:
+    """(weights [tokens] outside the clip, diagnostics): mismatch_truncated or mismatch_masked, a share of tokens."""
     if settings.kind is CorrectionKind.NONE:
-        return Correction(torch.ones_like(inputs.old_logprobs), {})
+        return torch.ones_like(inputs.old_logprobs), {}
     log_ratios = inputs.old_logprobs - inputs.sampler_logprobs
     if settings.kind in _OF_SEQUENCE:
         log_ratios = sums_of_rollouts(log_ratios, inputs.rollout_of_token)
@@ -176,11 +168,11 @@ def correction_of(settings: CorrectionSection, inputs: LossInputs) -> Correction
         log_ratios = means_of_rollouts(log_ratios, inputs.rollout_of_token)
     ratios = bounded_exp(log_ratios)
     if settings.kind is CorrectionKind.TOKEN:
-        return Correction(ratios, {})
+        return ratios, {}
     if settings.kind in _MASKED:
         outside = (ratios > settings.cap) | (ratios < settings.floor)
-        return Correction(ratios.masked_fill(outside, 0.0), {"mismatch_masked": Diagnostic(outside)})
-    return Correction(ratios.clamp(max=settings.cap), {"mismatch_truncated": Diagnostic(ratios > settings.cap)})
+        return ratios.masked_fill(outside, 0.0), {"mismatch_masked": Diagnostic(outside)}
+    return ratios.clamp(max=settings.cap), {"mismatch_truncated": Diagnostic(ratios > settings.cap)}
 
 
 # The penalty of the reference policy.
@@ -244,9 +236,9 @@ class SurrogateObjective(ABC, Generic[Settings]):
     def __call__(self, inputs: LossInputs, counts: MinibatchCounts) -> ObjectiveTerms:
         """The terms of one micro-batch. Raises ValueError when reference log-probabilities are missing."""
         surrogate = self.surrogate(inputs)
-        correction = correction_of(self.shared.correction, inputs)
-        values = correction.weights * surrogate.gains
-        diagnostics = {**surrogate.diagnostics, **correction.diagnostics}
+        weights, of_correction = correction_of(self.shared.correction, inputs)
+        values = weights * surrogate.gains
+        diagnostics = {**surrogate.diagnostics, **of_correction}
         if self.needs.entropy_gradient:
             values = values + inputs.entropy_coefficient * inputs.entropies
             coefficients = torch.full_like(inputs.old_logprobs, inputs.entropy_coefficient)

@@ -102,17 +102,15 @@ class VersionByRanks:
         self.before = tuple(before)
         self.rows: Mapping[str, Rows] = {}
         self._ranks = ranks
-        self._open = ExitStack()
-        self.folder = self._open.enter_context(whole_folder(final))
-        with ExitStack() as undo:
-            undo.push(self._open)
+        with ExitStack() as opened:
+            self.folder = opened.enter_context(whole_folder(final))
             for index in before[0].parent.glob(INDEX_FILE):
                 shutil.copyfile(index, self.folder / index.name)
             for file in before:
                 with (self.folder / file.name).open("wb") as made:
                     made.write(_layout_of(file)[0])
                     made.truncate(file.stat().st_size)
-            undo.pop_all()
+            self._open = opened.pop_all()
 
     def copy_rows(self, model: PreTrainedModel, dtypes: Mapping[str, torch.dtype]) -> None:
         """Copy this rank's rows, so that training can go on."""

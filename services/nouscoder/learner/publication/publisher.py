@@ -62,8 +62,8 @@ class _Offer:
     policy_version: int
     digest: str
     images: tuple[ShardImage, ...]
-    base_digest: str = ""
-    changes: tuple[ShardImage, ...] = ()
+    base_digest: str
+    changes: tuple[ShardImage, ...]
 
 
 class PolicySender:
@@ -94,8 +94,7 @@ class PolicySender:
             self._offer = None
             log.warning("a policy is not sent from memory", extra={"reason": str(error)})
             return
-        offer = _Offer(manifest.policy_version, manifest.digest, images)
-        self._offer = _with_changes(offer, manifest)
+        self._offer = _Offer(manifest.policy_version, manifest.digest, images, *_changes_of(manifest))
 
     def begin(self, policy_version: int, digest: str, num_receivers: int, base_digest: str = "") -> Rendezvous:
         """Begin to send a policy to `num_receivers` processes, which meet there as ranks 1 and up.
@@ -139,17 +138,16 @@ class PolicySender:
             self._room.release()
 
 
-def _with_changes(offer: _Offer, manifest: PolicyManifest) -> _Offer:
-    """The offer with the delta of the manifest, if it has one."""
+def _changes_of(manifest: PolicyManifest) -> tuple[str, tuple[ShardImage, ...]]:
+    """(digest of the policy before, files of the delta); empty without a delta."""
     if manifest.delta is None:
-        return offer
+        return "", ()
     try:
-        changes = [(Path(manifest.folder) / file.name).read_bytes() for file in manifest.delta.files]
+        files = [(Path(manifest.folder) / file.name).read_bytes() for file in manifest.delta.files]
     except OSError as error:
         log.warning("a delta is not sent from memory", extra={"reason": str(error)})
-        return offer
-    images = tuple(ShardImage(data, ()) for data in changes)
-    return replace(offer, base_digest=manifest.delta.base_digest, changes=images)
+        return "", ()
+    return manifest.delta.base_digest, tuple(ShardImage(data, ()) for data in files)
 
 
 def _host_of(address: str) -> str:
