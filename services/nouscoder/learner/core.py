@@ -144,10 +144,7 @@ class LearnerCore:
         return is_logged and next_batch in self._batches.numbers()
 
     async def save_batch(self, batch: RecordedBatch, records: AsyncIterable[bytes]) -> None:
-        """Save the batch for a replay. `records` are the bytes of its records, in order. Call it in the event loop.
-
-        Raises StorageError, SavedBatchError, and RecordsMissing.
-        """
+        """Save the batch for a replay, as SavedBatches.save does. Call it in the event loop."""
         await self._batches.save(batch, records)
 
     def load_batch(self, batch_id: int) -> Batch:

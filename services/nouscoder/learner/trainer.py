@@ -186,17 +186,11 @@ class Trainer:
         return self._computation.model
 
     def admit(self) -> None:
-        """Measure whether the trainer computes the model's own log-probabilities. Call it with the first weights.
-
-        All ranks must call it together. Raises NotAdmitted when it does not.
-        """
+        """Measure whether it computes the model's own log-probabilities; all ranks together. Raises NotAdmitted."""
         self._computation.admit()
 
     def use(self, settings: LearnerSection) -> None:
-        """Train with these settings from now on. Raises ValueError when the objective needs a reference policy.
-
-        Raises Unusable for a reward model that cannot be used.
-        """
+        """Train with these settings from now on. Raises ValueError without a reference policy, and Unusable."""
         self._settings = settings
         self._objective = self._given_objective or objective_of(settings)
         self._model_rewards.use(settings)
@@ -335,10 +329,7 @@ class Trainer:
         diagnostics: StepDiagnostics,
         rollouts: Sequence[ScoredRollout],
     ) -> float:
-        """Add the gradient of one micro-batch, which has these rollouts.
-
-        Returns its share of the loss, which one rank of its row counts.
-        """
+        """Add the gradient of a micro-batch. Returns its share of the loss, which one rank of its row counts."""
         if not inputs.logprobs.numel():  # other ranks have a row in this round, and they need this one's backward pass
             torch.autograd.backward(inputs.logprobs.sum())
             return 0.0

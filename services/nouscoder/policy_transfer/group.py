@@ -207,10 +207,7 @@ def _reason(error: Exception) -> str:
 
 
 class SharedBuffer:
-    """A buffer that other processes of this machine can map, uint8 [num_bytes]; `handle` says how.
-
-    They must map it before `close`. A process that has mapped it keeps it.
-    """
+    """A buffer, uint8 [num_bytes], that other processes of this machine map by its `handle` before `close`."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         """On a GPU, or for any other device in the CPU's memory. Raises OSError, and RuntimeError of CUDA."""

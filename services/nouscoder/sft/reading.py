@@ -69,31 +69,14 @@ class Turn(Body):
     given: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One example. Either `prompt` or `messages` begin it; `is_rendered`: the prompt needs no template any more.
-
-    The turns begin and end with one of the policy, and no two of a kind follow each other. `accepted` is None when
-    nobody has graded the answer.
-    """
-
-    turns: tuple[Turn, ...]
-    prompt: str = ""
-    prompt_template: str = ""
-    messages: tuple[Message, ...] = ()
-    problem_id: str = ""
-    accepted: bool | None = None
-    is_rendered: bool = False
-    starter_code: str = ""
-    languages: tuple[str, ...] = ()
-
-
 class _MessageBody(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
-class _ExampleBody(Body):
+class Record(Body):
+    """A record, see the module."""
+
     model_config = ConfigDict(extra="ignore")
 
     problem_id: str = ""
@@ -108,12 +91,26 @@ class _ExampleBody(Body):
     verdict: VerdictKind | None = Field(None, strict=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One example: its record, the messages before the answer, and the turns of the answer.
+
+    The turns begin and end with one of the policy, and no two of a kind follow each other. `accepted` is None when
+    nobody has graded the answer.
+    """
+
+    record: Record
+    messages: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+    accepted: bool | None
+
+
 def example_of(record: Any) -> Example:
     """The example that a record is. Raises BadExample."""
     if isinstance(record, dict):
         record = {name: _without_nulls(value) for name, value in record.items() if value is not None}
     try:
-        body = _ExampleBody.model_validate(record)
+        body = Record.model_validate(record)
     except ValidationError as error:
         field, fault = first_fault(error)
         raise BadExample(fault if field == "body" else f"{field}: {fault}") from None
@@ -126,17 +123,7 @@ def example_of(record: Any) -> Example:
     if body.verdict is VerdictKind.INTERNAL_ERROR:
         raise BadExample("internal_error is no verdict on an answer: leave the record out")
     accepted = body.accepted if body.verdict is None else body.verdict is VerdictKind.ACCEPTED
-    return Example(
-        turns=tuple(turns),
-        prompt=body.prompt,
-        prompt_template=body.prompt_template,
-        messages=begin,
-        problem_id=body.problem_id,
-        accepted=accepted,
-        is_rendered=bool(body.program),
-        starter_code=body.starter_code,
-        languages=tuple(body.languages),
-    )
+    return Example(body, begin, tuple(turns), accepted)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -148,7 +135,7 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _divided(body: _ExampleBody) -> tuple[tuple[Message, ...], list[Turn]]:
+def _divided(body: Record) -> tuple[tuple[Message, ...], list[Turn]]:
     """The messages before the first answer, and the turns from it on."""
     roles = [message.role for message in body.messages]
     first = roles.index("assistant") if "assistant" in roles else len(roles)
@@ -253,23 +240,23 @@ class Encoder:
                     parts.append(([*self._tokenizer.encode_inside(turn.text), *end], True))
         except (ValueError, TaskRefused) as error:
             raise BadExample(str(error)) from error
-        return rollout_of(parts, example.problem_id)
+        return rollout_of(parts, example.record.problem_id)
 
     def _beginning(self, example: Example) -> list[int]:
         if example.messages:
             if self._chat is None:
                 raise BadExample("it has messages, but the policy has no chat template: give prompt and completion")
             return self._tokenizer.encode_messages(example.messages, self._thinking)
-        if example.is_rendered:
+        record = example.record
+        if record.program:  # its prompt needs no template any more
             if self._prompts.as_messages:
                 raise BadExample(
                     "a line of samples.jsonl has lost the special tokens of its prompt: give the run folder instead"
                 )
-            return self._tokenizer.encode(example.prompt)
-        asked = replace(_TASK, prompt=example.prompt, prompt_template=example.prompt_template)
-        return self._prompts.prompt_of(
-            replace(asked, starter_code=example.starter_code, languages=example.languages or asked.languages)
-        )
+            return self._tokenizer.encode(record.prompt)
+        asked = replace(_TASK, prompt=record.prompt, prompt_template=record.prompt_template)
+        languages = tuple(record.languages) or asked.languages
+        return self._prompts.prompt_of(replace(asked, starter_code=record.starter_code, languages=languages))
 
     def _reply(self, example: Example, answer: Sequence[int], text: str) -> list[int]:
         """What follows an answer [tokens] when the environment replies with `text`."""

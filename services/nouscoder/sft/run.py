@@ -172,10 +172,7 @@ def _resumed(path: Path, given: Given) -> Resumed:
 
 
 def _take(folder: RunFolder, earlier: Resumed, given: Given, order: EpochOrder, say: Callable[[str], None]) -> None:
-    """Put the new values in force. A finished fine-tuning goes on when there are steps left, else it takes none.
-
-    Raises RunChanged.
-    """
+    """Put the new values in force. A finished fine-tuning goes on when steps are left. Raises RunChanged."""
     summary = folder.read_json("summary.json")
     if summary is not None and earlier.changes:
         if order.num_steps <= summary["steps"]:

@@ -58,10 +58,7 @@ class NotAdmitted(Unusable):
 
 @torch.no_grad()
 def admit(scorer: Scorer, dtype: torch.dtype, ranks: Ranks | None = None) -> None:
-    """Measure the scorer's model, and choose packed rows for it or rows of one sequence. All ranks call it together.
-
-    `dtype` is the type of the passes. Raises NotAdmitted.
-    """
+    """Choose packed rows for the model, or rows of one sequence. All ranks call it together. Raises NotAdmitted."""
     sequences = probes(scorer.model, _LENGTHS)
 
     def scores(rows: Sequence[Sequence[Tensor]]) -> Tensor:

@@ -258,10 +258,7 @@ def _number(config: Any, name: str, default: float) -> float:
 
 
 class Scorer(nn.Module):
-    """`score_tokens` as a module: the root through which all forward passes of a sharded model go.
-
-    With a `row`, its ranks hold each micro-batch together, and all get the scores of the whole.
-    """
+    """`score_tokens` as the root of all forward passes. The ranks of a `row` hold each micro-batch together."""
 
     def __init__(self, model: PreTrainedModel, row: DistributedRow | None = None, *, compiled: bool = False) -> None:
         super().__init__()

@@ -77,10 +77,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the sequences of a row are, of which this process may hold only a part.
-
-    lengths: the tokens of each sequence of the whole row. segments: the parts of sequences here.
-    """
+    """Where the sequences of a row are: their lengths in the whole row, and the segments that are here."""
 
     lengths: tuple[int, ...]
     segments: Segments
@@ -141,10 +138,7 @@ def _similar(lengths: Sequence[int]) -> list[list[int]]:
 
 
 class _Pad(Function):
-    """[heads, length, size] of the row -> [heads, padded, size] of the blocks.
-
-    Padding is to the right of its sequence, where no token attends to it, so its gradient is zero.
-    """
+    """[heads, length, size] of the row -> [heads, padded, size] of the blocks. The gradient of padding is 0."""
 
     @staticmethod
     def forward(ctx: Any, row: Tensor, layout: RowLayout) -> Tensor:

@@ -159,10 +159,7 @@ def trained_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Whole contiguous tensors on the CPU, by name as in `own_weights`, with adapters merged in float32.
-
-    All ranks must call it together.
-    """
+    """Whole contiguous tensors on the CPU, by name, with merged adapters. All ranks must call it together."""
     weights = {name: whole(tensor).cpu().contiguous() for name, tensor in own_weights(model).items()}
     for path, layer in _adapted(model).items():
         a, b = weights.pop(f"{path}.{LORA_A}"), weights.pop(f"{path}.{LORA_B}")

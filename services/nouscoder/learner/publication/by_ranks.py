@@ -53,10 +53,7 @@ class Rows:
 
 
 def own_rows(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype], rank: int) -> dict[str, Rows]:
-    """A copy of what this rank has of each weight, by name, in the types of the files. No other rank takes part.
-
-    Rank 0 has the tensors that are not divided.
-    """
+    """A copy of what this rank has of each weight, by name. Rank 0 has the tensors that are not divided."""
     found: dict[str, Rows] = {}
     for name, tensor in own_weights(model).items():
         first, part = 0, tensor
@@ -117,10 +114,7 @@ class VersionByRanks:
         self.rows = own_rows(model, dtypes, 0)
 
     def finish(self) -> tuple[str, ...]:
-        """Write this rank's rows, wait for all ranks, and make the deltas, whose names are returned.
-
-        Raises StorageError, RankLost.
-        """
+        """Write the own rows, wait for all ranks, and make the deltas; their names. Raises StorageError, RankLost."""
         ranks = self._ranks
         assert ranks.store is not None, "a learner of one rank has nobody to wait for"
         with self._open:

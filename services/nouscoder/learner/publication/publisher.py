@@ -227,10 +227,7 @@ class Publication:
         self._metrics.published(self.known_version)
 
     async def begin(self) -> None:
-        """Wait for the previous publication, copy the current weights, and publish them in the background.
-
-        Raises the NousCoderError of the previous publication.
-        """
+        """Wait for the previous publication or raise its error, copy the weights, and publish in the background."""
         await self.settle()
         loop = asyncio.get_running_loop()
         policy = await loop.run_in_executor(self._training, self._core.stage_policy)

@@ -143,21 +143,18 @@ class PendingCheckpoint:
         return Checkpoint(self.path, self.progress)
 
 
+@dataclass(frozen=True, slots=True)
 class CheckpointStore:
     """The folder checkpoints/, with one folder per checkpoint, named by its step. The newest `keep` are kept."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder = folder
-        self._keep = keep
+    folder: Path
+    keep: int
 
     def begin(
         self, trainer: Trainer, progress: Progress, tell: Callable[[Path], None] = lambda _folder: None
     ) -> PendingCheckpoint:
-        """Copy the state and start to write it. `tell` gives other ranks the folder of their parts.
-
-        Raises StorageError. At most one may be pending.
-        """
-        final = self._folder / f"{progress.step:08d}"
+        """Copy the state and start to write it. `tell` gives other ranks the folder. Raises StorageError."""
+        final = self.folder / f"{progress.step:08d}"
         with ExitStack() as undo:
             folder = undo.enter_context(whole_folder(final))
             tell(folder)
@@ -165,7 +162,7 @@ class CheckpointStore:
 
     def prune(self) -> None:
         """Remove all but the newest `keep`, and incomplete ones of a crash. No checkpoint may be pending."""
-        prune(self._folder, self._keep)
+        prune(self.folder, self.keep)
 
     def fallback_batch(self) -> int:
         """The last batch in the oldest checkpoint that may be needed; -1 when the initial policy may be needed.
@@ -173,8 +170,8 @@ class CheckpointStore:
         The oldest kept checkpoint may be needed, because the newer ones may be damaged. While fewer than `keep` exist,
         the initial policy may be needed.
         """
-        kept = [*numbered(self._folder).values()]
-        if len(kept) < self._keep:
+        kept = [*numbered(self.folder).values()]
+        if len(kept) < self.keep:
             return -1
         try:
             return _progress_of(kept[0]).batch_id
@@ -183,7 +180,7 @@ class CheckpointStore:
 
     def newest(self) -> Checkpoint | None:
         """The newest undamaged checkpoint, or None."""
-        for path in reversed(numbered(self._folder).values()):
+        for path in reversed(numbered(self.folder).values()):
             try:
                 return verified_checkpoint(path)
             except CheckpointError as error:
@@ -192,9 +189,9 @@ class CheckpointStore:
 
     def at_step(self, step: int) -> Checkpoint:
         """The checkpoint of a step. Raises CheckpointError when it is missing or damaged."""
-        path = numbered(self._folder).get(step)
+        path = numbered(self.folder).get(step)
         if path is None:
-            raise CheckpointError(f"there is no checkpoint of step {step} in {self._folder}")
+            raise CheckpointError(f"there is no checkpoint of step {step} in {self.folder}")
         return verified_checkpoint(path)
 
 

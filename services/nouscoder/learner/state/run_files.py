@@ -47,10 +47,7 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def open_identity(config: Config) -> RunIdentity:
-    """The identity of the run in `config.run.folder`; its id is made when there is none. Hold the folder's lock.
-
-    Raises Unusable when the file is damaged, and StorageError.
-    """
+    """The identity of the run, made when there is none. Hold the folder's lock. Raises Unusable and StorageError."""
     file = config.run.folder / FILE
     run_id = read_run_id(file)
     if run_id is None:
