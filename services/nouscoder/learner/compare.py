@@ -24,8 +24,7 @@ from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.logprobs import Scorer, score_tokens
 from nouscoder.learner.model.packing import MicroBatch, pack, row_budget
 from nouscoder.learner.model.weights import empty_model, load_model, put_weights
-from nouscoder.learner.objectives.base import LossInputs, Objective, ObjectiveTerms
-from nouscoder.learner.objectives.composition import SharedTerms, clipped_tokens
+from nouscoder.learner.objectives.base import LossInputs, Objective, ObjectiveTerms, SharedTerms, clipped_tokens
 from nouscoder.learner.objectives.registry import OBJECTIVES, PUBLISHED
 from nouscoder.learner.publication.published import version_folder
 from nouscoder.learner.state.saved_batches import SavedBatches

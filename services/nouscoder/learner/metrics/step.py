@@ -32,8 +32,7 @@ from nouscoder.domain.reward import group_length_rewards
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.staleness import staleness_of
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio
-from nouscoder.learner.objectives.composition import clipped_tokens
+from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio, clipped_tokens
 from nouscoder.learner.parallel.ranks import Ranks
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 

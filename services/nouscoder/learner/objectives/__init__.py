@@ -1,1 +1,1 @@
-"""Objectives: what all share (base.py, composition.py), and what each is (registry.py)."""
+"""Objectives: what all share (base.py), and what each is (registry.py)."""

@@ -1,7 +1,7 @@
 """The objectives: the gain of a token in each. Maps settings to objectives, and names the published configurations.
 
 With r = pi_theta / pi_old, A the token's advantage, R rollouts of |o_i| loss tokens and N loss tokens in the minibatch,
-the mean of the gain over tokens (token_mean) or rollouts (sequence_mean) is maximised (composition.py).
+the mean of the gain over tokens (token_mean) or rollouts (sequence_mean) is maximised (base.py).
 """
 
 from __future__ import annotations
@@ -32,17 +32,15 @@ from nouscoder.learner.objectives.base import (
     MinibatchCounts,
     Objective,
     ObjectiveTerms,
-    bounded_exp,
-    bounded_ratio,
-    means_of_rollouts,
-)
-from nouscoder.learner.objectives.composition import (
     Outside,
     SharedTerms,
     Surrogate,
     SurrogateObjective,
+    bounded_exp,
+    bounded_ratio,
     clipped,
     dual_clipped,
+    means_of_rollouts,
 )
 
 
