@@ -67,8 +67,8 @@ class LearnerCore:
 
     def __init__(self, config: Config, ranks: Ranks | None = None) -> None:
         settings = config.learner
-        self._ranks = ranks or Ranks()
-        self._leader = Leader(self._ranks)
+        self.ranks = ranks or Ranks()
+        self._leader = Leader(self.ranks)
         if config.step_fault:
             raise Unusable(config.step_fault)
         self._config = config
@@ -85,7 +85,7 @@ class LearnerCore:
             first=self._files.policy,
         )
         # What is sent from memory must be whole in the memory of rank 0.
-        self._writes_by_ranks = self._ranks.size > 1 and transfer is WeightTransfer.FILES
+        self._writes_by_ranks = self.ranks.size > 1 and transfer is WeightTransfer.FILES
         self._batches = SavedBatches(self._files.batches, settings.keep_batches)
         self._settings = BatchSettings(self._files.batches)
         self._run_log = RunLog(self._files.run)
@@ -95,11 +95,6 @@ class LearnerCore:
         self.progress = Progress()  # of the state in memory
         self.newest_checkpoint: Checkpoint | None = None  # that is durable
         self._in_batch = False
-
-    @property
-    def num_ranks(self) -> int:
-        """The processes that train together."""
-        return self._ranks.size
 
     @property
     def model(self) -> PreTrainedModel:
@@ -121,7 +116,7 @@ class LearnerCore:
         if checkpoint is not None:
             self.progress, self.newest_checkpoint = checkpoint.progress, checkpoint
         with self._leader.together(RankMessage(RankMessageKind.LOAD, self.progress.step)):
-            trainer = trainer_at(self._config, checkpoint, self._ranks)
+            trainer = trainer_at(self._config, checkpoint, self.ranks)
         self._loaded = _Loaded(identity, tokenizer, dtypes, trainer)
         last_batch = max([self.progress.batch_id, *self._batches.numbers()])
         self._run_log.open((last_batch + 1) * self._config.learner.steps_per_batch)
@@ -185,7 +180,7 @@ class LearnerCore:
         version, step = self.progress.policy_version, self.progress.step
         dtypes = self._started.dtypes
         fits_files = partial(fits, self.model, dtypes)
-        if self._writes_by_ranks and (by_ranks := self._publisher.begin_by_ranks(version, self._ranks, fits_files)):
+        if self._writes_by_ranks and (by_ranks := self._publisher.begin_by_ranks(version, self.ranks, fits_files)):
             self._leader.tell(RankMessage(RankMessageKind.PUBLISH, version, str(by_ranks.folder)))
             by_ranks.copy_rows(self.model, dtypes)
             return StagedPolicy(version, step, {}, by_ranks=by_ranks)

@@ -356,7 +356,7 @@ class LearnerWorker:
             await self._report_failure(recorded.batch_id, error)
             raise
         flops = flops_of_sums(self._core.model, self._last.model_tokens, self._last.squared_tokens)
-        self._metrics.trained(self._last, flops, self._peak_flops * self._core.num_ranks)
+        self._metrics.trained(self._last, flops, self._peak_flops * self._core.ranks.size)
 
     async def _report_failure(self, batch_id: int, error: Exception) -> None:
         """Tell the broker, which holds a batch back that fails again and again."""

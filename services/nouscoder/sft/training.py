@@ -28,7 +28,7 @@ from nouscoder.learner.publication.published import PolicyPublisher, StagedPolic
 from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, Progress, begin_part
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import Line, LineFile
-from nouscoder.learner.trainer import Trainer, TrainingInterrupted
+from nouscoder.learner.trainer import TrainingInterrupted
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.sft.reading import batch_of
@@ -105,7 +105,7 @@ class SupervisedTraining:
         torch.manual_seed(config.run.seed)
         with naming_lost_ranks(self._ranks.patience_s):
             checkpoint = self._newest()
-            self._trainer = trainer_at(config, checkpoint, self._ranks, Supervised())
+            self.trainer = trainer_at(config, checkpoint, self._ranks, Supervised())
         self._progress = Progress() if checkpoint is None else checkpoint.progress
         self._saved_step = self._progress.step
         if self._progress.step > len(batches):
@@ -119,16 +119,11 @@ class SupervisedTraining:
     @property
     def step(self) -> int:
         """Steps that are done."""
-        return self._trainer.step
-
-    @property
-    def trainer(self) -> Trainer:
-        """What trains."""
-        return self._trainer
+        return self.trainer.step
 
     def interrupt(self) -> None:
         """Make `run` stop before its next step. For signal handlers and other threads."""
-        self._trainer.interrupt()
+        self.trainer.interrupt()
 
     def run(self) -> None:
         """Train all steps that are left. Raises Stopped, TrainingError, StorageError and RankLost."""
@@ -148,7 +143,7 @@ class SupervisedTraining:
         """Write the policy as a new Hugging Face folder. All ranks must call it. Raises StorageError."""
         first, learner = self._files.policy, self._config.learner
         with naming_lost_ranks(self._ranks.patience_s):
-            staged = StagedPolicy.of(self._trainer.model, self.step, self.step, stored_dtypes(first))
+            staged = StagedPolicy.of(self.trainer.model, self.step, self.step, stored_dtypes(first))
         if self._is_first:
             publisher = PolicyPublisher(self._files.policies, 1, shard_bytes=learner.policy_shard_bytes)
             weights = Path(publisher.write(staged).folder)
@@ -166,7 +161,7 @@ class SupervisedTraining:
 
     def _train_step(self) -> None:
         examples = self._batches[self.step]
-        trained = self._trainer.train_batch(batch_of(self.step, examples))
+        trained = self.trainer.train_batch(batch_of(self.step, examples))
         (step,) = trained.steps
         done = self._progress
         self._progress = Progress(step.step, step.step - 1, done.rollouts + len(examples))
@@ -183,12 +178,12 @@ class SupervisedTraining:
         }
         is_last = step.step == len(self._batches)
         if self._validation and (is_last or step.step % self._config.sft.validate_every_steps == 0):
-            line["validation_loss"] = self._trainer.mean_loss(self._validation)
+            line["validation_loss"] = self.trainer.mean_loss(self._validation)
         self._write(line)
 
     def _validate_first(self) -> None:
         if self._validation:
-            loss = self._trainer.mean_loss(self._validation)
+            loss = self.trainer.mean_loss(self._validation)
             self._write({"step": 0, "validation_loss": loss, "time": time.time()})
 
     def _write(self, line: Line) -> None:
@@ -209,10 +204,10 @@ class SupervisedTraining:
         if self._progress.step == self._saved_step:
             return
         if self._is_first:
-            self._store.begin(self._trainer, self._progress, self._tell).finish()
+            self._store.begin(self.trainer, self._progress, self._tell).finish()
             self._store.prune()
         else:
-            begin_part(self._trainer, Path(self._ranks.gather("")[0])).wait()
+            begin_part(self.trainer, Path(self._ranks.gather("")[0])).wait()
         self._saved_at, self._saved_step = time.monotonic(), self._progress.step
 
     def _tell(self, folder: Path) -> None:

@@ -85,7 +85,7 @@ class WeightsError(Unusable):
 
 
 # The names that safetensors gives to the types of weights that can be trained.
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -133,9 +133,9 @@ def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
                     if is_ignored(name):
                         continue
                     stored = shard.get_slice(name).get_dtype()
-                    if stored not in _DTYPES:
-                        raise WeightsError(f"{file}: {name} is {stored}, and only {', '.join(_DTYPES)} can be trained")
-                    found[name] = _DTYPES[stored]
+                    if stored not in DTYPES:
+                        raise WeightsError(f"{file}: {name} is {stored}, and only {', '.join(DTYPES)} can be trained")
+                    found[name] = DTYPES[stored]
     except (OSError, SafetensorError, WeightsMissing) as error:
         raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
     return found

@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import StorageError, whole_folder
-from nouscoder.learner.model.weights import own_weights
+from nouscoder.learner.model.weights import DTYPES, own_weights
 from nouscoder.learner.parallel.ranks import RankLost, Ranks
 from nouscoder.policy_folder.delta import write_changes
 from nouscoder.policy_folder.weights_files import INDEX_FILE, LENGTH_BYTES, TensorSpan, header_length, spans_of
@@ -82,13 +83,10 @@ def _layout_of(file: Path) -> tuple[bytes, Layout]:
 
 def fits(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype], files: Sequence[Path]) -> bool:
     """Whether the tensors of the files are those of the model, in these types: no experts, no adapters."""
-    kinds = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-    stored = {name: (span.dtype, span.shape) for file in files for name, span in _layout_of(file)[1].items()}
-    wanted = {
-        name: (kinds.get(dtypes.get(name, tensor.dtype)), tuple(tensor.shape))
-        for name, tensor in own_weights(model).items()
-    }
-    return stored == wanted
+    spans = chain.from_iterable(_layout_of(file)[1].values() for file in files)
+    stored = {span.name: (DTYPES.get(span.dtype), span.shape) for span in spans}
+    own = own_weights(model).items()
+    return stored == {name: (dtypes.get(name, tensor.dtype), tuple(tensor.shape)) for name, tensor in own}
 
 
 class VersionByRanks:
