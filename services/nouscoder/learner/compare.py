@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 from nouscoder.config import Config, LearnerSection, load_config
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import Unusable
-from nouscoder.learner.metrics.step import ScoredRollout, score
+from nouscoder.learner.metrics.step import score
 from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.logprobs import Scorer, score_tokens
-from nouscoder.learner.model.packing import MicroBatch, pack, row_budget
+from nouscoder.learner.model.packing import pack, row_budget
 from nouscoder.learner.model.weights import empty_model, load_model, put_weights
 from nouscoder.learner.objectives.base import LossInputs, Objective, ObjectiveTerms, SharedTerms, clipped_tokens
 from nouscoder.learner.objectives.registry import OBJECTIVES, PUBLISHED
@@ -103,36 +103,23 @@ def compare(
                 terms.loss, parameters, retain_graph=True, materialize_grads=True, allow_unused=True
             )
             tally.add(inputs, terms, gradients)
-    groups = _Groups.of(parts, scored)
-    return [_comparison(name, tallies, groups) for name in tallies]
+    order = sorted(range(len(scored)), key=lambda index: scored[index].graded.rollout.num_sampled_tokens)
+    quarter_of = {index: 4 * place // len(order) for place, index in enumerate(order)}
+    owners = [part.rollout_indices[row] for part in parts for row in part.rollout_of_token.tolist()]
+    accepted = torch.tensor([scored[index].accepted for index in owners])
+    quarters = torch.tensor([quarter_of[index] for index in owners])  # of the rollouts, by length
+    return [_comparison(name, tallies, accepted, quarters) for name in tallies]
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """accepted [tokens], and quarter [tokens]: the quarter of the rollouts, by length, that each token is in."""
-
-    accepted: Tensor
-    quarter: Tensor
-
-    @classmethod
-    def of(cls, parts: Sequence[MicroBatch], scored: Sequence[ScoredRollout]) -> _Groups:
-        order = sorted(range(len(scored)), key=lambda index: scored[index].graded.rollout.num_sampled_tokens)
-        quarter_of = {index: 4 * place // len(order) for place, index in enumerate(order)}
-        rollouts = [part.rollout_indices[row] for part in parts for row in part.rollout_of_token.tolist()]
-        return cls(
-            torch.tensor([scored[index].accepted for index in rollouts]),
-            torch.tensor([quarter_of[index] for index in rollouts]),
-        )
-
-
-def _comparison(name: str, tallies: Mapping[str, _Tally], groups: _Groups) -> Comparison:
+def _comparison(name: str, tallies: Mapping[str, _Tally], accepted: Tensor, quarters: Tensor) -> Comparison:
+    """`accepted` and `quarters` [tokens] are those of the rollout of each loss token."""
     tally = tallies[name]
     is_clipped = torch.cat(tally.is_clipped)
     clipped = Clipped(
         overall=float(is_clipped.float().mean()),
-        accepted=_share(is_clipped, groups.accepted),
-        rejected=_share(is_clipped, ~groups.accepted),
-        by_length=tuple(_share(is_clipped, groups.quarter == quarter) for quarter in range(4)),
+        accepted=_share(is_clipped, accepted),
+        rejected=_share(is_clipped, ~accepted),
+        by_length=tuple(_share(is_clipped, quarters == quarter) for quarter in range(4)),
     )
     gradient = tally.gradient.double()
     cosines = {other: _cosine(gradient, tallies[other].gradient.double()) for other in tallies}
