@@ -270,6 +270,15 @@ class NoSuchPolicyFile(NousCoderError):
     """The file does not exist or was pruned. The message names it."""
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """One file in the folder of the first policy."""
+
+    name: str
+    sha256: str
+    num_bytes: int
+
+
 class PolicyFiles:
     """The policy files of one run. Methods read the disk, so do not call them in the event loop."""
 
@@ -278,10 +287,10 @@ class PolicyFiles:
         self._published = files.policies
         self._digests: dict[Path, tuple[FileState, str]] = {}
 
-    def first(self) -> list[Shard]:
+    def first(self) -> list[PolicyFile]:
         """The files of the first policy, by name. Raises NoSuchPolicyFile when there is no policy yet."""
         paths = sorted(_files_of(self._first).items())
-        found = [Shard(name, self._sha256(path), path.stat().st_size) for name, path in paths]
+        found = [PolicyFile(name, self._sha256(path), path.stat().st_size) for name, path in paths]
         if not found:
             raise NoSuchPolicyFile(f"there is no policy in {self._first} yet")
         return found
