@@ -35,8 +35,7 @@ from nouscoder.config import (
     ReferenceKlSection,
     ReinforcePlusPlusSettings,
 )
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts
-from nouscoder.learner.objectives.composition import SharedTerms
+from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, SharedTerms
 from nouscoder.learner.objectives.registry import OBJECTIVES, PUBLISHED, objective_of
 
 BONUS = 0.3  # the entropy coefficient that the trainer would give

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from html.parser import HTMLParser
@@ -334,16 +334,9 @@ def test_the_learner_writes_the_lines_that_this_report_reads() -> None:
     ours = metrics_line(1, random.Random(0))
     assert set(line) == set(ours)
     assert set(line["seconds"]) == set(ours["seconds"])
-    (sample,) = sample_lines(trained, CharacterTokenizer(), 1, 0)
+    (sample,) = sample_lines(trained, lambda ids: "".join(map(chr, ids)), 1, 0)
     assert set(sample) == set(sample_line(1, ""))
     assert (sample["version_range"], sample["program"]) == ([0, 1], "print(1)")
-
-
-class CharacterTokenizer:
-    """Each character is its own token."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(map(chr, ids))
 
 
 def trained_batch() -> TrainedBatch:
@@ -354,7 +347,7 @@ def trained_batch() -> TrainedBatch:
     from nouscoder.learner.metrics.diagnostics import StepDiagnostics
     from nouscoder.learner.metrics.step import ScoredRollout, StepMetrics, TrainedBatch, statistics_of
     from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts
-    from nouscoder.learner.objectives.dapo import Dapo
+    from nouscoder.learner.objectives.registry import ClippedTokens
 
     text = "print(1)"
     spans = (VersionSpan(0, 3), VersionSpan(1, 5))
@@ -368,6 +361,6 @@ def trained_batch() -> TrainedBatch:
         tokens, tokens, tokens, ones, numbers, ones, ones.bool(), num_versions=numbers + rollout.num_versions
     )
     diagnostics = StepDiagnostics()
-    diagnostics.add(inputs, Dapo(DapoSettings())(inputs, MinibatchCounts(8, 1, 8)).diagnostics)
+    diagnostics.add(inputs, ClippedTokens(DapoSettings())(inputs, MinibatchCounts(8, 1, 8)).diagnostics)
     step = StepMetrics(1, False, 0.0, 1.0, 3e-4, 8, 9, 0.5, diagnostics.result())
     return TrainedBatch(1, (step,), scored, statistics_of(scored), 0.6)

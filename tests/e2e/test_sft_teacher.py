@@ -12,7 +12,7 @@ from tests.openai_mock import MockServer, serving
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
-from nouscoder.sft.examples import example_of
+from nouscoder.sft.reading import example_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]  # on a busy machine
 
@@ -37,8 +37,8 @@ def test_every_answer_of_the_teacher_is_an_example_with_its_verdict(tmp_path: Pa
         "accepted": right,
     }
     examples = [example_of(json.loads(line)) for line in out.read_text().splitlines()]
-    accepted = Counter(example.problem_id for example in examples if example.accepted)
+    accepted = Counter(example.record.problem_id for example in examples if example.accepted)
     assert accepted == {name: count for name, count in NUM_RIGHT.items() if count}
-    first = next(example for example in examples if example.problem_id == "p1" and example.accepted)
-    assert first.prompt == "Print p1"
+    first = next(example for example in examples if example.record.problem_id == "p1" and example.accepted)
+    assert first.record.prompt == "Print p1"
     assert first.turns[0].text == "<think>\nLet me think.\n</think>\n\nHere:\n```python\nprint('p1')\n```\n"

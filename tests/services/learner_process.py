@@ -26,13 +26,16 @@ from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.run_status import Ledger
 from nouscoder.learner.core import LearnerCore
-from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.state import checkpoint
 from nouscoder.learner.state.run_log import RunLog
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.worker import LearnerWorker
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # a script finds only modules beside it
+
+from tests.fake_learner_broker import FakeBroker
 
 NUM_BATCHES, STEPS_PER_BATCH, EVERY_BATCHES = 5, 2, 2
 

@@ -27,6 +27,7 @@ import torch
 from learner_process import FileBroker  # type: ignore[import-not-found]
 from model_types import tiny_model  # type: ignore[import-not-found]
 from prometheus_client import CollectorRegistry
+from tests.policies_with_experts import random_policy_with_experts, with_random_experts
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -42,8 +43,6 @@ from nouscoder.learner.model.packing import attend_packed
 from nouscoder.learner.model.synthetic import (
     random_batch,
     random_policy,
-    random_policy_with_experts,
-    with_random_experts,
 )
 from nouscoder.learner.parallel import ranks as ranks_module
 from nouscoder.learner.parallel.rank_messages import RankMessage

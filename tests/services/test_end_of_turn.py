@@ -21,8 +21,7 @@ from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.policy_folder import chat_template
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.reward_model.model import end_token_of
-from nouscoder.sft.examples import example_of
-from nouscoder.sft.reading import Encoder, written
+from nouscoder.sft.reading import Encoder, example_of, written
 
 CHATML = (
     "{% for message in messages %}"

@@ -16,6 +16,7 @@ import pytest
 from safetensors.torch import load_file, save
 from tests.contract.reference_logprobs import fresh_logprobs
 
+from nouscoder.config import Config, RunSection
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import VersionSpan
@@ -111,7 +112,7 @@ class Rig:
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr("nouscoder.generation.weights.source._AGAIN_S", 0.01)
-    files = RunFiles(tmp_path / "run", tmp_path / "run/policy")
+    files = RunFiles.of(Config(run=RunSection(root=tmp_path, name="run")))
     files.policy.mkdir(parents=True)
     (files.policy / "config.json").write_text('{"model_type": "qwen3"}')
     (files.policy / "tokenizer.json").write_text("{}")

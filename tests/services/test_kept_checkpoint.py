@@ -14,11 +14,11 @@ import grpc
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from tests.fake_learner_broker import FakeBroker
 
 from nouscoder.atomic_files import StorageError, numbered
 from nouscoder.config import Config, EvaluationSection, LearnerSection, RunSection
 from nouscoder.learner.core import LearnerCore, LearnerError
-from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.publication.published import PolicyFiles

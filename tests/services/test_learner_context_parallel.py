@@ -24,19 +24,21 @@ from nouscoder.learner.model.attention import SDPA_VARLEN, TORCH_VARLEN
 from nouscoder.learner.model.logprobs import Scorer
 from nouscoder.learner.model.packing import MicroBatch, RowLayout, pack
 from nouscoder.learner.model.synthetic import random_batch, random_policy
-from nouscoder.learner.parallel.context_parallel import RowGroup, part_of
+from nouscoder.learner.parallel.context_parallel import DistributedRow, part_of
 from nouscoder.learner.parallel.ranks import Ranks
 
 CPU = torch.device("cpu")
 LIMIT_S = 120.0
 
 
-@dataclass(frozen=True)
-class Lonely:
+NO_GROUP: Any = None
+
+
+class Lonely(DistributedRow):
     """A rank that gathers nothing."""
 
-    rank: int
-    size: int
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(NO_GROUP, rank, size)
 
     def gather_keys(self, mine: Tensor) -> Tensor:
         raise AssertionError
@@ -62,13 +64,8 @@ class Threads:
 
 
 @dataclass(frozen=True)
-class ThreadRow:
+class ThreadRow(DistributedRow):
     threads: Threads
-    rank: int
-
-    @property
-    def size(self) -> int:
-        return self.threads.size
 
     def gather_keys(self, mine: Tensor) -> Tensor:
         return torch.cat(self.threads.all_of(self.rank, mine))
@@ -165,7 +162,7 @@ def test_the_parts_have_the_scores_and_gradients_of_the_whole_row(
     expected = scores_and_gradient(alone, alone(row, entropy_gradient=True))
     model.set_attn_implementation(kernel)
     threads = Threads(size)
-    members: list[RowGroup] = [ThreadRow(threads, rank) for rank in range(size)]
+    members = [ThreadRow(NO_GROUP, rank, size, threads) for rank in range(size)]
     with ThreadPoolExecutor(size) as pool:
         found = [*pool.map(lambda member: Scorer(model, member)(row, entropy_gradient=True), members)]
     for other in found[1:]:

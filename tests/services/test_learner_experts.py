@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from tests.policies_with_experts import random_policy_with_experts, with_random_experts
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -36,8 +37,6 @@ from nouscoder.learner.model.packing import MicroBatch, pack_row
 from nouscoder.learner.model.synthetic import (
     random_batch,
     random_policy,
-    random_policy_with_experts,
-    with_random_experts,
     write_policy_folder,
 )
 from nouscoder.learner.model.weights import load_model, stored_dtypes

@@ -12,12 +12,12 @@ import grpc
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from tests.fake_learner_broker import FakeBroker
 
 from nouscoder.config import Config, GenerationSection, LearnerSection, RunSection
 from nouscoder.config.generation import VllmSection
 from nouscoder.domain.policy import WeightTransfer
 from nouscoder.learner.core import LearnerCore
-from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.publication.published import PolicyFiles

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tests.fake_learner_broker import recorded
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from transformers import PreTrainedModel
 
@@ -25,9 +26,8 @@ from nouscoder.atomic_files import StorageError, numbered, whole_folder, write_w
 from nouscoder.config import Config, DapoSettings, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.learner.fake_broker import recorded
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.model.weights import WeightsError, load_model, load_weights, weights_of
+from nouscoder.learner.model.weights import WeightsError, load_model, put_weights, weights_of
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.state.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
@@ -298,13 +298,19 @@ def test_the_newest_policies_are_kept(tmp_path: Path) -> None:
     assert list(numbered(tmp_path)) == [2, 3, 4]
 
 
+def stored_in(manifest: PolicyManifest) -> tuple[dict[str, torch.Tensor], Path]:
+    """The tensors of a version of one file, and the file."""
+    file = Path(manifest.folder) / "model.safetensors"
+    return load_file(file), file
+
+
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
     manifest = publish(PolicyPublisher(tmp_path, keep=2), random_policy(0, num_layers=1), 0, 0)
     with pytest.raises(WeightsError, match=r"another model: model\.layers\.1"):
-        load_weights(random_policy(0), Path(manifest.folder) / "model.safetensors")
+        put_weights(random_policy(0), *stored_in(manifest))
     narrow = publish(PolicyPublisher(tmp_path, keep=2), random_policy(0, hidden_size=16), 1, 0)
     with pytest.raises(WeightsError, match="another model"):
-        load_weights(random_policy(0), Path(narrow.folder) / "model.safetensors")
+        put_weights(random_policy(0), *stored_in(narrow))
     with pytest.raises(WeightsError, match="nothing is not a folder, so it holds no policy"):
         load_model(tmp_path / "nothing")
 
@@ -314,7 +320,7 @@ def test_tied_weights_are_saved_once(tmp_path: Path) -> None:
     assert "lm_head.weight" not in load_file(Path(manifest.folder) / "model.safetensors")
     assert "lm_head.weight" in weights_of(random_policy(0))
     other = random_policy(1, tied=True)
-    load_weights(other, Path(manifest.folder) / "model.safetensors")
+    put_weights(other, *stored_in(manifest))
     assert torch.equal(other.lm_head.weight, random_policy(0, tied=True).lm_head.weight)
 
 
@@ -433,7 +439,7 @@ def test_lines_of_a_batch(tmp_path: Path) -> None:
     trained = trainer.train_batch(batch)
     made = BatchLines(
         metrics_lines(trained, 4, BatchSeconds(wait_for_batch=1.5, checkpoint=0.25, publish=0.5)),
-        sample_lines(trained, load_tokenizer(tmp_path), count=5, seed=0),
+        sample_lines(trained, load_tokenizer(tmp_path).decode, count=5, seed=0),
         [reward_line(trained)],
     )
     (rewards,) = made.rewards
@@ -463,5 +469,5 @@ def test_lines_of_a_batch(tmp_path: Path) -> None:
         assert line["version_range"] in ([2, 3], [3, 3])
         assert line["prompt"] == load_tokenizer(tmp_path).decode(graded.rollout.prompt_token_ids)
         assert line["program"] == graded.rollout.text
-    assert sample_lines(trained, load_tokenizer(tmp_path), 5, 0) == made.samples, "the same after a replay"
-    assert len(sample_lines(replace(trained, scored=trained.scored[:2]), load_tokenizer(tmp_path), 5, 0)) == 2
+    assert sample_lines(trained, load_tokenizer(tmp_path).decode, 5, 0) == made.samples, "the same after a replay"
+    assert len(sample_lines(replace(trained, scored=trained.scored[:2]), load_tokenizer(tmp_path).decode, 5, 0)) == 2

@@ -189,7 +189,8 @@ def test_old_log_probabilities_are_those_before_the_first_step() -> None:
     last = [scored.graded.rollout for scored in cut[-1]]
     # The weights before step 4, from the same run stopped after three steps.
     other = Trainer(random_policy(0), config(steps_per_batch=4))
-    prepared = [other._with_old_scores(other._pack(part)) for part in cut]
+    packed, scorer = [other._pack(part) for part in cut], other._computation.scorer
+    prepared = [replace(part, old_scores=other._scores(scorer, part.parts)) for part in packed]
     first_steps = [other._take_step(part, 0.0) for part in prepared[:3]]
     assert [step.loss for step in first_steps] == [step.loss for step in steps[:3]], "bit for bit"
     start = random_policy(0)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
+from tests.fake_learner_broker import FakeBroker, recorded
 
 from nouscoder.atomic_files import FolderInUse, StorageError, numbered
 from nouscoder.config import Config, LearnerSection, RunSection
@@ -22,15 +23,15 @@ from nouscoder.domain.lease import LeasedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
 from nouscoder.learner.core import LearnerCore, LearnerError
-from nouscoder.learner.fake_broker import FakeBroker, recorded
-from nouscoder.learner.loading import replay
+from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.metrics.step import TrainedBatch
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.publication.published import StagedPolicy
-from nouscoder.learner.state.checkpoint import Checkpoint, PendingCheckpoint
+from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import BatchSeconds
+from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatches
 from nouscoder.learner.worker import LearnerState, LearnerWorker
 
 EVALUATION_BEFORE = "evaluation_before.json"
@@ -167,6 +168,15 @@ async def test_a_finished_run_started_again_does_nothing(undisturbed: Run, tmp_p
     assert run.history() == undisturbed.history()
 
 
+def trained_again(config: Config, step: int, batch_id: int) -> TrainedBatch:
+    """A saved batch, trained in memory from the checkpoint of `step`, 0: the first policy."""
+    files = RunFiles.of(config)
+    prepare_thread(config.learner.threads)
+    trainer = trainer_at(config, CheckpointStore(files.checkpoints, 1).at_step(step) if step else None)
+    trainer.use(BatchSettings(files.batches).kept(batch_id, config.learner) or config.learner)
+    return trainer.train_batch(SavedBatches(files.batches, 1).load(batch_id))
+
+
 async def test_a_committed_batch_with_a_damaged_checkpoint_is_trained_again_from_the_saved_batch(
     undisturbed: Run, tmp_path: Path
 ) -> None:
@@ -209,7 +219,7 @@ async def test_replaying_a_saved_batch_from_a_checkpoint_gives_the_losses_of_the
         core.finish_checkpoint(core.begin_checkpoint())
     core.close()
     for batch_id, step in ((0, 0), (1, 2), (2, 4)):
-        replayed = replay(run.config, step, batch_id)
+        replayed = trained_again(run.config, step, batch_id)
         losses = [line["loss"] for line in undisturbed.lines() if line["batch_id"] == batch_id]
         assert [taken.loss for taken in replayed.steps] == losses
 

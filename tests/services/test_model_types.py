@@ -29,7 +29,7 @@ from nouscoder.learner.model.synthetic import write_policy_folder
 from nouscoder.learner.model.weights import stored_dtypes
 from nouscoder.policy_folder.weights_files import weights_files
 from nouscoder.sft.reading import rollout_of
-from nouscoder.sft.training import ListedBatches, SupervisedTraining, training_config
+from nouscoder.sft.training import SupervisedTraining, training_config
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 PACKED, ALONE, REFUSED = "packed", "one sequence", "refused"
@@ -146,7 +146,7 @@ def test_a_fine_tuned_type_is_written_as_transformers_reads_it(kind: str, tmp_pa
     first = tmp_path / "first"
     write_policy_folder(first, tiny_model(kind))
     config = training_config(Config(run=RunSection(root=tmp_path), policy=PolicySection(path=first)), 1)
-    training = SupervisedTraining(config, ListedBatches([examples(1)]))
+    training = SupervisedTraining(config, [examples(1)])
     training.run()
     (line,) = map(json.loads, (config.run.folder / "metrics.jsonl").read_text().splitlines())
     assert line["loss"] == pytest.approx(mean_loss(first), abs=1e-4)

@@ -14,6 +14,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file, save_file
 from tests.contract.random_adapters import RANK, adapted, manifest_of, metadata_of, random_adapter, write_adapter
+from tests.fake_learner_broker import FakeBroker
 from transformers import AutoModelForCausalLM
 
 from nouscoder.atomic_files import sha256_of
@@ -27,7 +28,6 @@ from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource
 from nouscoder.learner import compare
 from nouscoder.learner.core import LearnerCore
-from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.model.weights import add_adapters

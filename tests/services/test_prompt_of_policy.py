@@ -50,8 +50,7 @@ from nouscoder.policy_folder.prompt_file import (
 )
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.run.preflight import checked_fine_tuning, misled_lines, with_policy_folder
-from nouscoder.sft.examples import example_of
-from nouscoder.sft.reading import Encoder
+from nouscoder.sft.reading import Encoder, example_of
 
 RECIPES = sorted(
     file for file in (Path(__file__).parents[2] / "configs").glob("*.toml") if 'prompt_form = "' in file.read_text()

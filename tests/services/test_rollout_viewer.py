@@ -65,7 +65,7 @@ def test_a_batch_has_traces_of_the_rollouts_of_its_samples(tokenizer: PolicyToke
     from nouscoder.learner.state.run_log import sample_lines
 
     batch = trained(samples=5)
-    assert {line["rollout_id"] for line in sample_lines(batch, tokenizer, 5, 0)} == set(batch.traces)
+    assert {line["rollout_id"] for line in sample_lines(batch, tokenizer.decode, 5, 0)} == set(batch.traces)
     assert trained(samples=0).traces == {}
 
 

@@ -21,8 +21,7 @@ from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.learner.model.synthetic import random_batch
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
-from nouscoder.sft.examples import BadExample, example_of
-from nouscoder.sft.reading import Encoder, ExamplesUnusable, read_examples
+from nouscoder.sft.reading import BadExample, Encoder, ExamplesUnusable, example_of, read_examples
 
 CHARACTERS = CharTokenizer()
 TEXT = SingleTurnSection()

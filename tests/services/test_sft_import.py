@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.data.importers.rows import file_rows
-from nouscoder.sft.examples import example_of
 from nouscoder.sft.open_code_reasoning import CannotImportExamples, import_examples
+from nouscoder.sft.reading import example_of
 
 
 def row(index: int, **more: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_rows_become_examples_and_the_others_are_counted(tmp_path: Path) -> None
         {"missing_field": 2, "no_answer": 1, "malformed": 1, "not_json": 1},
     )
     examples = [example_of(record.value) for record in file_rows(out, 0)]
-    assert [(one.problem_id, one.prompt, one.accepted) for one in examples] == [
+    assert [(one.record.problem_id, one.record.prompt, one.accepted) for one in examples] == [
         ("q0", "Q0", True),
         ("q2", "Q2", False),
         ("q4", "Own", True),

@@ -23,7 +23,7 @@ from nouscoder.learner.model.admission import NotAdmitted
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.state.checkpoint import CheckpointError
 from nouscoder.sft.reading import Part, again, rollout_of
-from nouscoder.sft.training import ListedBatches, SupervisedTraining, training_config
+from nouscoder.sft.training import SupervisedTraining, training_config
 
 NUM_STEPS, BATCH_SIZE, RATE = 4, 5, 1e-3
 
@@ -63,8 +63,8 @@ def examples(seed: int, count: int) -> list[list[Part]]:
 BATCHES = [examples(step, BATCH_SIZE) for step in range(NUM_STEPS)]
 
 
-def as_batches(batches: Sequence[Sequence[Sequence[Part]]]) -> ListedBatches:
-    return ListedBatches([[rollout_of(parts) for parts in batch] for batch in batches])
+def as_batches(batches: Sequence[Sequence[Sequence[Part]]]) -> list[list[Rollout]]:
+    return [[rollout_of(parts) for parts in batch] for batch in batches]
 
 
 def config_of(first: Path, root: Path, num_steps: int = NUM_STEPS, **learner: Any) -> Config:
@@ -79,7 +79,9 @@ def lines_of(config: Config) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (config.run.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def trained(config: Config, batches: ListedBatches, validation: Sequence[Rollout] = ()) -> list[dict[str, Any]]:
+def trained(
+    config: Config, batches: Sequence[Sequence[Rollout]], validation: Sequence[Rollout] = ()
+) -> list[dict[str, Any]]:
     SupervisedTraining(config, batches, validation).run()
     return lines_of(config)
 
@@ -147,7 +149,7 @@ def test_the_validation_loss_is_measured_before_and_after_and_changes_nothing(fi
 
 def test_a_rollout_of_a_run_is_trained_on_at_temperature_1(first: Path, tmp_path: Path) -> None:
     sampled = [graded.rollout for graded in random_batch(0, seed=3, policy_version=4).rollouts]
-    (line,) = trained(config_of(first, tmp_path, 1), ListedBatches([[again(rollout) for rollout in sampled]]))
+    (line,) = trained(config_of(first, tmp_path, 1), [[again(rollout) for rollout in sampled]])
     parts = [[(rollout.prompt_token_ids, False), (rollout.sampled_token_ids, True)] for rollout in sampled]
     model = AutoModelForCausalLM.from_pretrained(first, dtype=torch.float32, attn_implementation="eager")
     as_lists = [[(list(ids), in_loss) for ids, in_loss in one] for one in parts]

@@ -1,6 +1,6 @@
 """Settings of the objectives: one section an objective, chosen by `learner.objective.name`, and those that all share.
 
-The defaults are the published values. learner/objectives/ has one file an objective, with its formula and its source.
+The defaults are the published values. learner/objectives/registry.py has the formula and the source of each objective.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nouscoder.domain.advantage import Estimator, Overlong
 
 
 class Aggregation(StrEnum):
-    """How the values of loss tokens become one loss: the formulas are in learner/objectives/composition.py."""
+    """How the values of loss tokens become one loss: the formulas are in learner/objectives/base.py."""
 
     TOKEN_MEAN = "token_mean"
     SEQUENCE_MEAN = "sequence_mean"
@@ -166,7 +166,7 @@ ObjectiveSettings = Annotated[
 
 
 class CorrectionKind(StrEnum):
-    """How pi_old / pi_sampler enters the loss: the formulas are in learner/objectives/composition.py."""
+    """How pi_old / pi_sampler enters the loss: the formulas are in learner/objectives/base.py."""
 
     NONE = "none"
     TOKEN = "token"
@@ -199,7 +199,7 @@ class CorrectionSection(Section):
 
 
 class KlEstimator(StrEnum):
-    """Schulman's estimators of the KL divergence: the formulas are in learner/objectives/composition.py."""
+    """Schulman's estimators of the KL divergence: the formulas are in learner/objectives/base.py."""
 
     K1 = "k1"
     K2 = "k2"

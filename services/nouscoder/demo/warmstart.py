@@ -39,7 +39,7 @@ from nouscoder.demo.proposals import (
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.state.run_log import Line
 from nouscoder.sft.reading import demonstration
-from nouscoder.sft.training import ListedBatches, SupervisedTraining
+from nouscoder.sft.training import SupervisedTraining
 
 _WIDEST = 60  # characters; wider than any statement or program
 _CHECKPOINT_EVERY_STEPS = 100
@@ -113,7 +113,7 @@ def teach_batches(
         on_progress(line["step"], len(batches), line["loss"])
 
     config = _config(first, work, budget, len(batches), seed, threads)
-    training = SupervisedTraining(config, ListedBatches(batches), on_line=report)
+    training = SupervisedTraining(config, batches, on_line=report)
     training.run()
     training.write_policy(to, card="")
 

@@ -19,17 +19,16 @@ from transformers import PreTrainedModel
 from nouscoder.config import Config, LearnerSection, load_config
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import Unusable
-from nouscoder.learner.metrics.step import ScoredRollout, score
+from nouscoder.learner.metrics.step import score
 from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.logprobs import Scorer, score_tokens
-from nouscoder.learner.model.packing import MicroBatch, pack, row_budget
+from nouscoder.learner.model.packing import pack, row_budget
 from nouscoder.learner.model.weights import empty_model, load_model, put_weights
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective, ObjectiveTerms
-from nouscoder.learner.objectives.clip import clipped_tokens
-from nouscoder.learner.objectives.composition import SharedTerms
+from nouscoder.learner.objectives.base import LossInputs, Objective, ObjectiveTerms, SharedTerms, clipped_tokens
 from nouscoder.learner.objectives.registry import OBJECTIVES, PUBLISHED
 from nouscoder.learner.publication.published import version_folder
 from nouscoder.learner.state.saved_batches import SavedBatches
+from nouscoder.learner.trainer import counts_of, loss_inputs
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
 from nouscoder.policy_folder.weights_files import policy_files
 
@@ -67,13 +66,12 @@ class _Tally:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         self.loss = 0.0
-        self.gradient: Tensor | None = None
+        self.gradient = torch.zeros(())
         self.is_clipped: list[Tensor] = []
 
     def add(self, inputs: LossInputs, terms: ObjectiveTerms, gradients: Sequence[Tensor]) -> None:
         self.loss += float(terms.loss.detach())
-        flat = torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
-        self.gradient = flat if self.gradient is None else self.gradient + flat
+        self.gradient = self.gradient + torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
         self.is_clipped.append(clipped_tokens(inputs, terms.diagnostics).cpu())
 
 
@@ -92,77 +90,40 @@ def compare(
     parts = pack([item.graded.rollout for item in scored], budget, policy.device)
     shared = SharedTerms(correction=settings.correction)
     tallies = {name: _Tally(OBJECTIVES[type(section)](section, shared)) for name, section in PUBLISHED.items()}
-    counts = MinibatchCounts(
-        sum(part.num_tokens for part in parts),
-        len(scored),
-        sum(item.graded.rollout.num_sampled_tokens for item in scored if item.accepted),
-    )
+    counts = counts_of(scored)
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     for part in parts:
-        inputs = _inputs(policy, old_policy, part, scored)
+        with torch.no_grad():
+            old_logprobs = score_tokens(old_policy, part).logprobs
+        rollouts = [scored[index] for index in part.rollout_indices]
+        inputs = loss_inputs(part, rollouts, score_tokens(policy, part), old_logprobs)
         for tally in tallies.values():
             terms = tally.objective(inputs, counts)
             gradients = torch.autograd.grad(
                 terms.loss, parameters, retain_graph=True, materialize_grads=True, allow_unused=True
             )
             tally.add(inputs, terms, gradients)
-    groups = _Groups.of(parts, scored)
-    return [_comparison(name, tallies, groups) for name in tallies]
+    order = sorted(range(len(scored)), key=lambda index: scored[index].graded.rollout.num_sampled_tokens)
+    quarter_of = {index: 4 * place // len(order) for place, index in enumerate(order)}
+    owners = [part.rollout_indices[row] for part in parts for row in part.rollout_of_token.tolist()]
+    accepted = torch.tensor([scored[index].accepted for index in owners])
+    quarters = torch.tensor([quarter_of[index] for index in owners])  # of the rollouts, by length
+    return [_comparison(name, tallies, accepted, quarters) for name in tallies]
 
 
-def _inputs(
-    policy: PreTrainedModel, old_policy: PreTrainedModel, part: MicroBatch, scored: Sequence[ScoredRollout]
-) -> LossInputs:
-    with torch.no_grad():
-        old_logprobs = score_tokens(old_policy, part).logprobs
-    scores = score_tokens(policy, part)
-    rollouts = [scored[index] for index in part.rollout_indices]
-    device, owners = part.input_ids.device, part.rollout_of_token
-    return LossInputs(
-        logprobs=scores.logprobs,
-        old_logprobs=old_logprobs,
-        sampler_logprobs=part.sampler_logprobs,
-        advantages=torch.tensor([item.advantage for item in rollouts], dtype=torch.float32, device=device)[owners],
-        rollout_of_token=owners,
-        entropies=scores.entropies,
-        accepted=torch.tensor([item.accepted for item in rollouts], device=device)[owners],
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """accepted [tokens], and quarter [tokens]: the quarter of the rollouts, by length, that each token is in."""
-
-    accepted: Tensor
-    quarter: Tensor
-
-    @classmethod
-    def of(cls, parts: Sequence[MicroBatch], scored: Sequence[ScoredRollout]) -> _Groups:
-        order = sorted(range(len(scored)), key=lambda index: scored[index].graded.rollout.num_sampled_tokens)
-        quarter_of = {index: 4 * place // len(order) for place, index in enumerate(order)}
-        rollouts = [part.rollout_indices[row] for part in parts for row in part.rollout_of_token.tolist()]
-        return cls(
-            torch.tensor([scored[index].accepted for index in rollouts]),
-            torch.tensor([quarter_of[index] for index in rollouts]),
-        )
-
-
-def _comparison(name: str, tallies: Mapping[str, _Tally], groups: _Groups) -> Comparison:
+def _comparison(name: str, tallies: Mapping[str, _Tally], accepted: Tensor, quarters: Tensor) -> Comparison:
+    """`accepted` and `quarters` [tokens] are those of the rollout of each loss token."""
     tally = tallies[name]
     is_clipped = torch.cat(tally.is_clipped)
     clipped = Clipped(
         overall=float(is_clipped.float().mean()),
-        accepted=_share(is_clipped, groups.accepted),
-        rejected=_share(is_clipped, ~groups.accepted),
-        by_length=tuple(_share(is_clipped, groups.quarter == quarter) for quarter in range(4)),
+        accepted=_share(is_clipped, accepted),
+        rejected=_share(is_clipped, ~accepted),
+        by_length=tuple(_share(is_clipped, quarters == quarter) for quarter in range(4)),
     )
-    cosines = {other: _cosine(_gradient(tally), _gradient(tallies[other])) for other in tallies}
-    return Comparison(name, tally.loss, float(_gradient(tally).norm()), clipped, cosines)
-
-
-def _gradient(tally: _Tally) -> Tensor:
-    assert tally.gradient is not None
-    return tally.gradient.double()
+    gradient = tally.gradient.double()
+    cosines = {other: _cosine(gradient, tallies[other].gradient.double()) for other in tallies}
+    return Comparison(name, tally.loss, float(gradient.norm()), clipped, cosines)
 
 
 def _share(is_clipped: Tensor, chosen: Tensor) -> float | None:
@@ -231,7 +192,11 @@ def as_table(comparisons: Sequence[Comparison]) -> str:
     for item in comparisons:
         clipped = item.clipped
         shares = (clipped.overall, clipped.accepted, clipped.rejected, *clipped.by_length)
-        cells = [f"{item.loss:10.3e}", f"{item.gradient_norm:10.3e}", *(f"{_percent(share):>10}" for share in shares)]
+        cells = [
+            f"{item.loss:10.3e}",
+            f"{item.gradient_norm:10.3e}",
+            *(f"{_cell(share, '.2%'):>10}" for share in shares),
+        ]
         lines.append(" ".join([f"{item.name:<{width}}", *cells]))
     lines += [
         "",
@@ -239,14 +204,10 @@ def as_table(comparisons: Sequence[Comparison]) -> str:
         " ".join([" " * width, *(f"{name:>{max(6, len(name))}}" for name in names)]),
     ]
     for item in comparisons:
-        cells = [f"{_cosine_text(item.cosines[name]):>{max(6, len(name))}}" for name in names]
+        cells = [f"{_cell(item.cosines[name], '.3f'):>{max(6, len(name))}}" for name in names]
         lines.append(" ".join([f"{item.name:<{width}}", *cells]))
     return "\n".join(lines)
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.2%}"
-
-
-def _cosine_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

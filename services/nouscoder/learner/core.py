@@ -9,7 +9,9 @@ has a group trained on again, beside a new batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -47,6 +49,16 @@ class HalfTrained(LearnerError):
     """The batch in training is incomplete, so the state in memory is not that after a whole number of batches."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What `start` has loaded. `dtypes` are the types of the policy folder, by name of the tensor."""
+
+    identity: RunIdentity
+    tokenizer: PolicyTokenizer
+    dtypes: dict[str, torch.dtype]
+    trainer: Trainer
+
+
 class LearnerCore:
     """Trains and stores batches. After each call, `start` can resume from the disk.
 
@@ -55,8 +67,8 @@ class LearnerCore:
 
     def __init__(self, config: Config, ranks: Ranks | None = None) -> None:
         settings = config.learner
-        self._ranks = ranks or Ranks()
-        self._leader = Leader(self._ranks)
+        self.ranks = ranks or Ranks()
+        self._leader = Leader(self.ranks)
         if config.step_fault:
             raise Unusable(config.step_fault)
         self._config = config
@@ -73,84 +85,61 @@ class LearnerCore:
             first=self._files.policy,
         )
         # What is sent from memory must be whole in the memory of rank 0.
-        self._writes_by_ranks = self._ranks.size > 1 and transfer is WeightTransfer.FILES
+        self._writes_by_ranks = self.ranks.size > 1 and transfer is WeightTransfer.FILES
         self._batches = SavedBatches(self._files.batches, settings.keep_batches)
         self._settings = BatchSettings(self._files.batches)
         self._run_log = RunLog(self._files.run)
         self._token_records = TokenRecords(self._files.run)
         self._lock: TextIO | None = None
-        self._trainer: Trainer | None = None
-        self._tokenizer: PolicyTokenizer | None = None
-        self._dtypes: dict[str, torch.dtype] = {}
-        self._progress = Progress()
-        self._newest: Checkpoint | None = None
-        self._identity: RunIdentity | None = None
+        self._loaded: _Loaded | None = None
+        self.progress = Progress()  # of the state in memory
+        self.newest_checkpoint: Checkpoint | None = None  # that is durable
         self._in_batch = False
-
-    @property
-    def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest durable checkpoint."""
-        return self._newest
-
-    @property
-    def num_ranks(self) -> int:
-        """The processes that train together."""
-        return self._ranks.size
-
-    @property
-    def progress(self) -> Progress:
-        """The progress of the state in memory."""
-        return self._progress
 
     @property
     def model(self) -> PreTrainedModel:
         """The policy being trained."""
-        model: PreTrainedModel = self._started.model
-        return model
+        return self._started.trainer.model
 
     def start(self) -> None:
         """Lock the run folder, load the newest undamaged checkpoint or the initial policy, and read the logs."""
         prepare_thread(self._config.learner.threads)
         self._lock_folder()
-        self._identity = open_identity(self._config)
+        identity = open_identity(self._config)
         torch.manual_seed(self._config.run.seed)
         try:
-            self._tokenizer = load_tokenizer(self._files.policy)
+            tokenizer = load_tokenizer(self._files.policy)
         except TokenizerError as error:
             raise Unusable(str(error)) from error
-        self._dtypes = stored_dtypes(self._files.policy)
+        dtypes = stored_dtypes(self._files.policy)
         checkpoint = self._store.newest()
         if checkpoint is not None:
-            self._progress, self._newest = checkpoint.progress, checkpoint
-        with self._leader.together(RankMessage(RankMessageKind.LOAD, self._progress.step)):
-            self._trainer = trainer_at(self._config, checkpoint, self._ranks)
-        last_batch = max([self._progress.batch_id, *self._batches.numbers()])
+            self.progress, self.newest_checkpoint = checkpoint.progress, checkpoint
+        with self._leader.together(RankMessage(RankMessageKind.LOAD, self.progress.step)):
+            trainer = trainer_at(self._config, checkpoint, self.ranks)
+        self._loaded = _Loaded(identity, tokenizer, dtypes, trainer)
+        last_batch = max([self.progress.batch_id, *self._batches.numbers()])
         self._run_log.open((last_batch + 1) * self._config.learner.steps_per_batch)
-        log.info("state loaded", extra={"step": self._progress.step, "batch_id": self._progress.batch_id})
+        log.info("state loaded", extra={"step": self.progress.step, "batch_id": self.progress.batch_id})
 
     @property
     def identity(self) -> RunIdentity:
         """Which run this is."""
-        if self._identity is None:
-            raise LearnerError("the learner has not started")
-        return self._identity
+        return self._started.identity
 
     def trained_state(self, policy: PolicyManifest | None) -> TrainedState:
         """What was trained on up to now; `policy` is the newest that was published. From any thread."""
-        done = self._progress
+        done = self.progress
         return TrainedState(self.identity, done.batch_id + 1, done.step, done.rollouts, done.groups, policy)
 
     def next_was_trained(self) -> bool:
         """Whether an earlier process saved and completely trained the next batch, so that its last log line exists."""
-        next_batch = self._progress.batch_id + 1
+        next_batch = self.progress.batch_id + 1
         is_logged = self._run_log.has_step((next_batch + 1) * self._config.learner.steps_per_batch)
         return is_logged and next_batch in self._batches.numbers()
 
     async def save_batch(self, batch: RecordedBatch, records: AsyncIterable[bytes]) -> None:
-        """Save the batch for a replay. `records` are the bytes of its records, in order. Call it in the event loop.
-
-        Raises StorageError, SavedBatchError, and RecordsMissing.
-        """
+        """Save the batch for a replay, as SavedBatches.save does. Call it in the event loop."""
         await self._batches.save(batch, records)
 
     def load_batch(self, batch_id: int) -> Batch:
@@ -162,48 +151,43 @@ class LearnerCore:
 
         Raises LearnerError for a batch that is not the next one, StorageError, SavedBatchError or TrainingError.
         """
-        if batch.batch_id != self._progress.batch_id + 1:
+        if batch.batch_id != self.progress.batch_id + 1:
             raise LearnerError(
-                f"batch {batch.batch_id} was leased, but batch {self._progress.batch_id + 1} is next:"
+                f"batch {batch.batch_id} was leased, but batch {self.progress.batch_id + 1} is next:"
                 " the broker's state and this run folder belong to different runs"
             )
         self._in_batch = True
         try:
-            self._progress.after(batch, self._started.step)  # refuses a group that was trained on before
+            self.progress.after(batch, self._started.trainer.step)  # refuses a group that was trained on before
             settings = self._settings.fix(batch.batch_id, self._config.learner)
             replayed = self._batches.before(batch.batch_id, settings.replay_batches)
             with self._leader.together(RankMessage(RankMessageKind.TRAIN, batch.batch_id)):
-                self._started.use(settings)
-                trained = self._started.train_batch(batch, replayed)
+                self._started.trainer.use(settings)
+                trained = self._started.trainer.train_batch(batch, replayed)
         except ValueError as error:
             raise LearnerError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
         self._run_log.append(self._lines(trained, seconds or BatchSeconds()))
-        self._token_records.write(trained, trained.batch_id + 1, self._decoder)
-        self._progress = self._progress.after(batch, self._started.step)
+        self._token_records.write(trained, trained.batch_id + 1, self._started.tokenizer)
+        self.progress = self.progress.after(batch, self._started.trainer.step)
         self._in_batch = False
         return trained
-
-    def replay_saved(self, batch_id: int) -> TrainedBatch:
-        """Train a saved batch again. Raises what `train` raises."""
-        return self.train(self._batches.load(batch_id))
 
     def stage_policy(self) -> StagedPolicy:
         """Copy what is published, so that it can be written while training continues: the adapter, or whole weights.
 
         Whole weights have the types of the policy folder.
         """
-        version, step = self._progress.policy_version, self._progress.step
-        if self._writes_by_ranks and (by_ranks := self._publisher.begin_by_ranks(version, self._ranks, self._fits)):
+        version, step = self.progress.policy_version, self.progress.step
+        dtypes = self._started.dtypes
+        fits_files = partial(fits, self.model, dtypes)
+        if self._writes_by_ranks and (by_ranks := self._publisher.begin_by_ranks(version, self.ranks, fits_files)):
             self._leader.tell(RankMessage(RankMessageKind.PUBLISH, version, str(by_ranks.folder)))
-            by_ranks.copy_rows(self.model, self._dtypes)
+            by_ranks.copy_rows(self.model, dtypes)
             return StagedPolicy(version, step, {}, by_ranks=by_ranks)
         with self._leader.together(RankMessage(RankMessageKind.GATHER)):
             if self._config.learner.lora.publishes_adapters:
                 return StagedPolicy.of_adapter(self.model, version, step)
-            return StagedPolicy.of(self.model, version, step, self._dtypes)
-
-    def _fits(self, files: Sequence[Path]) -> bool:
-        return fits(self.model, self._dtypes, files)
+            return StagedPolicy.of(self.model, version, step, dtypes)
 
     def write_policy(self, policy: StagedPolicy) -> PolicyManifest:
         """Write a policy as files that generation can load. Any thread, one at a time. Raises StorageError."""
@@ -213,11 +197,11 @@ class LearnerCore:
         """Copy the state and start to write it. Raises StorageError, and HalfTrained inside a batch."""
         if self._in_batch:
             raise HalfTrained("a checkpoint holds only whole batches, and the batch in training is incomplete")
-        return self._store.begin(
-            self._started,
-            self._progress,
-            lambda part: self._leader.tell(RankMessage(RankMessageKind.SAVE, folder=str(part))),
-        )
+
+        def tell(part: Path) -> None:
+            self._leader.tell(RankMessage(RankMessageKind.SAVE, folder=str(part)))
+
+        return self._store.begin(self._started.trainer, self.progress, tell)
 
     def finish_checkpoint(self, pending: PendingCheckpoint) -> Checkpoint:
         """Wait until it is durable, then remove files that are no longer needed. Any thread. Raises StorageError."""
@@ -225,7 +209,7 @@ class LearnerCore:
         self._store.prune()
         self._batches.prune(self._last_unneeded_batch())
         self._settings.prune(min(self._batches.numbers(), default=0))
-        self._newest = checkpoint
+        self.newest_checkpoint = checkpoint
         return checkpoint
 
     def _last_unneeded_batch(self) -> int:
@@ -241,8 +225,8 @@ class LearnerCore:
 
     def interrupt(self) -> None:
         """Stop before the next step. Any thread."""
-        if self._trainer is not None:
-            self._trainer.interrupt()
+        if self._loaded is not None:
+            self._loaded.trainer.interrupt()
 
     def close(self) -> None:
         """Stop the other ranks and unlock the run folder."""
@@ -252,22 +236,16 @@ class LearnerCore:
             self._lock = None
 
     @property
-    def _started(self) -> Trainer:
-        if self._trainer is None:
+    def _started(self) -> _Loaded:
+        if self._loaded is None:
             raise LearnerError("the learner has not started")
-        return self._trainer
-
-    @property
-    def _decoder(self) -> PolicyTokenizer:
-        if self._tokenizer is None:
-            raise LearnerError("the learner has not started")
-        return self._tokenizer
+        return self._loaded
 
     def _lines(self, trained: TrainedBatch, seconds: BatchSeconds) -> BatchLines:
         count, seed = self._config.learner.samples_per_batch, self._config.run.seed
         return BatchLines(
             metrics_lines(trained, trained.batch_id + 1, seconds),
-            sample_lines(trained, self._decoder, count, seed),
+            sample_lines(trained, self._started.tokenizer.decode, count, seed),
             [reward_line(trained)],
         )
 

@@ -1,4 +1,4 @@
-"""Trainers with the state of a run: at its beginning or at a checkpoint. Also trains on a saved batch again.
+"""Trainers with the state of a run: at its beginning or at a checkpoint.
 
 A new run may begin with the checkpoint of another run: its weights, its optimizer's moments, its entropy control. The
 first policy of the new run must be that of the checkpoint's version, as `nouscoder export` writes it. It is what is
@@ -17,14 +17,12 @@ from torch import Tensor
 
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.learner.metrics.step import TrainedBatch
 from nouscoder.learner.model.reference import reference_policy
 from nouscoder.learner.model.weights import empty_model, load_model, stored_dtypes, trained_weights
 from nouscoder.learner.objectives.base import Objective
 from nouscoder.learner.parallel.ranks import Ranks, own_part
-from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, restore, verified_checkpoint
+from nouscoder.learner.state.checkpoint import Checkpoint, restore, verified_checkpoint
 from nouscoder.learner.state.run_files import RunFiles
-from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatches
 from nouscoder.learner.trainer import Trainer
 
 # A new run that begins with the checkpoint of another run.
@@ -96,18 +94,3 @@ def trainer_at(
         begin_with(trainer, Path(first), stored_dtypes(policy))
     trainer.admit()
     return trainer
-
-
-def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:
-    """Train a saved batch in memory, starting from the checkpoint of `step`. The result equals the run's, bit for bit.
-
-    Step 0 is the initial policy. Raises CheckpointError, SavedBatchError or WeightsError.
-    """
-    files = RunFiles.of(config)
-    prepare_thread(config.learner.threads)
-    store = CheckpointStore(files.checkpoints, config.learner.keep_checkpoints)
-    trainer = trainer_at(config, store.at_step(step) if step else None)
-    settings = BatchSettings(files.batches).kept(batch_id, config.learner) or config.learner
-    trainer.use(settings)
-    batches = SavedBatches(files.batches, settings.keep_batches)
-    return trainer.train_batch(batches.load(batch_id), batches.before(batch_id, settings.replay_batches))

@@ -45,13 +45,7 @@ from nouscoder.learner.parallel.ranks import own_part, zeros_by_rows
 # AdamW with moments in 8 bits.
 
 _EPS = 1e-8
-_OF_VECTORS = frozenset({"step", "exp_avg", "exp_avg_sq"})
 _OF_MATRICES = frozenset({"step", "exp_avg", "exp_avg_scale", "root_exp_avg_sq", "root_exp_avg_sq_scale"})
-
-
-def state_names(weight: Tensor) -> frozenset[str]:
-    """The names of the tensors in the state of a weight."""
-    return _OF_VECTORS if weight.ndim < 2 else _OF_MATRICES
 
 
 class AdamW8bit(Optimizer):
@@ -138,7 +132,7 @@ class MuonAdamW(Optimizer):
         # Adapters are matrices only, and then AdamW has nothing to train.
         groups = [(weights, rate) for weights, rate in ((matrices, factor), (others, 1.0)) if weights]
         super().__init__([{"params": [*weights], "rate_factor": rate} for weights, rate in groups], shared)
-        self._matrices = {id(weight) for weight in matrices}
+        self.matrices = {id(weight) for weight in matrices}
         parts: list[Optimizer] = [Muon(matrices)] if matrices else []
         self._parts = [*parts, AdamW(others, foreach=True)] if others else parts
         for part in self._parts:
@@ -154,10 +148,6 @@ class MuonAdamW(Optimizer):
             if "betas" in own:
                 own["betas"] = group["betas"]
             part.step()
-
-    def state_names(self, weight: Tensor, of_adamw: frozenset[str]) -> frozenset[str]:
-        """The names of the tensors in the state of a weight."""
-        return _MUON_MATRICES if id(weight) in self._matrices else of_adamw
 
 
 # The choice of the optimizer, and its state by names.
@@ -198,9 +188,9 @@ def _muon_of(settings: LearnerSection, model: PreTrainedModel, trained: list[Par
 
 def _names_of(optimizer: Optimizer, weight: Tensor) -> frozenset[str]:
     """The names of the tensors in the state of a weight."""
-    if isinstance(optimizer, MuonAdamW):
-        return optimizer.state_names(weight, _OF_TORCH)
-    return state_names(weight) if isinstance(optimizer, AdamW8bit) else _OF_TORCH
+    if isinstance(optimizer, MuonAdamW) and id(weight) in optimizer.matrices:
+        return _MUON_MATRICES
+    return _OF_MATRICES if isinstance(optimizer, AdamW8bit) and weight.ndim >= 2 else _OF_TORCH
 
 
 def put_states(optimizer: Optimizer, states: Mapping[int, dict[str, Tensor]]) -> None:

@@ -161,11 +161,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         self._sender = sender
 
     async def Status(  # noqa: N802
-        self,
-        request: learner_pb2.LearnerServiceStatusRequest,
-        context: grpc.aio.ServicerContext[
-            learner_pb2.LearnerServiceStatusRequest, learner_pb2.LearnerServiceStatusResponse
-        ],
+        self, request: learner_pb2.LearnerServiceStatusRequest, context: _Context
     ) -> learner_pb2.LearnerServiceStatusResponse:
         """The current state of the learner."""
         status = self._worker.status()
@@ -187,33 +183,21 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         return answer
 
     async def Pause(  # noqa: N802
-        self,
-        request: learner_pb2.LearnerServicePauseRequest,
-        context: grpc.aio.ServicerContext[
-            learner_pb2.LearnerServicePauseRequest, learner_pb2.LearnerServicePauseResponse
-        ],
+        self, request: learner_pb2.LearnerServicePauseRequest, context: _Context
     ) -> learner_pb2.LearnerServicePauseResponse:
         """Stop before the next batch."""
         self._worker.pause()
         return learner_pb2.LearnerServicePauseResponse()
 
     async def Resume(  # noqa: N802
-        self,
-        request: learner_pb2.LearnerServiceResumeRequest,
-        context: grpc.aio.ServicerContext[
-            learner_pb2.LearnerServiceResumeRequest, learner_pb2.LearnerServiceResumeResponse
-        ],
+        self, request: learner_pb2.LearnerServiceResumeRequest, context: _Context
     ) -> learner_pb2.LearnerServiceResumeResponse:
         """End a pause."""
         self._worker.resume()
         return learner_pb2.LearnerServiceResumeResponse()
 
     async def Checkpoint(  # noqa: N802
-        self,
-        request: learner_pb2.LearnerServiceCheckpointRequest,
-        context: grpc.aio.ServicerContext[
-            learner_pb2.LearnerServiceCheckpointRequest, learner_pb2.LearnerServiceCheckpointResponse
-        ],
+        self, request: learner_pb2.LearnerServiceCheckpointRequest, context: _Context
     ) -> learner_pb2.LearnerServiceCheckpointResponse:
         """Write a checkpoint after the steps of the batch in training, because checkpoints hold whole batches."""
         path, step = await self._worker.checkpoint()
@@ -300,15 +284,11 @@ async def serve(config: Config) -> None:
         worker = LearnerWorker(config, broker, metrics, LearnerCore(config, ranks), sender)
         stack.push_async_callback(worker.stop)
         servicer = LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config)), sender)
-
-        def register(server: grpc.aio.Server) -> None:
-            learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
-
         served = Served(
             config.learner.grpc,
             config.learner.metrics,
             [_FULL_NAME],
-            register,
+            partial(learner_pb2_grpc.add_LearnerServiceServicer_to_server, servicer),
             registry,
             drain_s=1.0,
             credentials=server_credentials(config.tls),

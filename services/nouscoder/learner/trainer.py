@@ -116,12 +116,33 @@ class _Minibatch:
     old_scores: Sequence[TokenScores | None]
     reference_logprobs: Sequence[Tensor | None]
 
-    @property
-    def counts(self) -> MinibatchCounts:
-        """The numbers that normalise its loss."""
-        tokens = [item.graded.rollout.num_sampled_tokens for item in self.scored]
-        accepted = sum(size for size, item in zip(tokens, self.scored, strict=True) if item.accepted)
-        return MinibatchCounts(sum(tokens), len(self.scored), accepted)
+
+def loss_inputs(
+    part: MicroBatch, rollouts: Sequence[ScoredRollout], scores: TokenScores, old_logprobs: Tensor
+) -> LossInputs:
+    """What an objective gets of a micro-batch with these rollouts."""
+
+    def of_tokens(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=part.input_ids.device)[part.rollout_of_token]
+
+    return LossInputs(
+        logprobs=scores.logprobs,
+        old_logprobs=old_logprobs,
+        sampler_logprobs=part.sampler_logprobs,
+        advantages=of_tokens([item.advantage for item in rollouts], torch.float32),
+        rollout_of_token=part.rollout_of_token,
+        entropies=scores.entropies,
+        accepted=of_tokens([item.accepted for item in rollouts], torch.bool),
+        num_versions=of_tokens([item.graded.rollout.num_versions for item in rollouts], torch.int64),
+        is_fresh=of_tokens([item.staleness == 0 for item in rollouts], torch.bool),
+    )
+
+
+def counts_of(scored: Sequence[ScoredRollout]) -> MinibatchCounts:
+    """The numbers that normalise the loss of a minibatch of these rollouts."""
+    tokens = [item.graded.rollout.num_sampled_tokens for item in scored]
+    accepted = sum(size for size, item in zip(tokens, scored, strict=True) if item.accepted)
+    return MinibatchCounts(sum(tokens), len(scored), accepted)
 
 
 class Trainer:
@@ -165,17 +186,11 @@ class Trainer:
         return self._computation.model
 
     def admit(self) -> None:
-        """Measure whether the trainer computes the model's own log-probabilities. Call it with the first weights.
-
-        All ranks must call it together. Raises NotAdmitted when it does not.
-        """
+        """Measure whether it computes the model's own log-probabilities; all ranks together. Raises NotAdmitted."""
         self._computation.admit()
 
     def use(self, settings: LearnerSection) -> None:
-        """Train with these settings from now on. Raises ValueError when the objective needs a reference policy.
-
-        Raises Unusable for a reward model that cannot be used.
-        """
+        """Train with these settings from now on. Raises ValueError without a reference policy, and Unusable."""
         self._settings = settings
         self._objective = self._given_objective or objective_of(settings)
         self._model_rewards.use(settings)
@@ -217,7 +232,8 @@ class Trainer:
         # Old log-probabilities are those before the first of the k steps, so they are computed before it. The first
         # step starts from the old policy and needs no separate pass, except for the entropy of the whole batch.
         first = 0 if self._objective.needs.batch_entropy else 1
-        prepared[first:] = [self._with_old_scores(minibatch) for minibatch in prepared[first:]]
+        scorer = self._computation.scorer
+        prepared[first:] = [replace(one, old_scores=self._scores(scorer, one.parts)) for one in prepared[first:]]
         steps = self._take_steps(prepared)
         traces = self._traces.over(self.ranks)
         duration_s, num_replayed = time.monotonic() - started, sum(len(earlier.rollouts) for earlier in replayed)
@@ -259,12 +275,9 @@ class Trainer:
         settings = {"replays_experts": self._replays_experts, "shares_prompts": shares}
         return [pack_row(rollouts, row[self.ranks.row_number], self._computation.device, **settings) for row in rows]
 
-    def _with_old_scores(self, minibatch: _Minibatch) -> _Minibatch:
-        return replace(minibatch, old_scores=self._scores(self._computation.scorer, minibatch.parts))
-
     @torch.no_grad()
     def _scores(self, scorer: Scorer, parts: Sequence[MicroBatch]) -> list[TokenScores]:
-        scores = [TokenScores(*scorer(part, entropy_gradient=False)) for part in parts]
+        scores: list[TokenScores] = [scorer(part, entropy_gradient=False) for part in parts]
         if any(self.ranks.sum([sum(_num_odd(part.logprobs) for part in scores)])):
             raise _diverged(f"a log-probability of the policy at step {self.step} is not finite", _BROKEN)
         return scores
@@ -273,13 +286,15 @@ class Trainer:
         if any(self.ranks.sum([self._interrupted.is_set()])):
             raise TrainingInterrupted
         started = time.monotonic()
-        counts = minibatch.counts
+        counts = counts_of(minibatch.scored)
         self.optimizer.zero_grad(set_to_none=True)
         diagnostics = StepDiagnostics()
         loss, num_odd = 0.0, 0
-        for index in range(len(minibatch.parts)):
-            inputs = self._loss_inputs(minibatch, index, entropy_coefficient)
-            owners = [minibatch.scored[position] for position in minibatch.parts[index].rollout_indices]
+        columns = (minibatch.parts, minibatch.old_scores, minibatch.reference_logprobs)
+        for part, old, reference in zip(*columns, strict=True):
+            owners = [minibatch.scored[position] for position in part.rollout_indices]
+            inputs = self._loss_inputs(part, owners, old)
+            inputs = replace(inputs, reference_logprobs=reference, entropy_coefficient=entropy_coefficient)
             loss += self._backward(inputs, counts, diagnostics, owners)
             num_odd += _num_odd(inputs.logprobs)
         loss = self._sum_of_ranks(loss, num_odd)
@@ -314,10 +329,7 @@ class Trainer:
         diagnostics: StepDiagnostics,
         rollouts: Sequence[ScoredRollout],
     ) -> float:
-        """Add the gradient of one micro-batch, which has these rollouts.
-
-        Returns its share of the loss, which one rank of its row counts.
-        """
+        """Add the gradient of a micro-batch. Returns its share of the loss, which one rank of its row counts."""
         if not inputs.logprobs.numel():  # other ranks have a row in this round, and they need this one's backward pass
             torch.autograd.backward(inputs.logprobs.sum())
             return 0.0
@@ -338,32 +350,10 @@ class Trainer:
             raise _diverged(f"a log-probability in step {self.step + 1} is not finite")
         return loss
 
-    def _loss_inputs(self, minibatch: _Minibatch, index: int, entropy_coefficient: float) -> LossInputs:
-        part, old = minibatch.parts[index], minibatch.old_scores[index]
+    def _loss_inputs(self, part: MicroBatch, rollouts: Sequence[ScoredRollout], old: TokenScores | None) -> LossInputs:
         needs = self._objective.needs
-        scores = TokenScores(*self._computation.scorer(part, entropy_gradient=needs.entropy_gradient))
-        rollouts = [minibatch.scored[position] for position in part.rollout_indices]
-        advantages = torch.tensor(
-            [item.advantage for item in rollouts], dtype=torch.float32, device=part.input_ids.device
-        )
-        accepted = torch.tensor([item.accepted for item in rollouts], device=part.input_ids.device)
-        num_versions = torch.tensor(
-            [item.graded.rollout.num_versions for item in rollouts], dtype=torch.int64, device=part.input_ids.device
-        )
-        is_fresh = torch.tensor([item.staleness == 0 for item in rollouts], device=part.input_ids.device)
-        return LossInputs(
-            logprobs=scores.logprobs,
-            old_logprobs=scores.logprobs.detach() if old is None else old.logprobs,
-            sampler_logprobs=part.sampler_logprobs,
-            advantages=advantages[part.rollout_of_token],
-            rollout_of_token=part.rollout_of_token,
-            entropies=scores.entropies,
-            accepted=accepted[part.rollout_of_token],
-            reference_logprobs=minibatch.reference_logprobs[index],
-            entropy_coefficient=entropy_coefficient,
-            num_versions=num_versions[part.rollout_of_token],
-            is_fresh=is_fresh[part.rollout_of_token],
-        )
+        scores: TokenScores = self._computation.scorer(part, entropy_gradient=needs.entropy_gradient)
+        return loss_inputs(part, rollouts, scores, scores.logprobs.detach() if old is None else old.logprobs)
 
     def _mean_entropy(self, minibatches: Sequence[_Minibatch]) -> float:
         """The mean entropy, in nats, of the loss tokens of the whole batch. 0 when there are none."""

@@ -10,7 +10,7 @@ at each point.
 
 A lost lease does no harm, because the lock on the run folder allows one learner per run, and only it commits.
 
-INVARIANT of `BatchSource`: `next` returns a batch only if the broker holds this run and as many batches as the learner
+INVARIANT: `_next_batch` returns a batch only if the broker holds this run and as many batches as the learner
 has trained, and if the learner has trained none of its groups. While the run is paused, no batch is leased.
 """
 
@@ -29,7 +29,6 @@ from typing import TypeVar
 
 from nouscoder.atomic_files import FolderInUse
 from nouscoder.config import Config
-from nouscoder.config.learner import LearnerSection
 from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.run_status import RunStatus
@@ -41,130 +40,27 @@ from nouscoder.learner.model.computation import compute_dtype
 from nouscoder.learner.parallel.balance import flops_of_sums, measured_peak_flops
 from nouscoder.learner.publication.publisher import PolicySender, Publication, Recovery
 from nouscoder.learner.state.checkpoints import Checkpoints, KeptCheckpoint
-from nouscoder.learner.state.curriculum_copy import CurriculumCopy, LearnerBroker
+from nouscoder.learner.state.curriculum_copy import CurriculumCopy
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import BatchSeconds
 from nouscoder.learner.state.saved_batches import RecordsMissing
 from nouscoder.learner.trainer import TrainingError
 from nouscoder.retry import Retry
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerBehind, PeerError
 from nouscoder.store.record_store import ByteRange
 
 log = logging.getLogger(__name__)
 
 
-# Where the learner's batches come from.
-
+Answer = TypeVar("Answer")
+_CHECKPOINT_LIMIT_S = 600.0
 _LEASE_WAIT_S = 5.0
+_LOOK_AGAIN_S = 0.3
+_STAY_S = 2.0
 # Leases of a batch whose records Redis had forgotten, one after another. Redis forgets a batch with its records, so the
 # next lease gives another batch.
 _MAX_FORGOTTEN_BATCHES = 5
-
-
-class BatchSource:
-    """Leases and saves batches, one after another."""
-
-    def __init__(
-        self,
-        section: LearnerSection,
-        broker: LearnerBroker,
-        metrics: LearnerMetrics,
-        core: LearnerCore,
-        publication: Publication,
-        recovery: Recovery,
-        clock: StateClock,
-    ) -> None:
-        self._section = section
-        self._broker = broker
-        self._metrics = metrics
-        self._core = core
-        self._publication = publication
-        self._recovery = recovery
-        self._clock = clock
-        self._may_lease = asyncio.Event()
-        self._may_lease.set()
-        self._num_forgotten = 0
-
-    def pause(self) -> None:
-        """Lease no further batch."""
-        self._may_lease.clear()
-
-    def resume(self) -> None:
-        """End a pause."""
-        self._may_lease.set()
-
-    async def next(self) -> tuple[tuple[RecordedBatch, Lease] | None, float]:
-        """The next batch with its lease (None when the run is finished), and the seconds waited.
-
-        Raises LearnerError after learner.batch_patience_s seconds without a batch. Pauses do not count.
-        """
-        await self._pass_pause()
-        self._clock.enter(LearnerState.WAITING_FOR_BATCH)
-        started = counted = time.monotonic()
-        while True:
-            self._publication.raise_if_failed()
-            self._core.check_ranks()
-            leased = await self._lease()
-            now = time.monotonic()
-            self._metrics.waited(WaitReason.BATCH, now - counted)
-            counted = now
-            wait_s = now - started
-            if leased.batch is not None and leased.lease is not None:
-                return (leased.batch, leased.lease), wait_s
-            if leased.run_finished:
-                return None, wait_s
-            if wait_s > self._section.batch_patience_s:
-                raise LearnerError(f"no batch within {wait_s:.0f} s: `nouscoder why-stalled` shows the reason")
-            if not self._may_lease.is_set():
-                await self._pass_pause()
-                started = counted = time.monotonic()
-                self._clock.enter(LearnerState.WAITING_FOR_BATCH)
-
-    async def save(self, batch: RecordedBatch) -> bool:
-        """Have the batch on the disk. False: Redis has forgotten it since it was leased. Raises SavedBatchError."""
-        try:
-            await self._core.save_batch(batch, self._records_of(batch))
-        except RecordsMissing as error:
-            self._num_forgotten += 1
-            if self._num_forgotten > _MAX_FORGOTTEN_BATCHES:
-                raise
-            log.warning("a leased batch was forgotten: asking for another", extra={"reason": str(error)})
-            await self._recovery.settle(self._publication.newest)
-            return False
-        self._num_forgotten = 0
-        return True
-
-    async def _lease(self) -> LeasedBatch:
-        """A lease on the next batch; none also when the broker had to be restored first. Raises LearnerError."""
-        done = self._core.progress
-        try:
-            leased = await self._broker.lease_batch(_LEASE_WAIT_S, self._core.identity.run_id, done.batch_id + 1)
-        except PeerBehind:
-            if not await self._recovery.settle(self._publication.newest):
-                await asyncio.sleep(_LOOK_AGAIN_S)
-            return LeasedBatch()
-        if leased.batch is None or not any(number in done.groups for number in leased.batch.group_numbers):
-            return leased
-        if not await self._recovery.settle(self._publication.newest):
-            raise LearnerError(f"batch {leased.batch.batch_id} holds a group that was trained on before")
-        return LeasedBatch()
-
-    async def _pass_pause(self) -> None:
-        if self._may_lease.is_set():
-            return
-        self._clock.enter(LearnerState.PAUSED)
-        started = time.monotonic()
-        await self._may_lease.wait()  # unbounded: a person ends the pause, or the process exits
-        self._metrics.waited(WaitReason.PAUSED, time.monotonic() - started)
-
-    async def _records_of(self, batch: RecordedBatch) -> AsyncIterator[bytes]:
-        """The bytes of the batch's records, as they arrive."""
-        ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in batch.rollouts]
-        async for _, data in self._broker.stream_records(ranges):
-            yield data
-
-
-# What the learner is doing now, and since when.
 
 
 class LearnerState(StrEnum):
@@ -184,32 +80,6 @@ class LearnerState(StrEnum):
     FINISHED = "finished"
 
 
-class StateClock:
-    """The learner's state and its age in seconds."""
-
-    def __init__(self) -> None:
-        self.state = LearnerState.STARTING
-        self._since = time.monotonic()
-
-    def enter(self, state: LearnerState) -> None:
-        """Begin `state`."""
-        self.state = state
-        self._since = time.monotonic()
-
-    @property
-    def state_s(self) -> float:
-        """Seconds since the state began."""
-        return time.monotonic() - self._since
-
-
-# The loop.
-
-Answer = TypeVar("Answer")
-_CHECKPOINT_LIMIT_S = 600.0
-_LOOK_AGAIN_S = 0.3
-_STAY_S = 2.0
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingStatus:
     """The current state of the learner. `last` is None before the first batch of this process."""
@@ -227,7 +97,7 @@ class LearnerWorker:
     def __init__(
         self,
         config: Config,
-        broker: LearnerBroker,
+        broker: BrokerClient,
         metrics: LearnerMetrics,
         core: LearnerCore,
         sender: PolicySender | None = None,
@@ -243,10 +113,10 @@ class LearnerWorker:
         self._publication = Publication(core, broker, metrics, self._thread, self._recovery, sender)
         kept = RunFiles.of(config).kept
         self._checkpoints = Checkpoints(config.learner, core, metrics, self._thread, self._publication, kept)
-        self._clock = StateClock()
-        self._batches = BatchSource(
-            config.learner, broker, metrics, core, self._publication, self._recovery, self._clock
-        )
+        self._enter(LearnerState.STARTING)
+        self._may_lease = asyncio.Event()
+        self._may_lease.set()
+        self._num_forgotten = 0
         self._last: TrainedBatch | None = None
         self._peak_flops = config.learner.peak_flops
         self._is_closing = False
@@ -282,14 +152,14 @@ class LearnerWorker:
             await self._catch_up(status)
             await self._train_batches()
         self._checkpoints.no_more_batches()
-        self._clock.enter(LearnerState.FINISHED)
+        self._enter(LearnerState.FINISHED)
 
     async def stop(self) -> None:
         """Stop before the next optimizer step, write a checkpoint if no batch is incomplete, and close."""
         self._core.interrupt()
         self._is_closing = True
         try:
-            if self._clock.state is not LearnerState.STARTING:
+            if self._state is not LearnerState.STARTING:
                 async with asyncio.timeout(_CHECKPOINT_LIMIT_S):
                     await self._checkpoints.now()
         except (NousCoderError, TimeoutError) as error:
@@ -308,11 +178,11 @@ class LearnerWorker:
 
     def pause(self) -> None:
         """Lease no further batch. The one in training is completed."""
-        self._batches.pause()
+        self._may_lease.clear()
 
     def resume(self) -> None:
         """End a pause."""
-        self._batches.resume()
+        self._may_lease.set()
 
     async def checkpoint(self) -> tuple[Path, int]:
         """Write the state after the batch in training to disk. Returns its path and its step.
@@ -321,7 +191,7 @@ class LearnerWorker:
         """
         if self._is_closing:
             raise LearnerError("the learner is stopping: resume from its newest checkpoint")
-        if self._clock.state is LearnerState.STARTING:
+        if self._state is LearnerState.STARTING:
             raise LearnerError("the learner is still starting: there is nothing to checkpoint yet")
         try:
             async with asyncio.timeout(_CHECKPOINT_LIMIT_S):
@@ -338,7 +208,7 @@ class LearnerWorker:
         """The current state."""
         progress = self._core.progress
         return TrainingStatus(
-            self._clock.state, self._clock.state_s, progress.step, progress.policy_version, self._last
+            self._state, time.monotonic() - self._since, progress.step, progress.policy_version, self._last
         )
 
     async def _start(self) -> None:
@@ -354,7 +224,7 @@ class LearnerWorker:
         file = self._config.run.folder / self._config.learner.start_after
         if file.exists():
             return
-        self._clock.enter(LearnerState.WAITING_FOR_EVALUATION)
+        self._enter(LearnerState.WAITING_FOR_EVALUATION)
         log.info("waiting for the evaluation of the first policy", extra={"file": str(file)})
         started = counted = time.monotonic()
         while not file.exists():
@@ -372,7 +242,7 @@ class LearnerWorker:
         while self._core.progress.policy_version < status.batches_committed or self._core.next_was_trained():
             batch_id = self._core.progress.batch_id + 1
             log.info("training a batch again: no checkpoint holds it yet", extra={"batch_id": batch_id})
-            self._last = await self._in_thread(partial(self._core.replay_saved, batch_id))
+            self._last = await self._in_thread(partial(self._train_again, batch_id))
         if not status.run_id:
             await self._recovery.settle(None)  # first: a comparison after the publication would end the first leases
         if self._core.progress.policy_version >= known_version:
@@ -380,11 +250,14 @@ class LearnerWorker:
             await self._publication.settle()
         await self._recovery.settle(self._publication.newest)
 
+    def _train_again(self, batch_id: int) -> TrainedBatch:
+        return self._core.train(self._core.load_batch(batch_id))
+
     async def _train_batches(self) -> None:
         """Train the remaining batches of the run. At the end all are published and in a checkpoint."""
         seconds = BatchSeconds()
         while self._core.progress.policy_version < self._config.run.total_batches:
-            leased, wait_s = await self._batches.next()
+            leased, wait_s = await self._next_batch()
             if leased is None:
                 log.warning("another client finished the run", extra={"step": self._core.progress.step})
                 await self._checkpoints.now()
@@ -392,8 +265,8 @@ class LearnerWorker:
             batch, lease = leased
             async with self._broker.keep_leases() as keeper:
                 keeper.add(lease)
-                self._clock.enter(LearnerState.TRAINING)
-                if not await self._batches.save(batch):
+                self._enter(LearnerState.TRAINING)
+                if not await self._save(batch):
                     continue
                 await self._train_on(batch, replace(seconds, wait_for_batch=wait_s))
                 seconds = await self._hand_over(batch)
@@ -404,6 +277,76 @@ class LearnerWorker:
         await self._recovery.settle(self._publication.newest)
         await self._broker.finish_run("every batch is trained")
 
+    async def _next_batch(self) -> tuple[tuple[RecordedBatch, Lease] | None, float]:
+        """The next batch with its lease (None when the run is finished), and the seconds waited.
+
+        Raises LearnerError after learner.batch_patience_s seconds without a batch. Pauses do not count.
+        """
+        await self._pass_pause()
+        self._enter(LearnerState.WAITING_FOR_BATCH)
+        started = counted = time.monotonic()
+        while True:
+            self._publication.raise_if_failed()
+            self._core.check_ranks()
+            leased = await self._lease()
+            now = time.monotonic()
+            self._metrics.waited(WaitReason.BATCH, now - counted)
+            counted = now
+            wait_s = now - started
+            if leased.batch is not None and leased.lease is not None:
+                return (leased.batch, leased.lease), wait_s
+            if leased.run_finished:
+                return None, wait_s
+            if wait_s > self._config.learner.batch_patience_s:
+                raise LearnerError(f"no batch within {wait_s:.0f} s: `nouscoder why-stalled` shows the reason")
+            if not self._may_lease.is_set():
+                await self._pass_pause()
+                started = counted = time.monotonic()
+                self._enter(LearnerState.WAITING_FOR_BATCH)
+
+    async def _save(self, batch: RecordedBatch) -> bool:
+        """Have the batch on the disk. False: Redis has forgotten it since it was leased. Raises SavedBatchError."""
+        try:
+            await self._core.save_batch(batch, self._records_of(batch))
+        except RecordsMissing as error:
+            self._num_forgotten += 1
+            if self._num_forgotten > _MAX_FORGOTTEN_BATCHES:
+                raise
+            log.warning("a leased batch was forgotten: asking for another", extra={"reason": str(error)})
+            await self._recovery.settle(self._publication.newest)
+            return False
+        self._num_forgotten = 0
+        return True
+
+    async def _lease(self) -> LeasedBatch:
+        """A lease on the next batch; none also when the broker had to be restored first. Raises LearnerError."""
+        done = self._core.progress
+        try:
+            leased = await self._broker.lease_batch(_LEASE_WAIT_S, self._core.identity.run_id, done.batch_id + 1)
+        except PeerBehind:
+            if not await self._recovery.settle(self._publication.newest):
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            return LeasedBatch()
+        if leased.batch is None or not any(number in done.groups for number in leased.batch.group_numbers):
+            return leased
+        if not await self._recovery.settle(self._publication.newest):
+            raise LearnerError(f"batch {leased.batch.batch_id} holds a group that was trained on before")
+        return LeasedBatch()
+
+    async def _pass_pause(self) -> None:
+        if self._may_lease.is_set():
+            return
+        self._enter(LearnerState.PAUSED)
+        started = time.monotonic()
+        await self._may_lease.wait()  # unbounded: a person ends the pause, or the process exits
+        self._metrics.waited(WaitReason.PAUSED, time.monotonic() - started)
+
+    async def _records_of(self, batch: RecordedBatch) -> AsyncIterator[bytes]:
+        """The bytes of the batch's records, as they arrive."""
+        ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in batch.rollouts]
+        async for _, data in self._broker.stream_records(ranges):
+            yield data
+
     async def _train_on(self, recorded: RecordedBatch, seconds: BatchSeconds) -> None:
         """Take the steps of a saved batch. `seconds` are those since the batch before."""
         batch = await self._in_thread(lambda: self._core.load_batch(recorded.batch_id))
@@ -413,7 +356,7 @@ class LearnerWorker:
             await self._report_failure(recorded.batch_id, error)
             raise
         flops = flops_of_sums(self._core.model, self._last.model_tokens, self._last.squared_tokens)
-        self._metrics.trained(self._last, flops, self._peak_flops * self._core.num_ranks)
+        self._metrics.trained(self._last, flops, self._peak_flops * self._core.ranks.size)
 
     async def _report_failure(self, batch_id: int, error: Exception) -> None:
         """Tell the broker, which holds a batch back that fails again and again."""
@@ -424,7 +367,7 @@ class LearnerWorker:
 
     async def _hand_over(self, batch: RecordedBatch) -> BatchSeconds:
         """Begin to publish the new policy, commit the batch, and begin a checkpoint if it is due."""
-        self._clock.enter(LearnerState.PUBLISHING)
+        self._enter(LearnerState.PUBLISHING)
         started = time.monotonic()
         await self._publication.begin()
         publish_s = time.monotonic() - started
@@ -435,12 +378,15 @@ class LearnerWorker:
         except PeerBehind:
             await self._recovery.settle(self._publication.newest)
 
-        self._clock.enter(LearnerState.CHECKPOINTING)
+        self._enter(LearnerState.CHECKPOINTING)
         started = time.monotonic()
         await self._checkpoints.after_batch()
         checkpoint_s = time.monotonic() - started
         self._metrics.waited(WaitReason.CHECKPOINT, checkpoint_s)
         return BatchSeconds(checkpoint=checkpoint_s, publish=publish_s)
+
+    def _enter(self, state: LearnerState) -> None:
+        self._state, self._since = state, time.monotonic()
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

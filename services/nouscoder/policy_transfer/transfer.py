@@ -90,10 +90,7 @@ class ShardImage:
 
 
 def tensors_of(data: Tensor) -> dict[str, Tensor]:
-    """The tensors of a file by name, as views of its bytes, uint8 [size of the file].
-
-    Raises TransferError, also for a value that is not finite.
-    """
+    """The tensors of a file by name, as views of its bytes. Raises TransferError, also for values not finite."""
     with _as_transfer_errors():
         begin = LENGTH_BYTES + header_length(_bytes_of(data[:LENGTH_BYTES]))
         spans = spans_of(_bytes_of(data[LENGTH_BYTES:begin]))

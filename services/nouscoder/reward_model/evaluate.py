@@ -171,10 +171,7 @@ def evaluate_reward_model(
     pairs: Path | None = None,
     styles: Path | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """(record, text for people) of all that is given: an evaluation's samples, pairs, and RM-Bench's file.
-
-    Raises NothingToScore, and what reading raises.
-    """
+    """(record, text for people) of all that is given. Raises NothingToScore, and what reading raises."""
     if (problems is None) != (evaluation is None):
         raise NothingToScore("best of n needs both --problems and --evaluation")
     record: dict[str, Any] = {}

@@ -21,7 +21,8 @@ from transformers.utils import logging as transformers_logging
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.admission import choose_rows, probes, short_spans
-from nouscoder.learner.model.packing import RowLayout, attend_alone, attend_packed, last_states, packs, plan
+from nouscoder.learner.model.logprobs import attending_alone
+from nouscoder.learner.model.packing import RowLayout, attend_packed, last_states, packs, plan
 from nouscoder.policy_folder.pretrained import load_pretrained, load_whole
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable
@@ -119,26 +120,13 @@ def _admit(model: PreTrainedModel) -> None:
 
     The head that transformers draws for a new model is still there.
     """
-    with short_spans(model):
-        _measure(model)
-
-
-def _measure(model: PreTrainedModel) -> None:
     # transformers scores the last token that is no padding.
     answers = [ids for ids in probes(model, _LENGTHS) if int(ids[-1]) != model.config.pad_token_id]
-    attention = model.config._attn_implementation
-    attend_alone(model)
-    own = torch.cat([model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0] for ids in answers])
-    if attention != model.config._attn_implementation:
-        model.set_attn_implementation(attention)
     rows = [ids.tolist() for ids in answers]
-    choose_rows(
-        model,
-        own,
-        lambda: _one_row(model, rows),
-        lambda: torch.cat([_one_row(model, [ids]) for ids in rows]),
-        torch.float32,
-    )
+    with short_spans(model):
+        with attending_alone(model):
+            own = torch.cat([model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0] for ids in answers])
+        choose_rows(model, own, lambda: _one_row(model, rows), lambda: _rows_of_one(model, rows), torch.float32)
 
 
 def head_of(model: PreTrainedModel) -> nn.Linear:
@@ -153,6 +141,10 @@ def row_scores(model: PreTrainedModel, answers: Sequence[Sequence[int]]) -> Tens
     """The score of each of some encoded answers [answers]: in one row, if the model's answers can be packed."""
     if packs(model):
         return _one_row(model, answers)
+    return _rows_of_one(model, answers)
+
+
+def _rows_of_one(model: PreTrainedModel, answers: Sequence[Sequence[int]]) -> Tensor:
     return torch.cat([_one_row(model, [ids]) for ids in answers])
 
 

@@ -82,10 +82,7 @@ class TrainedRewardModel:
 def train_reward_model(
     policy: Path, pairs: Sequence[PairBody], out: Path, settings: TrainingSettings
 ) -> TrainedRewardModel:
-    """Train the decoder of the policy folder, and write the reward model to the folder `out`.
-
-    Raises RewardModelUnusable, RewardTrainingFailed and StorageError.
-    """
+    """Write a reward model to the folder `out`. Raises RewardModelUnusable, RewardTrainingFailed and StorageError."""
     if out.exists():
         raise RewardModelUnusable(f"{out} exists already: give another --out, or delete it")
     with naming_storage_faults(out):

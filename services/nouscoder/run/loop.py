@@ -28,7 +28,7 @@ The services do the work. Each runs its own loop, and they communicate only with
       produces  verdicts (submit_verdicts)
       waits     for a free sandbox, for a rollout
       unblocked by a submission that is graded, by submit_rollouts
-    BatchSource.next, LearnerWorker._train_on                                    learner/worker.py
+    LearnerWorker._next_batch, LearnerWorker._train_on                           learner/worker.py
       consumes  batches (lease_batch)
       produces  optimizer steps, checkpoints, policies (publish_policy), commits (commit_batch)
       waits     for a batch of complete groups

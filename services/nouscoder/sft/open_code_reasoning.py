@@ -54,10 +54,7 @@ class ImportedExamples:
 
 
 def import_examples(files: Sequence[str], out: Path, questions: Sequence[str] = ()) -> ImportedExamples:
-    """Write the examples of these files or hub's data sets. `questions` are texts such as taco/train=FILE.
-
-    Raises Unusable.
-    """
+    """Write the examples of these files. `questions` are texts such as taco/train=FILE. Raises Unusable."""
     if out.exists():
         raise CannotImportExamples(f"{out} exists already: give another --out, or delete it")
     known = _questions(questions)

@@ -1,7 +1,17 @@
 """Reads examples from files and run folders, encodes them, and chooses those that are trained on.
 
-A file is JSON lines, a JSON array or parquet (examples.py). A run folder gives the rollouts of its saved batches,
+A file is JSON lines, a JSON array or parquet. A run folder gives the rollouts of its saved batches,
 token by token as they were sampled, with their verdicts; learner.keep_batches says how many batches a run keeps.
+
+A record is a JSON object, one a line, or a row of a parquet file:
+
+    prompt       the problem as a run asks it, in the run's prompt template; or
+    messages     a conversation: system, user, assistant and tool, in the policy's chat template
+    completion   the answer: a text, or turns [{"text", "given"}]; messages may end in the answer instead
+    problem_id, accepted or verdict, prompt_template, starter_code, languages    optional
+
+Turns that are `given` (outputs of tools) carry no loss, and neither does any message but the assistant's. A line of a
+run's samples.jsonl (prompt, program, verdict) is a record too. Other fields are ignored.
 
 An example becomes a rollout that somebody else has sampled, which the learner's trainer takes. A rollout has segments,
 given or sampled, and only sampled ones are in the loss. Nobody knows the log-probabilities with which an example was
@@ -24,22 +34,126 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
 
 from nouscoder.config import SftSection
 from nouscoder.config.generation import EnvironmentSection
 from nouscoder.data.importers.rows import file_rows
 from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.prompt import PromptSettings
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.supervised import ChoiceRules, ExampleCandidate, choose, is_held_out
 from nouscoder.domain.tokens import Completion, FinishReason, Segment, VersionSpan, concatenated, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
+from nouscoder.formats.body import Body, first_fault
 from nouscoder.generation.environments.base import TaskRefused
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
-from nouscoder.sft.examples import BadExample, Example, example_of
+
+# Records, and the examples that they are.
+
+
+class BadExample(Exception):
+    """A record is no example. The text says why."""
+
+
+class Turn(Body):
+    """A part of the answer: written by the policy, or `given` to it as the output of a tool."""
+
+    text: str
+    given: bool = False
+
+
+class _MessageBody(Body):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class Record(Body):
+    """A record, see the module."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    problem_id: str = ""
+    prompt: str = ""
+    prompt_template: str = Field("", pattern=r"^$|\{prompt\}")
+    starter_code: str = ""
+    languages: list[str] = Field([])
+    messages: list[_MessageBody] = Field([])
+    completion: str | list[Turn] = ""
+    program: str = ""
+    accepted: bool | None = None
+    verdict: VerdictKind | None = Field(None, strict=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One example: its record, the messages before the answer, and the turns of the answer.
+
+    The turns begin and end with one of the policy, and no two of a kind follow each other. `accepted` is None when
+    nobody has graded the answer.
+    """
+
+    record: Record
+    messages: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+    accepted: bool | None
+
+
+def example_of(record: Any) -> Example:
+    """The example that a record is. Raises BadExample."""
+    if isinstance(record, dict):
+        record = {name: _without_nulls(value) for name, value in record.items() if value is not None}
+    try:
+        body = Record.model_validate(record)
+    except ValidationError as error:
+        field, fault = first_fault(error)
+        raise BadExample(fault if field == "body" else f"{field}: {fault}") from None
+    if bool(body.prompt) == bool(body.messages):
+        raise BadExample("it needs either a prompt or messages")
+    begin, turns = _divided(body)
+    completion = body.completion or body.program
+    turns += completion if isinstance(completion, list) else [Turn(text=completion)] if completion else []
+    _check(turns)
+    if body.verdict is VerdictKind.INTERNAL_ERROR:
+        raise BadExample("internal_error is no verdict on an answer: leave the record out")
+    accepted = body.accepted if body.verdict is None else body.verdict is VerdictKind.ACCEPTED
+    return Example(body, begin, tuple(turns), accepted)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Rows of parquet have every field of every message, null where it is missing."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {name: item for name, item in value.items() if item is not None}
+    return value
+
+
+def _divided(body: Record) -> tuple[tuple[Message, ...], list[Turn]]:
+    """The messages before the first answer, and the turns from it on."""
+    roles = [message.role for message in body.messages]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    begin = tuple(Message(Role(message.role), message.content) for message in body.messages[:first])
+    if body.messages and not begin:
+        raise BadExample("messages: an answer has no message before it")
+    return begin, [Turn(text=message.content, given=message.role != "assistant") for message in body.messages[first:]]
+
+
+def _check(turns: Sequence[Turn]) -> None:
+    if not turns or turns[-1].given:
+        raise BadExample("it does not end with an answer: completion is missing, or the last message is no assistant's")
+    for number, turn in enumerate(turns):
+        if turn.given != bool(number % 2):
+            raise BadExample(f"turn {number + 1} of the answer and the one before it are of the same side")
+        if not turn.text:
+            raise BadExample(f"turn {number + 1} of the answer is empty")
+
 
 # Examples as rollouts.
 
@@ -120,29 +234,29 @@ class Encoder:
             parts: list[Part] = [(self._beginning(example), False)]
             end = self._tokenizer.end_of_answer(in_chat=bool(example.messages) or self._prompts.as_messages)
             for turn in example.turns:
-                if turn.is_given:
+                if turn.given:
                     parts.append((self._reply(example, parts[-1][0], turn.text), False))
                 else:
                     parts.append(([*self._tokenizer.encode_inside(turn.text), *end], True))
         except (ValueError, TaskRefused) as error:
             raise BadExample(str(error)) from error
-        return rollout_of(parts, example.problem_id)
+        return rollout_of(parts, example.record.problem_id)
 
     def _beginning(self, example: Example) -> list[int]:
         if example.messages:
             if self._chat is None:
                 raise BadExample("it has messages, but the policy has no chat template: give prompt and completion")
             return self._tokenizer.encode_messages(example.messages, self._thinking)
-        if example.is_rendered:
+        record = example.record
+        if record.program:  # its prompt needs no template any more
             if self._prompts.as_messages:
                 raise BadExample(
                     "a line of samples.jsonl has lost the special tokens of its prompt: give the run folder instead"
                 )
-            return self._tokenizer.encode(example.prompt)
-        asked = replace(_TASK, prompt=example.prompt, prompt_template=example.prompt_template)
-        return self._prompts.prompt_of(
-            replace(asked, starter_code=example.starter_code, languages=example.languages or asked.languages)
-        )
+            return self._tokenizer.encode(record.prompt)
+        asked = replace(_TASK, prompt=record.prompt, prompt_template=record.prompt_template)
+        languages = tuple(record.languages) or asked.languages
+        return self._prompts.prompt_of(replace(asked, starter_code=record.starter_code, languages=languages))
 
     def _reply(self, example: Example, answer: Sequence[int], text: str) -> list[int]:
         """What follows an answer [tokens] when the environment replies with `text`."""

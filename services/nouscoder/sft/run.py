@@ -1,7 +1,7 @@
 """`nouscoder sft`: examples -> fine-tuned policy, as a Hugging Face folder.
 
     files, run folders -> examples, chosen and encoded -> steps -> the folder model of runs/NAME-sft
-    examples.py            reading.py                      training.py
+                          reading.py                      training.py
 
 The run folder holds config.toml, examples.json (which examples, by digest), metrics.jsonl, checkpoints/, summary.json
 and model/. With torchrun each rank runs this module; rank 0 writes.
@@ -15,14 +15,12 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import numbered, remove
 from nouscoder.config import Config, load_config
 from nouscoder.config.tree import NOTHING_GIVEN, Given
-from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.supervised import EpochOrder
 from nouscoder.errors import Unusable
 from nouscoder.generation.environments.base import EnvironmentUnusable
@@ -100,26 +98,6 @@ def _settings(config: Config) -> dict[str, object]:
     }
 
 
-# The batches: epochs in a random order of their own.
-
-
-@dataclass(frozen=True, slots=True)
-class EpochBatches:
-    """The examples in the order of `order`."""
-
-    examples: Sequence[Rollout]
-    order: EpochOrder
-
-    @property
-    def num_steps(self) -> int:
-        """Batches of all epochs."""
-        return self.order.num_steps
-
-    def at(self, step: int) -> list[Rollout]:
-        """The examples of the batch after `step` others."""
-        return [self.examples[number] for number in self.order.at(step)]
-
-
 # The run.
 
 EXAMPLES_FILE = "examples.json"
@@ -131,10 +109,6 @@ FIXED_VALUES = (
     *("learner.dtype", "learner.optimizer", "learner.optimizer_states", "learner.lora", "learner.compile"),
     "learner.first_checkpoint",
 )
-
-
-class ExamplesChanged(Unusable):
-    """The examples are not those that the fine-tuning began with. The message names the run folder."""
 
 
 def fine_tune(
@@ -182,7 +156,7 @@ def fine_tune(
 def _trained(config: Config, examples: Examples, order: EpochOrder, ranks: Ranks) -> SupervisedTraining:
     """The training after its last step."""
     with progress_bar("fine-tuning", order.num_steps) as advance:
-        batches = EpochBatches(examples.train, order)
+        batches = [[examples.train[number] for number in order.at(step)] for step in range(order.num_steps)]
         training = SupervisedTraining(config, batches, examples.validation, ranks, _shown(advance))
         advance(training.step)
         with _stopping(training.interrupt):
@@ -198,10 +172,7 @@ def _resumed(path: Path, given: Given) -> Resumed:
 
 
 def _take(folder: RunFolder, earlier: Resumed, given: Given, order: EpochOrder, say: Callable[[str], None]) -> None:
-    """Put the new values in force. A finished fine-tuning goes on when there are steps left, else it takes none.
-
-    Raises RunChanged.
-    """
+    """Put the new values in force. A finished fine-tuning goes on when steps are left. Raises RunChanged."""
     summary = folder.read_json("summary.json")
     if summary is not None and earlier.changes:
         if order.num_steps <= summary["steps"]:
@@ -239,7 +210,7 @@ def _keep(folder: RunFolder, examples: Examples, order: EpochOrder) -> None:
     if known is None:
         folder.write_json(EXAMPLES_FILE, record)
     elif known["digest"] != record["digest"]:
-        raise ExamplesChanged(
+        raise Unusable(
             f"the examples of {folder.path} are not those that it began with: put the files back, or begin a new run"
         )
 

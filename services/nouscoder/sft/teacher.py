@@ -27,10 +27,6 @@ from nouscoder.evaluation.samples import TRUNCATED, answer_of, answer_text, serv
 from nouscoder.record_log import RecordLog
 
 
-class CannotSample(Unusable):
-    """The command cannot begin. The message says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class TeacherSamples:
     """What was written. `solved` counts the problems with an accepted answer."""
@@ -56,7 +52,7 @@ def sample_teacher(request: EvaluationRequest, config: Config) -> TeacherSamples
     """
     folder = request.out.with_name(request.out.name + ".samples")
     if request.out.exists() and not folder.exists():
-        raise CannotSample(f"{request.out} exists already, and no sampling made it: give another --out")
+        raise Unusable(f"{request.out} exists already, and no sampling made it: give another --out")
     request = replace(request, out=folder, profiles=())
     evaluate(request, config)
     records = list(_examples(request))

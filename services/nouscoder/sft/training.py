@@ -13,9 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -24,13 +22,13 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.model.weights import stored_dtypes
-from nouscoder.learner.objectives.supervised import Supervised
+from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Needs, ObjectiveTerms
 from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, Progress, begin_part
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import Line, LineFile
-from nouscoder.learner.trainer import Trainer, TrainingInterrupted
+from nouscoder.learner.trainer import TrainingInterrupted
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.sft.reading import batch_of
@@ -42,33 +40,18 @@ class Stopped(NousCoderError):
     """The training was told to stop. What is done is in a checkpoint."""
 
 
-class Batches(Protocol):
-    """The batches of a training. Each depends only on its number."""
+class Supervised:
+    """The objective: the mean negative log-likelihood of the examples' own tokens.
 
-    @property
-    def num_steps(self) -> int:
-        """How many there are."""
-        ...
+    With N loss tokens in the minibatch, L = -1/N sum_t log pi_theta(o_t). Tokens given to the policy are no loss
+    tokens. Advantages, rewards and recorded log-probabilities do not matter.
+    """
 
-    def at(self, step: int) -> Sequence[Rollout]:
-        """The examples of the batch after `step` others."""
-        ...
+    needs = Needs()
 
-
-@dataclass(frozen=True, slots=True)
-class ListedBatches:
-    """Batches in memory, in this order."""
-
-    batches: Sequence[Sequence[Rollout]]
-
-    @property
-    def num_steps(self) -> int:
-        """How many there are."""
-        return len(self.batches)
-
-    def at(self, step: int) -> Sequence[Rollout]:
-        """The batch after `step` others."""
-        return self.batches[step]
+    def __call__(self, inputs: LossInputs, counts: MinibatchCounts) -> ObjectiveTerms:
+        """The share of this micro-batch in the minibatch's mean."""
+        return ObjectiveTerms(-inputs.logprobs.sum() / counts.num_tokens)
 
 
 def training_config(config: Config, num_steps: int) -> Config:
@@ -96,13 +79,14 @@ def training_config(config: Config, num_steps: int) -> Config:
 class SupervisedTraining:
     """One fine-tuning, in the run folder of `config`, which is one of `training_config`. Hold the folder's lock.
 
-    `on_line` gets each line of metrics.jsonl on rank 0. All methods but `interrupt` are for one thread.
+    One step is taken on each of the `batches`. `on_line` gets each line of metrics.jsonl on rank 0. All methods but
+    `interrupt` are for one thread.
     """
 
     def __init__(
         self,
         config: Config,
-        batches: Batches,
+        batches: Sequence[Sequence[Rollout]],
         validation: Sequence[Rollout] = (),
         ranks: Ranks | None = None,
         on_line: Callable[[Line], None] = lambda line: None,
@@ -121,13 +105,13 @@ class SupervisedTraining:
         torch.manual_seed(config.run.seed)
         with naming_lost_ranks(self._ranks.patience_s):
             checkpoint = self._newest()
-            self._trainer = trainer_at(config, checkpoint, self._ranks, Supervised())
+            self.trainer = trainer_at(config, checkpoint, self._ranks, Supervised())
         self._progress = Progress() if checkpoint is None else checkpoint.progress
         self._saved_step = self._progress.step
-        if self._progress.step > batches.num_steps:
+        if self._progress.step > len(batches):
             raise Unusable(
                 f"{config.run.folder} has a checkpoint of step {self._progress.step}, but there are only"
-                f" {batches.num_steps} steps: give the run another name"
+                f" {len(batches)} steps: give the run another name"
             )
         if self._is_first:
             self._log.open(self._progress.step)
@@ -135,23 +119,18 @@ class SupervisedTraining:
     @property
     def step(self) -> int:
         """Steps that are done."""
-        return self._trainer.step
-
-    @property
-    def trainer(self) -> Trainer:
-        """What trains."""
-        return self._trainer
+        return self.trainer.step
 
     def interrupt(self) -> None:
         """Make `run` stop before its next step. For signal handlers and other threads."""
-        self._trainer.interrupt()
+        self.trainer.interrupt()
 
     def run(self) -> None:
         """Train all steps that are left. Raises Stopped, TrainingError, StorageError and RankLost."""
         with naming_lost_ranks(self._ranks.patience_s):
             if not self.step:
                 self._validate_first()
-            while self.step < self._batches.num_steps:
+            while self.step < len(self._batches):
                 try:
                     self._train_step()
                 except TrainingInterrupted:
@@ -164,7 +143,7 @@ class SupervisedTraining:
         """Write the policy as a new Hugging Face folder. All ranks must call it. Raises StorageError."""
         first, learner = self._files.policy, self._config.learner
         with naming_lost_ranks(self._ranks.patience_s):
-            staged = StagedPolicy.of(self._trainer.model, self.step, self.step, stored_dtypes(first))
+            staged = StagedPolicy.of(self.trainer.model, self.step, self.step, stored_dtypes(first))
         if self._is_first:
             publisher = PolicyPublisher(self._files.policies, 1, shard_bytes=learner.policy_shard_bytes)
             weights = Path(publisher.write(staged).folder)
@@ -181,8 +160,8 @@ class SupervisedTraining:
         return found if self._is_first or not step else self._store.at_step(step)
 
     def _train_step(self) -> None:
-        examples = self._batches.at(self.step)
-        trained = self._trainer.train_batch(batch_of(self.step, examples))
+        examples = self._batches[self.step]
+        trained = self.trainer.train_batch(batch_of(self.step, examples))
         (step,) = trained.steps
         done = self._progress
         self._progress = Progress(step.step, step.step - 1, done.rollouts + len(examples))
@@ -197,14 +176,14 @@ class SupervisedTraining:
             "tokens_per_second": trained.tokens_per_second,
             "time": time.time(),
         }
-        is_last = step.step == self._batches.num_steps
+        is_last = step.step == len(self._batches)
         if self._validation and (is_last or step.step % self._config.sft.validate_every_steps == 0):
-            line["validation_loss"] = self._trainer.mean_loss(self._validation)
+            line["validation_loss"] = self.trainer.mean_loss(self._validation)
         self._write(line)
 
     def _validate_first(self) -> None:
         if self._validation:
-            loss = self._trainer.mean_loss(self._validation)
+            loss = self.trainer.mean_loss(self._validation)
             self._write({"step": 0, "validation_loss": loss, "time": time.time()})
 
     def _write(self, line: Line) -> None:
@@ -216,7 +195,7 @@ class SupervisedTraining:
         """Whether to write a checkpoint now: rank 0's clock decides, and after the last step there is always one."""
         learner = self._config.learner
         is_late = time.monotonic() - self._saved_at >= learner.checkpoint_every_s
-        if self.step % learner.checkpoint_every_batches == 0 or self.step == self._batches.num_steps:
+        if self.step % learner.checkpoint_every_batches == 0 or self.step == len(self._batches):
             return True
         return bool(self._ranks.gather(is_late)[0])
 
@@ -225,10 +204,10 @@ class SupervisedTraining:
         if self._progress.step == self._saved_step:
             return
         if self._is_first:
-            self._store.begin(self._trainer, self._progress, self._tell).finish()
+            self._store.begin(self.trainer, self._progress, self._tell).finish()
             self._store.prune()
         else:
-            begin_part(self._trainer, Path(self._ranks.gather("")[0])).wait()
+            begin_part(self.trainer, Path(self._ranks.gather("")[0])).wait()
         self._saved_at, self._saved_step = time.monotonic(), self._progress.step
 
     def _tell(self, folder: Path) -> None:

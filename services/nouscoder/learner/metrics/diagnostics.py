@@ -45,38 +45,31 @@ class MismatchFigures:
     """Collects the tokens of a step's micro-batches. `result` returns the figures of all of them."""
 
     def __init__(self) -> None:
-        self._differences: list[Tensor] = []
-        self._positions: list[Tensor] = []
-        self._num_versions: list[Tensor] = []
-        self._fresh: list[Tensor] = []
+        # Of each micro-batch: the differences, positions, numbers of versions and freshness of its tokens.
+        self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     @torch.no_grad()
     def add(self, inputs: LossInputs) -> None:
         """Add the tokens of a micro-batch."""
         differences = (inputs.old_logprobs - inputs.sampler_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        self._differences.append(differences.double().cpu())
-        self._positions.append(positions_in_rollouts(inputs.rollout_of_token.cpu()))
-        known = inputs.num_versions
-        self._num_versions.append(torch.zeros_like(self._positions[-1]) if known is None else known.cpu())
-        fresh = torch.zeros_like(inputs.rollout_of_token, dtype=torch.bool)
-        self._fresh.append((fresh if inputs.is_fresh is None else inputs.is_fresh).cpu())
+        positions = positions_in_rollouts(inputs.rollout_of_token.cpu())
+        versions = torch.zeros_like(positions) if inputs.num_versions is None else inputs.num_versions.cpu()
+        fresh = torch.zeros_like(positions, dtype=torch.bool) if inputs.is_fresh is None else inputs.is_fresh.cpu()
+        self._parts.append((differences.double().cpu(), positions, versions, fresh))
 
     def join(self, other: MismatchFigures) -> None:
         """Add the tokens that `other` has."""
-        self._differences += other._differences
-        self._positions += other._positions
-        self._num_versions += other._num_versions
-        self._fresh += other._fresh
+        self._parts += other._parts
 
     def result(self) -> dict[str, float]:
         """The figures by name; a bucket without tokens has none. Raises ValueError when no token was added."""
-        if not self._differences:
+        if not self._parts:
             raise ValueError("no loss tokens were added")
-        differences = torch.cat(self._differences)
+        differences, positions, versions, fresh = map(torch.cat, zip(*self._parts, strict=True))
         sizes = differences.abs()
         rank = math.ceil(0.99 * len(sizes))
         k3 = differences.expm1() - differences
-        fresh, of_fresh = torch.cat(self._fresh), {}
+        of_fresh = {}
         if bool(fresh.any()):
             of_fresh = {
                 "mismatch_fresh_abs_mean": float(sizes[fresh].mean()),
@@ -87,8 +80,8 @@ class MismatchFigures:
             "mismatch_abs_p99": float(sizes.kthvalue(rank).values),
             "mismatch_beyond_2x": float((sizes > math.log(2)).double().mean()),
             **of_fresh,
-            **dict(_means("mismatch_kl_at", k3, torch.cat(self._positions), POSITIONS)),
-            **dict(_means("mismatch_kl_versions", k3, torch.cat(self._num_versions), VERSIONS)),
+            **dict(_means("mismatch_kl_at", k3, positions, POSITIONS)),
+            **dict(_means("mismatch_kl_versions", k3, versions, VERSIONS)),
         }
 
 
@@ -168,9 +161,7 @@ class StepDiagnostics:
         named = {**of_policy, **of_objective}
         reduced = torch.stack([_REDUCE[item.reduction](item.values.double()) for item in named.values()]).tolist()
         for (name, item), value in zip(named.items(), reduced, strict=True):
-            known = self._values.get(name)
-            self._values[name] = value if known is None else _COMBINE[item.reduction](known, value)
-            self._reductions[name] = item.reduction
+            self._combine(name, item.reduction, value)
         self._mismatch.add(inputs)
         self._num_tokens += inputs.logprobs.numel()
 
@@ -179,12 +170,15 @@ class StepDiagnostics:
         total = StepDiagnostics()
         for part in ranks.gather(self):
             total._num_tokens += part._num_tokens
-            total._reductions |= part._reductions
             total._mismatch.join(part._mismatch)
             for name, value in part._values.items():
-                known = total._values.get(name)
-                total._values[name] = value if known is None else _COMBINE[part._reductions[name]](known, value)
+                total._combine(name, part._reductions[name], value)
         return total
+
+    def _combine(self, name: str, reduction: Reduction, value: float) -> None:
+        known = self._values.get(name)
+        self._values[name] = value if known is None else _COMBINE[reduction](known, value)
+        self._reductions[name] = reduction
 
     def result(self) -> dict[str, float]:
         """The figures by name, with those of the mismatch.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -36,59 +37,41 @@ class CheckpointOutcome(StrEnum):
     FAILED = "failed"
 
 
-class _GuardMetrics:
-    """What the guards watch (domain/guards.py), of the last batch. A figure that a batch lacks keeps its value."""
-
-    def __init__(self, gauge: Callable[..., Gauge]) -> None:
-        self._repetition = gauge("repetition_ratio", "Share of the last batch's rollouts that end in a repetition.")
-        self._hard_coding = gauge(
-            "hard_coding_ratio", "Share of the last batch's accepted programs that look hard-coded."
-        )
-        self._same_programs = gauge(
-            "same_programs_ratio",
-            "Share of a group's programs that repeat another one of the group, in the last batch.",
-        )
-        self._agreement = gauge(
-            "model_reward_correlation",
-            "Correlation of the reward model's scores with verified rewards.",
-        )
-        self._length = gauge("response_length_tokens", "Mean tokens a rollout of the last batch.", ("correct",))
-        for correct in ("true", "false"):
-            self._length.labels(correct)
-
-    def show(self, figures: BatchStatistics) -> None:
-        """Show a batch."""
-        shown = (
-            (self._repetition, figures.repetition_share),
-            (self._hard_coding, figures.hard_coding_share),
-            (self._same_programs, figures.same_programs),
-            (self._agreement, figures.model_reward_correlation),
-            (self._length.labels("true"), figures.response_length_correct),
-            (self._length.labels("false"), figures.response_length_incorrect),
-        )
-        for gauge, value in shown:
-            if value is not None:
-                gauge.set(value)
+_COMPLETED = "of all groups that became complete while the last batch gathered, filtered ones too."
+# Gauges of the last batch, some of which the guards watch (domain/guards.py): name, figure of BatchStatistics, help.
+_OF_BATCH = (
+    ("reward_mean", "reward_mean", "Mean reward of the last batch."),
+    ("pass_rate", "pass_rate", "Share of accepted rollouts in the last batch."),
+    ("repetition_ratio", "repetition_share", "Share of the last batch's rollouts that end in a repetition."),
+    ("hard_coding_ratio", "hard_coding_share", "Share of the last batch's accepted programs that look hard-coded."),
+    (
+        "same_programs_ratio",
+        "same_programs",
+        "Share of a group's programs that repeat another one of the group, in the last batch.",
+    ),
+    (
+        "model_reward_correlation",
+        "model_reward_correlation",
+        "Correlation of the reward model's scores with verified rewards.",
+    ),
+    ("all_groups_reward_mean", "all_groups.reward_mean", f"Mean reward {_COMPLETED}"),
+    ("all_groups_pass_rate", "all_groups.pass_rate", f"Share of accepted rollouts {_COMPLETED}"),
+)
+# The same with a label and the figure of each of its values.
+_LENGTHS = {"true": "response_length_correct", "false": "response_length_incorrect"}
+_SOLVED = {"trained": "pass_at_g", "all": "all_groups.pass_at_g"}
+_OF_BATCH_BY_LABEL = (
+    ("response_length_tokens", "correct", _LENGTHS, "Mean tokens a rollout of the last batch."),
+    ("pass_at_g", "groups", _SOLVED, "Share of groups with an accepted rollout."),
+)
 
 
-class _GroupMetrics:
-    """The figures of all groups beside those of the trained ones, and pass@G, of the last batch."""
-
-    def __init__(self, gauge: Callable[..., Gauge]) -> None:
-        completed = "of all groups that became complete while the last batch gathered, filtered ones too."
-        self._reward_mean = gauge("all_groups_reward_mean", f"Mean reward {completed}")
-        self._pass_rate = gauge("all_groups_pass_rate", f"Share of accepted rollouts {completed}")
-        self._solved = gauge("pass_at_g", "Share of groups with an accepted rollout.", ("groups",))
-        for groups in ("trained", "all"):
-            self._solved.labels(groups)
-
-    def show(self, figures: BatchStatistics) -> None:
-        """Show a batch."""
-        self._solved.labels("trained").set(figures.pass_at_g)
-        if figures.all_groups is not None:
-            self._reward_mean.set(figures.all_groups.reward_mean)
-            self._pass_rate.set(figures.all_groups.pass_rate)
-            self._solved.labels("all").set(figures.all_groups.pass_at_g)
+def _figure(batch: BatchStatistics, path: str) -> float | None:
+    """The figure; None if the batch lacks it."""
+    found: Any = batch
+    for name in path.split("."):
+        found = None if found is None else getattr(found, name)
+    return None if found is None else float(found)
 
 
 class _EvaluationCollector(Collector):
@@ -145,8 +128,10 @@ class LearnerMetrics:
             buckets=_STALENESS_BUCKETS,
             registry=registry,
         )
-        self._reward_mean = gauge("reward_mean", "Mean reward of the last batch.")
-        self._pass_rate = gauge("pass_rate", "Share of accepted rollouts in the last batch.")
+        self._figures = [(gauge(name, text), figure) for name, figure, text in _OF_BATCH]
+        for name, label, figures, text in _OF_BATCH_BY_LABEL:
+            family = gauge(name, text, (label,))
+            self._figures += [(family.labels(value), figure) for value, figure in figures.items()]
         self._diagnostic = gauge("diagnostic", "A diagnostic of the last step, named as in metrics.jsonl.", ("name",))
         entropy = gauge("entropy", "Mean entropy of the loss tokens, in nats.")
         ratio = gauge("importance_ratio", "pi_theta / pi_old (mismatch: pi_old / pi_sampler).", ("stat",))
@@ -171,12 +156,7 @@ class LearnerMetrics:
             registry=registry,
         )
         self._checkpoint_s = gauge("checkpoint_duration_seconds", "From the copy of the state until it was durable.")
-        self._guarded = _GuardMetrics(gauge)
-        self._groups = _GroupMetrics(gauge)
         self._registry = registry
-        self._begin_at_zero()
-
-    def _begin_at_zero(self) -> None:
         for reason in WaitReason:
             self._wait.labels(reason.value)
         for outcome in CheckpointOutcome:
@@ -207,11 +187,9 @@ class LearnerMetrics:
         self._last_step.set(time.time())
         for scored in batch.scored:
             self._staleness.observe(scored.staleness)
-        figures = batch.statistics
-        self._reward_mean.set(figures.reward_mean)
-        self._pass_rate.set(figures.pass_rate)
-        self._guarded.show(figures)
-        self._groups.show(figures)
+        for gauge, figure in self._figures:
+            if (value := _figure(batch.statistics, figure)) is not None:
+                gauge.set(value)
         self._tokens_per_second.set(batch.tokens_per_second)
         self._mfu.set(flops / batch.duration_s / peak_flops)
         self._gradient_norm.set(batch.steps[-1].gradient_norm)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -31,9 +31,9 @@ from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded, repeat
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.staleness import staleness_of
 from nouscoder.domain.verdict import VerdictKind, group_length_rewards
-from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio
-from nouscoder.learner.objectives.clip import clipped_tokens
+from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio, clipped_tokens
 from nouscoder.learner.parallel.ranks import Ranks
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 
 # What a step does with each token of a few rollouts: ratios and clips, for the viewer of rollouts.
 
@@ -92,25 +92,13 @@ _MAX_TOKENS = 4096
 _MAX_PROMPT = 4000  # characters
 
 
-class Pieces(Protocol):
-    """Decodes token ids; implemented by PolicyTokenizer."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text."""
-        ...
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text of each id alone, with special tokens."""
-        ...
-
-
 class TokenRecords:
     """The folder tokens/ of a run."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / "tokens"
 
-    def write(self, trained: TrainedBatch, policy_version: int, tokenizer: Pieces) -> None:
+    def write(self, trained: TrainedBatch, policy_version: int, tokenizer: PolicyTokenizer) -> None:
         """Write the file of a batch, and remove files that are too many. Raises StorageError."""
         rollouts = [
             _record(scored, trace, tokenizer)
@@ -136,7 +124,7 @@ def kept(numbers: Sequence[int]) -> set[int]:
     return {*newest, *(number for number in older if number % distance == 0)}
 
 
-def _record(scored: ScoredRollout, trace: TokenTrace, tokenizer: Pieces) -> dict[str, Any]:
+def _record(scored: ScoredRollout, trace: TokenTrace, tokenizer: PolicyTokenizer) -> dict[str, Any]:
     rollout = scored.graded.rollout
     shown = _shown(rollout.num_sampled_tokens)
     ids, versions = rollout.sampled_token_ids, _versions(rollout)
@@ -303,29 +291,26 @@ def statistics_of(scored: Sequence[ScoredRollout], completed: CompletedGroups | 
     rollouts = [item.graded.rollout for item in scored]
     correct = [item.graded.rollout.num_sampled_tokens for item in scored if item.accepted]
     incorrect = [item.graded.rollout.num_sampled_tokens for item in scored if not item.accepted]
+    programs = [item.graded.rollout.text for item in scored if item.accepted]
+    groups: dict[str, list[ScoredRollout]] = {}
+    for item in scored:
+        groups.setdefault(item.graded.rollout.group_id, []).append(item)
+    repeated = [repeated_share([item.graded.rollout.text for item in group]) for group in groups.values()]
     return BatchStatistics(
         reward_mean=sum(item.graded.reward for item in scored) / len(scored),
         pass_rate=len(correct) / len(scored),
         staleness_mean=sum(item.staleness for item in scored) / len(scored),
         staleness_max=max(item.staleness for item in scored),
         overlong_share=sum(item.graded.rollout.is_overlong for item in scored) / len(scored),
-        response_length_correct=sum(correct) / len(correct) if correct else None,
-        response_length_incorrect=sum(incorrect) / len(incorrect) if incorrect else None,
+        response_length_correct=_mean(correct),
+        response_length_incorrect=_mean(incorrect),
         response_length=sum(rollout.num_sampled_tokens for rollout in rollouts) / len(rollouts),
         repetition_share=sum(ends_in_repetition(rollout.sampled_token_ids) for rollout in rollouts) / len(rollouts),
-        hard_coding_share=_hard_coding_share(scored),
-        same_programs=_same_programs(scored),
-        pass_at_g=_pass_at_g(scored),
+        hard_coding_share=_mean([*map(looks_hard_coded, programs)]),
+        same_programs=_mean([share for share in repeated if share is not None]),
+        pass_at_g=sum(any(item.accepted for item in group) for group in groups.values()) / len(groups),
         all_groups=_all_groups(completed),
     )
-
-
-def _pass_at_g(scored: Sequence[ScoredRollout]) -> float:
-    solved: dict[str, bool] = {}
-    for item in scored:
-        group = item.graded.rollout.group_id
-        solved[group] = solved.get(group, False) or item.accepted
-    return sum(solved.values()) / len(solved)
 
 
 def _all_groups(completed: CompletedGroups | None) -> AllGroups | None:
@@ -339,17 +324,8 @@ def _all_groups(completed: CompletedGroups | None) -> AllGroups | None:
     )
 
 
-def _hard_coding_share(scored: Sequence[ScoredRollout]) -> float | None:
-    accepted = [item.graded.rollout.text for item in scored if item.accepted]
-    return sum(map(looks_hard_coded, accepted)) / len(accepted) if accepted else None
-
-
-def _same_programs(scored: Sequence[ScoredRollout]) -> float | None:
-    groups: dict[str, list[str]] = {}
-    for item in scored:
-        groups.setdefault(item.graded.rollout.group_id, []).append(item.graded.rollout.text)
-    shares = [share for share in map(repeated_share, groups.values()) if share is not None]
-    return sum(shares) / len(shares) if shares else None
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 # The figures of a step, and the result of a batch.

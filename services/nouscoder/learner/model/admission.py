@@ -58,16 +58,20 @@ class NotAdmitted(Unusable):
 
 @torch.no_grad()
 def admit(scorer: Scorer, dtype: torch.dtype, ranks: Ranks | None = None) -> None:
-    """Measure the scorer's model, and choose packed rows for it or rows of one sequence. All ranks call it together.
-
-    `dtype` is the type of the passes. Raises NotAdmitted.
-    """
-    with short_spans(scorer.model):
-        _measure(scorer, dtype, ranks)
-
-
-def _measure(scorer: Scorer, dtype: torch.dtype, ranks: Ranks | None) -> None:
+    """Choose packed rows for the model, or rows of one sequence. All ranks call it together. Raises NotAdmitted."""
     sequences = probes(scorer.model, _LENGTHS)
+
+    def scores(rows: Sequence[Sequence[Tensor]]) -> Tensor:
+        return torch.cat([scorer(row_of(row), entropy_gradient=False)[0] for row in rows])
+
+    with short_spans(scorer.model):
+        own = _own_logprobs(scorer, sequences, dtype, ranks)
+        alone = [[ids] for ids in sequences]
+        choose_rows(scorer.model, own, lambda: scores([sequences]), lambda: scores(alone), dtype, ranks)
+
+
+def _own_logprobs(scorer: Scorer, sequences: Sequence[Tensor], dtype: torch.dtype, ranks: Ranks | None) -> Tensor:
+    """Those of the model itself. Raises NotAdmitted."""
     try:
         own = torch.cat([scorer.own_logprobs(ids) for ids in sequences])
     except (RuntimeError, *_UNKNOWN_ARGUMENT) as error:
@@ -84,13 +88,7 @@ def _measure(scorer: Scorer, dtype: torch.dtype, ranks: Ranks | None) -> None:
             f"a model of type {scorer.model.config.model_type} cannot be trained: its own log-probabilities are not"
             " finite: its weights are damaged"
         )
-
-    def scores(rows: Sequence[Sequence[Tensor]]) -> Tensor:
-        return torch.cat([scorer(row_of(row), entropy_gradient=False)[0] for row in rows])
-
-    choose_rows(
-        scorer.model, own, lambda: scores([sequences]), lambda: scores([[ids] for ids in sequences]), dtype, ranks
-    )
+    return own
 
 
 def choose_rows(

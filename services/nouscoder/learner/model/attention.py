@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -34,7 +35,14 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
 from nouscoder.config import Attention
-from nouscoder.learner.model.packing import PACKED_ATTENTION, Layout, Segments, attend_packed, packed_attention
+from nouscoder.learner.model.packing import (
+    PACKED_ATTENTION,
+    Layout,
+    Segments,
+    attend_packed,
+    causal_mask,
+    packed_attention,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +58,7 @@ FA2_VARLEN = "nouscoder_varlen_fa2"
 SDPA_VARLEN = "nouscoder_varlen_sdpa"
 
 
-class Kernel(Protocol):
-    """See the module."""
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, window: int | None
-    ) -> Tensor:
-        """The attention, [queries, heads, size]."""
-        ...
+Kernel = Callable[[Tensor, Tensor, Tensor, Segments, float | None, int | None], Tensor]
 
 
 def torch_varlen(
@@ -135,21 +136,12 @@ def sdpa_varlen(
     for (first_query, last_query), (first_key, last_key) in zip(of_queries, of_keys, strict=True):
         q = query[first_query:last_query]
         k, v = (one[first_key:last_key].repeat_interleave(shared, dim=1) for one in (key, value))
-        mask = _causal_mask(len(q), len(k), window, query.device)
+        mask = causal_mask(len(q), len(k), window, query.device)
         # [tokens, heads, size] -> [heads, tokens, size]
         q, k, v = (one.transpose(0, 1) for one in (q, k, v))
         output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
         outputs.append(output.transpose(0, 1))
     return torch.cat(outputs)
-
-
-def _causal_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Which keys each query attends to, [queries, keys]: the last query to the newest key and `window` - 1 before."""
-    distance = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None] - torch.arange(
-        num_keys, device=device
-    )
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
 
 
 def _sides(window: int | None) -> tuple[int, int]:
@@ -242,14 +234,10 @@ def why_not(kind: Attention, device: torch.device, dtype: torch.dtype, head_size
         return (
             f"it needs a head size up to {_LARGEST_HEAD} in steps of {_HEAD_MULTIPLE}, and the policy's is {head_size}"
         )
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _OLDEST_GPU:
-        return f"it needs compute capability {_version(_OLDEST_GPU)}, and {device} has {_version(capability)}"
+    if (capability := torch.cuda.get_device_capability(device)) < _OLDEST_GPU:
+        oldest, own = (".".join(map(str, version)) for version in (_OLDEST_GPU, capability))
+        return f"it needs compute capability {oldest}, and {device} has {own}"
     return ""
-
-
-def _version(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 def _head_size(model: PreTrainedModel) -> int:

@@ -25,7 +25,7 @@ With activation checkpointing the backward pass computes the activations of each
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -56,13 +56,18 @@ def compile_layers(model: PreTrainedModel) -> None:
     Call it before activation checkpointing, which computes a whole compiled layer again. Raises ValueError for an
     architecture whose layers are not in `model.base_model.layers`.
     """
-    layers = getattr(model.base_model, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise ValueError(f"learner.compile does not know the layers of {type(model).__name__}")
+    layers = _layers_of(model, "compile")
     if packs(model):
         _leave_out_attention(model)
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def _layers_of(model: PreTrainedModel, setting: str) -> nn.ModuleList:
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ValueError(f"learner.{setting} does not know the layers of {type(model).__name__}")
+    return layers
 
 
 def _leave_out_attention(model: PreTrainedModel) -> None:
@@ -98,10 +103,7 @@ def checkpoint_activations(model: PreTrainedModel, kind: ActivationCheckpointing
     """
     if kind is ActivationCheckpointing.NONE:
         return
-    layers = getattr(model.base_model, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise ValueError(f"learner.activation_checkpointing does not know the layers of {type(model).__name__}")
-    for layer in layers[: num_layers or None]:
+    for layer in _layers_of(model, "activation_checkpointing")[: num_layers or None]:
         # `forward` and not `__call__`, so that hooks of the layer, such as those of FSDP, run once.
         layer.forward = partial(_checkpointed, layer.forward, kind)
 
@@ -112,19 +114,14 @@ def _checkpointed(forward: Callable[..., Any], kind: ActivationCheckpointing, *i
     extra: dict[str, Any] = {}
     if kept := _KEPT.get(kind):
         extra["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, kept))
-    with _where_inputs_are_kept(kind):
+    # The inputs of the layers are all that full checkpointing keeps. OFFLOADED keeps them in the CPU's memory.
+    is_offloaded = kind is ActivationCheckpointing.OFFLOADED
+    with save_on_cpu(pin_memory=torch.cuda.is_available()) if is_offloaded else nullcontext():
         return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **extra, **more)
 
 
 def _policy(kept: Set[object], context: object, operation: object, *inputs: object, **more: object) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _where_inputs_are_kept(kind: ActivationCheckpointing) -> AbstractContextManager[object]:
-    """The inputs of the layers are all that full checkpointing keeps. OFFLOADED keeps them in the CPU's memory."""
-    if kind is ActivationCheckpointing.OFFLOADED:
-        return save_on_cpu(pin_memory=torch.cuda.is_available())
-    return nullcontext()
 
 
 # Masters in float32, and a copy in the type of the computation.
@@ -135,11 +132,6 @@ _DTYPES = {ComputeType.FLOAT32: torch.float32, ComputeType.BFLOAT16: torch.bfloa
 def compute_dtype(settings: LearnerSection) -> torch.dtype:
     """The type of the forward and the backward pass."""
     return _DTYPES[settings.dtype]
-
-
-def needs_copy(settings: LearnerSection) -> bool:
-    """Whether one process computes with a copy, of another type or on another device than the masters."""
-    return settings.dtype is not ComputeType.FLOAT32 or settings.optimizer_states is OptimizerStates.CPU
 
 
 def round_weights(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -213,7 +205,7 @@ class Computation:
         self._masters_on_cpu = settings.optimizer_states is OptimizerStates.CPU
         add_adapters(masters, settings.lora, config.run.seed)
         self._copy: ComputeCopy | None = None
-        if not ranks.is_group and needs_copy(settings):
+        if not ranks.is_group and (self._dtype != torch.float32 or self._masters_on_cpu):
             masters_at = torch.device("cpu") if self._masters_on_cpu else self.device
             self._copy = ComputeCopy(masters, self._dtype, self.device, masters_at)
         else:

@@ -19,7 +19,8 @@ INVARIANT: no tensor has more than `chunk_tokens` times the vocabulary elements,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from nouscoder.learner.model.packing import MicroBatch, attend_alone, last_states
-from nouscoder.learner.parallel.context_parallel import RowGroup, part_of
+from nouscoder.learner.parallel.context_parallel import DistributedRow, part_of
 
 # The head: from hidden states, chunk by chunk, without the logits of all tokens at once.
 
@@ -211,6 +212,19 @@ def _zeros(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> tup
 
 # The loss tokens of a model.
 
+
+@contextmanager
+def attending_alone(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the model uses transformers' own attention."""
+    attention = model.config._attn_implementation
+    attend_alone(model)
+    try:
+        yield
+    finally:
+        if attention != model.config._attn_implementation:
+            model.set_attn_implementation(attention)
+
+
 _MAX_LOGITS = 2**26  # 256 MiB of float32
 _MAX_COMPILED_LOGITS = 2**28  # 512 MiB of bfloat16: what is compiled has no logits in float32
 
@@ -244,47 +258,39 @@ def _number(config: Any, name: str, default: float) -> float:
 
 
 class Scorer(nn.Module):
-    """`score_tokens` as a module: the root through which all forward passes of a sharded model go.
+    """`score_tokens` as the root of all forward passes. The ranks of a `row` hold each micro-batch together."""
 
-    With a `row`, its ranks hold each micro-batch together, and all get the scores of the whole.
-    """
-
-    def __init__(self, model: PreTrainedModel, row: RowGroup | None = None, *, compiled: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, row: DistributedRow | None = None, *, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
         self._row = row
         self._score = partial(score_tokens, compiled=compiled)
 
-    def forward(self, micro_batch: MicroBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        """(log-probabilities, entropies): FSDP looks for gradients in tuples, and not in TokenScores."""
+    def forward(self, micro_batch: MicroBatch, entropy_gradient: bool) -> TokenScores:
+        """The scores of the micro-batch."""
         if self._row is None:
-            scores = self._score(self.model, micro_batch, entropy_gradient=entropy_gradient)
-            return scores.logprobs, scores.entropies
+            return self._score(self.model, micro_batch, entropy_gradient=entropy_gradient)
         part = part_of(micro_batch, self._row)
         scores = self._score(self.model, part.micro_batch, entropy_gradient=entropy_gradient)
-        mine = torch.stack([scores.logprobs, scores.entropies])
-        logprobs, entropies = self._row.gather_scores(mine, part.owners).unbind()
-        return logprobs, entropies if entropy_gradient else entropies.detach()
+        logprobs, entropies = self._row.gather_scores(torch.stack(scores), part.owners).unbind()
+        return TokenScores(logprobs, entropies if entropy_gradient else entropies.detach())
 
     def own_logprobs(self, token_ids: Tensor) -> Tensor:
         """The log-probability of each token of a sequence but the first, [tokens - 1], by the model's own forward pass.
 
         token_ids [tokens]. Attention and head are those of transformers.
         """
-        attention = self.model.config._attn_implementation
-        attend_alone(self.model)
-        try:
+        with attending_alone(self.model):
             logits = self.model(input_ids=token_ids.unsqueeze(0), use_cache=False).logits[0, :-1]
-        finally:
-            if attention != self.model.config._attn_implementation:
-                self.model.set_attn_implementation(attention)
         logprobs: Tensor = logits.to(_exact(logits)).log_softmax(-1)
         return logprobs.gather(-1, token_ids[1:].unsqueeze(-1)).squeeze(-1)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenScores:
-    """The scores of the loss tokens of a micro-batch: logprobs [tokens] with gradient, entropies [tokens] in nats."""
+class TokenScores(NamedTuple):
+    """The scores of the loss tokens of a micro-batch: logprobs [tokens] with gradient, entropies [tokens] in nats.
+
+    A tuple, because FSDP looks for gradients in tuples.
+    """
 
     logprobs: Tensor
     entropies: Tensor
@@ -302,7 +308,7 @@ def score_tokens(
     experts = {} if micro_batch.experts is None else {"experts": micro_batch.experts.on(micro_batch.input_ids.device)}
     hidden = last_states(model, micro_batch.input_ids, micro_batch.position_ids, micro_batch.layout, **experts)
     head = Head.of(model)
-    logprobs, entropies = fused_scores(
+    scores = fused_scores(
         # Mamba computes the last states in float32 also in bfloat16.
         hidden.index_select(0, micro_batch.positions).to(head.layer.weight.dtype),
         head.layer.weight,
@@ -314,4 +320,4 @@ def score_tokens(
         compiled=compiled,
         cap=head.cap,
     )
-    return TokenScores(logprobs, entropies)
+    return TokenScores(*scores)

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,36 +75,28 @@ class Segments:
         return cls(cu_queries, cu_keys, max(queries), max(keys))
 
 
-class Layout(Protocol):
-    """Where the sequences of a row are, of which this process may hold only a part."""
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The tokens of each sequence of the whole row."""
-        ...
-
-    @property
-    def segments(self) -> Segments:
-        """The parts of sequences here."""
-        ...
-
-    def keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values [keys, heads, size] of the segments, from those of the tokens here."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class RowLayout:
-    """Where the sequences of a row are.
-
-    lengths: the tokens of each sequence. segments: the same for varlen kernels. blocks: (sequences, width) of each call
-    of SDPA. gather [padded]: the position in the row of each place of the blocks, one block after another; places of
-    padding repeat their sequence's last position. restore [length]: the place of each position of the row. `shares`:
-    sequences have positions in common, which have several places each; `restore` has one of them.
-    """
+class Layout:
+    """Where the sequences of a row are: their lengths in the whole row, and the segments that are here."""
 
     lengths: tuple[int, ...]
     segments: Segments
+
+    def keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values [keys, heads, size] of the segments, from those of the tokens here: the same."""
+        return key, value
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout(Layout):
+    """Where the sequences of a whole row are.
+
+    blocks: (sequences, width) of each call of SDPA. gather [padded]: the position in the row of each place of the
+    blocks, one block after another; places of padding repeat their sequence's last position. restore [length]: the
+    place of each position of the row. `shares`: sequences have positions in common, which have several places each;
+    `restore` has one of them.
+    """
+
     blocks: tuple[tuple[int, int], ...]
     gather: Tensor
     restore: Tensor
@@ -133,10 +125,6 @@ class RowLayout:
         shares = len(restore) < starts[-1]
         return cls(tuple(lengths), segments, tuple(blocks), torch.cat(gather).to(device), restore.to(device), shares)
 
-    def keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values [keys, heads, size] of the segments: those of the row."""
-        return key, value
-
 
 def _similar(lengths: Sequence[int]) -> list[list[int]]:
     """The indices of `lengths`, longest first, divided where a length is too short for the first of its block."""
@@ -150,10 +138,7 @@ def _similar(lengths: Sequence[int]) -> list[list[int]]:
 
 
 class _Pad(Function):
-    """[heads, length, size] of the row -> [heads, padded, size] of the blocks.
-
-    Padding is to the right of its sequence, where no token attends to it, so its gradient is zero.
-    """
+    """[heads, length, size] of the row -> [heads, padded, size] of the blocks. The gradient of padding is 0."""
 
     @staticmethod
     def forward(ctx: Any, row: Tensor, layout: RowLayout) -> Tensor:
@@ -186,16 +171,6 @@ class _Unpad(Function):
         return padded.index_copy_(0, restore, gradients[0]), None
 
 
-def _pad(row: Tensor, layout: RowLayout) -> Tensor:
-    padded: Tensor = _Pad.apply(row, layout)  # type: ignore[no-untyped-call]
-    return padded
-
-
-def _unpad(padded: Tensor, layout: RowLayout) -> Tensor:
-    row: Tensor = _Unpad.apply(padded, layout.restore)  # type: ignore[no-untyped-call]
-    return row
-
-
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -216,14 +191,15 @@ def packed_attention(
         return sdpa_attention_forward(module, query, key, value, mask, **more)
     if attention_mask is not None:
         raise ValueError("the model makes a mask of its own, which packed rows do not have")
-    padded = [_pad(row[0], layout) for row in (query, key, value)]
+    padded: list[Tensor] = [_Pad.apply(row[0], layout) for row in (query, key, value)]  # type: ignore[no-untyped-call]
     sizes = [sequences * width for sequences, width in layout.blocks]
     outputs = []
     for (sequences, _), *parts in zip(layout.blocks, *(torch.split(one, sizes, 1) for one in padded), strict=True):
         # [heads, sequences * width, size] -> [sequences, heads, width, size]
         q, k, v = (part.unflatten(1, (sequences, -1)).transpose(0, 1) for part in parts)
         outputs.append(_of_sequences(module, q, k, v, sliding_window, **more).flatten(0, 1))
-    return _unpad(torch.cat(outputs), layout).unsqueeze(0), None
+    row: Tensor = _Unpad.apply(torch.cat(outputs), layout.restore)  # type: ignore[no-untyped-call]
+    return row.unsqueeze(0), None
 
 
 def _of_sequences(
@@ -282,19 +258,16 @@ def _soft_capped(query: Tensor, key: Tensor, value: Tensor, window: int | None, 
     """Attention with soft caps, see the module. The backward pass computes the logits again."""
     key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for one in (key, value))
 
-    def part(queries: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+    def part(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         logits = softcap * torch.tanh(queries @ keys.transpose(-1, -2) * (scale / softcap))
-        distance = torch.arange(start, keys.shape[2], device=keys.device)[:, None] - torch.arange(
-            keys.shape[2], device=keys.device
-        )
-        seen = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+        seen = causal_mask(queries.shape[2], keys.shape[2], window, keys.device)
         weights = logits.masked_fill(~seen, float("-inf")).softmax(-1, dtype=torch.float32)
         return weights.to(values.dtype) @ values
 
     def parts() -> Iterator[Tensor]:
         for start in range(0, query.shape[2], _QUERIES_AT_ONCE):
             end = min(start + _QUERIES_AT_ONCE, query.shape[2])
-            inputs = (query[:, :, start:end], key[:, :, :end], value[:, :, :end], start)
+            inputs = (query[:, :, start:end], key[:, :, :end], value[:, :, :end])
             yield checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
 
     return torch.cat([*parts()], dim=2).transpose(1, 2)
@@ -304,8 +277,14 @@ def _window(width: int, sliding_window: int | None, device: torch.device) -> Ten
     """The mask [1, 1, width, width] of a causal window; None where the plain causal attention is the same."""
     if sliding_window is None or sliding_window >= width:
         return None
-    ones = torch.ones(width, width, dtype=torch.bool, device=device)
-    return (ones.tril() & ones.triu(1 - sliding_window))[None, None]
+    return causal_mask(width, width, sliding_window, device)[None, None]
+
+
+def causal_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Which keys each query attends to, [queries, keys]: the last query to the newest key and `window` - 1 before."""
+    keys = torch.arange(num_keys, device=device)
+    distance = keys[num_keys - num_queries :, None] - keys
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

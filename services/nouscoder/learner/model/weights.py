@@ -14,13 +14,13 @@ weight is that of the first policy.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -77,25 +77,6 @@ def add_adapters(model: PreTrainedModel, settings: LoraSection, seed: int) -> No
         )
 
 
-def merge_adapters(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`weights` of the model, whole and by name, with the adapters inside the weights of their layers, in float32."""
-    result = {name: tensor for name, tensor in weights.items() if not name.endswith((LORA_A, LORA_B))}
-    for path, layer in model.named_modules():
-        if isinstance(layer, LoraLinear):
-            a, b = weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]
-            weight = weights[f"{path}.weight"]
-            # At the beginning B is 0. The sum would change -0.0 to 0.0, and the first version is that of the files.
-            result[f"{path}.weight"] = merged(weight, a, b, layer.scale) if bool(b.any()) else weight
-    return result
-
-
-def adapter_of(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Adapter:
-    """The adapter of a model that has one. `weights` has its trained tensors, whole and by name."""
-    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
-    matrices = {path: (weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]) for path in layers}
-    return Adapter(next(iter(layers.values())).alpha, matrices)
-
-
 # Models and their weights.
 
 
@@ -104,40 +85,39 @@ class WeightsError(Unusable):
 
 
 # The names that safetensors gives to the types of weights that can be trained.
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def load_model(folder: Path) -> PreTrainedModel:
     """The causal language model in `folder` (config.json, model.safetensors), in float32. Raises WeightsError."""
-    _refuse_missing(folder)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr holds JSON lines
     try:
-        model: PreTrainedModel = load_whole(AutoModelForCausalLM, folder, dtype=torch.float32)
+        with _naming(folder):
+            model: PreTrainedModel = load_whole(AutoModelForCausalLM, folder, dtype=torch.float32)
     except (WeightsMissing, WeightsUnusable) as error:
         raise WeightsError(str(error)) from error
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
     attend_packed(model)
     return model
 
 
 def empty_model(folder: Path) -> PreTrainedModel:
     """The architecture of the policy in `folder`, without its weights. Raises WeightsError."""
-    _refuse_missing(folder)
-    try:
+    with _naming(folder), torch.random.fork_rng(devices=[]):
         config = load_pretrained(AutoConfig, folder)
-        with torch.random.fork_rng(devices=[]):
-            model: PreTrainedModel = build_model(AutoModelForCausalLM, config, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+        model: PreTrainedModel = build_model(AutoModelForCausalLM, config, dtype=torch.float32)
     attend_packed(model)
     return model
 
 
-def _refuse_missing(folder: Path) -> None:
-    """transformers would take the path for a name on a hub."""
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Raise what goes wrong with a folder as WeightsError. transformers would take a missing one for a hub's name."""
     if not folder.is_dir():
         raise WeightsError(f"{folder} is not a folder, so it holds no policy")
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
 
 
 def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
@@ -153,9 +133,9 @@ def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
                     if is_ignored(name):
                         continue
                     stored = shard.get_slice(name).get_dtype()
-                    if stored not in _DTYPES:
-                        raise WeightsError(f"{file}: {name} is {stored}, and only {', '.join(_DTYPES)} can be trained")
-                    found[name] = _DTYPES[stored]
+                    if stored not in DTYPES:
+                        raise WeightsError(f"{file}: {name} is {stored}, and only {', '.join(DTYPES)} can be trained")
+                    found[name] = DTYPES[stored]
     except (OSError, SafetensorError, WeightsMissing) as error:
         raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
     return found
@@ -179,31 +159,26 @@ def trained_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Whole contiguous tensors on the CPU, by name as in `own_weights`, with adapters merged into their layers.
-
-    All ranks must call it together.
-    """
+    """Whole contiguous tensors on the CPU, by name, with merged adapters. All ranks must call it together."""
     weights = {name: whole(tensor).cpu().contiguous() for name, tensor in own_weights(model).items()}
-    return merge_adapters(model, weights)
+    for path, layer in _adapted(model).items():
+        a, b = weights.pop(f"{path}.{LORA_A}"), weights.pop(f"{path}.{LORA_B}")
+        # At the beginning B is 0. The sum would change -0.0 to 0.0, and the first version is that of the files.
+        if bool(b.any()):
+            weights[f"{path}.weight"] = merged(weights[f"{path}.weight"], a, b, layer.scale)
+    return weights
 
 
 def adapter_weights(model: PreTrainedModel) -> Adapter:
     """A copy of the model's adapter, on the CPU. All ranks must call it together."""
     weights = {name: whole(tensor).to("cpu", copy=True) for name, tensor in trained_weights(model).items()}
-    return adapter_of(model, weights)
+    layers = _adapted(model)
+    matrices = {path: (weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]) for path in layers}
+    return Adapter(next(iter(layers.values())).alpha, matrices)
 
 
-def load_weights(model: PreTrainedModel, file: Path) -> None:
-    """Load the weights in `file`, made by `weights_of`, into the model. Raises WeightsError when they do not fit."""
-    put_weights(model, read_weights(file), file)
-
-
-def read_weights(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, by name. Raises WeightsError when it cannot be read."""
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{file} cannot be read as safetensors: {error}") from error
+def _adapted(model: PreTrainedModel) -> dict[str, LoraLinear]:
+    return {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
 
 
 def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:

@@ -1,1 +1,1 @@
-"""Objectives, one per file. Only `registry.py` knows all of them."""
+"""Objectives: what all share (base.py), and what each is (registry.py)."""

@@ -12,56 +12,34 @@ to those of one process with the whole row.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from nouscoder.learner.model.packing import MicroBatch, Segments
-
-
-class RowGroup(Protocol):
-    """The ranks of a row, as this one sees them."""
-
-    @property
-    def rank(self) -> int:
-        """The number of this one."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-        ...
-
-    def gather_keys(self, mine: Tensor) -> Tensor:
-        """[tokens of a rank, ...] of each rank -> [tokens of all, ...]; a gradient is summed over ranks."""
-        ...
-
-    def gather_scores(self, mine: Tensor, owners: Tensor) -> Tensor:
-        """[figures, own loss tokens] of each rank -> [figures, loss tokens]; owners [loss tokens]: the rank of each.
-
-        All ranks compute the same loss of the result, so the gradient is this rank's part of it, not a sum.
-        """
-        ...
+from nouscoder.learner.model.packing import Layout, MicroBatch, Segments
 
 
 @dataclass(frozen=True, slots=True)
 class DistributedRow:
-    """A RowGroup of processes."""
+    """The ranks of a row: the number of this one, and how many there are."""
 
     group: dist.ProcessGroup
     rank: int
     size: int
 
     def gather_keys(self, mine: Tensor) -> Tensor:
-        """See RowGroup."""
+        """[tokens of a rank, ...] of each rank -> [tokens of all, ...]; a gradient is summed over ranks."""
         gathered: Tensor = _GatherKeys.apply(mine, self)  # type: ignore[no-untyped-call]
         return gathered
 
     def gather_scores(self, mine: Tensor, owners: Tensor) -> Tensor:
-        """See RowGroup."""
+        """[figures, own loss tokens] of each rank -> [figures, loss tokens]; owners [loss tokens]: the rank of each.
+
+        All ranks compute the same loss of the result, so the gradient is this rank's part of it, not a sum.
+        """
         gathered: Tensor = _GatherScores.apply(mine, owners, self)  # type: ignore[no-untyped-call]
         return gathered
 
@@ -104,20 +82,18 @@ class _GatherScores(Function):
 
 
 @dataclass(frozen=True, slots=True)
-class PartLayout:
+class PartLayout(Layout):
     """Where the sequences of a row are, as the rank of `row` needs it that holds a part of the row.
 
-    lengths: the tokens of each sequence of the whole row. segments: the parts of sequences here, each with the keys
-    from its sequence's start to its own last token. keys [keys]: where those are among the keys of all ranks.
+    Each of the segments has the keys from its sequence's start to its own last token. keys [keys]: where those are
+    among the keys of all ranks.
     """
 
-    lengths: tuple[int, ...]
-    segments: Segments
     keys: Tensor
-    row: RowGroup
+    row: DistributedRow
 
     def keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values [keys, heads, size] of the segments, from those of the tokens here."""
+        """Those of all ranks, gathered."""
         both = self.row.gather_keys(torch.stack([key, value], dim=1)).index_select(0, self.keys)
         return both[:, 0], both[:, 1]
 
@@ -130,7 +106,7 @@ class RowPart:
     owners: Tensor
 
 
-def part_of(whole: MicroBatch, row: RowGroup) -> RowPart:
+def part_of(whole: MicroBatch, row: DistributedRow) -> RowPart:
     """The part of a micro-batch that this rank of the row holds."""
     device, length = whole.input_ids.device, whole.input_ids.shape[1]
     padding = -length % (2 * row.size)
@@ -160,14 +136,14 @@ def _quotient(values: Tensor, divisor: int) -> Tensor:
     return torch.div(values, divisor, rounding_mode="floor")
 
 
-def _slices(length: int, row: RowGroup) -> tuple[tuple[int, int], tuple[int, int]]:
+def _slices(length: int, row: DistributedRow) -> tuple[tuple[int, int], tuple[int, int]]:
     """(start, end) in the row of what this rank holds."""
     size = length // (2 * row.size)
     first, second = row.rank, 2 * row.size - 1 - row.rank
     return (first * size, (first + 1) * size), (second * size, (second + 1) * size)
 
 
-def _places(length: int, row: RowGroup, device: torch.device) -> Tensor:
+def _places(length: int, row: DistributedRow, device: torch.device) -> Tensor:
     """The place of each position of the row where the tokens of all ranks come one rank after another, [length]."""
     size = length // (2 * row.size)
     positions = torch.arange(length, device=device)
@@ -177,7 +153,9 @@ def _places(length: int, row: RowGroup, device: torch.device) -> Tensor:
     return 2 * size * owner + torch.where(is_first, 0, size) + positions % size
 
 
-def _layout(lengths: tuple[int, ...], slices: tuple[tuple[int, int], ...], places: Tensor, row: RowGroup) -> PartLayout:
+def _layout(
+    lengths: tuple[int, ...], slices: tuple[tuple[int, int], ...], places: Tensor, row: DistributedRow
+) -> PartLayout:
     """The segments of the slices: each part of a sequence, in the order of the tokens here."""
     queries: list[int] = []
     keys: list[Tensor] = []

@@ -115,20 +115,18 @@ class ProcessRank:
 
 def process_rank(environment: Mapping[str, str]) -> ProcessRank | None:
     """The rank that the variables name; None for a process alone. Raises Unusable naming a missing or bad variable."""
-    size_variable = "LWS_GROUP_SIZE" if _is_of_leader_worker_set(environment) else "WORLD_SIZE"
-    if size_variable not in environment or (size := _number(environment, size_variable)) == 1:
+    in_set = "RANK" not in environment and "LWS_WORKER_INDEX" in environment  # of a LeaderWorkerSet
+    sizes, leaders = ("LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS") if in_set else ("WORLD_SIZE", "MASTER_ADDR")
+    if sizes not in environment or (size := _number(environment, sizes)) == 1:
         return None
     rank = _rank(environment)
     if not rank < size:
-        raise Unusable(f"this process is rank {rank}, but {size_variable} is {size}: ranks begin with 0")
-    port = _number({"MASTER_PORT": _PORT, **environment}, "MASTER_PORT")
-    return ProcessRank(
-        rank, size, _number({"LOCAL_RANK": "0", **environment}, "LOCAL_RANK"), _address(environment), port
-    )
-
-
-def _is_of_leader_worker_set(environment: Mapping[str, str]) -> bool:
-    return "RANK" not in environment and "LWS_WORKER_INDEX" in environment
+        raise Unusable(f"this process is rank {rank}, but {sizes} is {size}: ranks begin with 0")
+    defaults = {"MASTER_PORT": _PORT, "LOCAL_RANK": "0"}
+    port, local_rank = (_number({**defaults, **environment}, variable) for variable in defaults)
+    if not environment.get(leaders):
+        raise Unusable(f"{leaders} is not set: it names the machine of rank 0, which the other ranks connect to")
+    return ProcessRank(rank, size, local_rank, environment[leaders], port)
 
 
 def _rank(environment: Mapping[str, str]) -> int:
@@ -142,13 +140,6 @@ def _rank(environment: Mapping[str, str]) -> int:
         "WORLD_SIZE is set, but nothing names the rank: start the learner with torchrun, or in a StatefulSet, a"
         " LeaderWorkerSet or a JobSet"
     )
-
-
-def _address(environment: Mapping[str, str]) -> str:
-    variable = "LWS_LEADER_ADDRESS" if _is_of_leader_worker_set(environment) else "MASTER_ADDR"
-    if not environment.get(variable):
-        raise Unusable(f"{variable} is not set: it names the machine of rank 0, which the other ranks connect to")
-    return environment[variable]
 
 
 def _number(environment: Mapping[str, str], variable: str) -> int:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import StorageError, whole_folder
-from nouscoder.learner.model.weights import own_weights
+from nouscoder.learner.model.weights import DTYPES, own_weights
 from nouscoder.learner.parallel.ranks import RankLost, Ranks
 from nouscoder.policy_folder.delta import write_changes
 from nouscoder.policy_folder.weights_files import INDEX_FILE, LENGTH_BYTES, TensorSpan, header_length, spans_of
@@ -53,10 +54,7 @@ class Rows:
 
 
 def own_rows(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype], rank: int) -> dict[str, Rows]:
-    """A copy of what this rank has of each weight, by name, in the types of the files. No other rank takes part.
-
-    Rank 0 has the tensors that are not divided.
-    """
+    """A copy of what this rank has of each weight, by name. Rank 0 has the tensors that are not divided."""
     found: dict[str, Rows] = {}
     for name, tensor in own_weights(model).items():
         first, part = 0, tensor
@@ -85,13 +83,10 @@ def _layout_of(file: Path) -> tuple[bytes, Layout]:
 
 def fits(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype], files: Sequence[Path]) -> bool:
     """Whether the tensors of the files are those of the model, in these types: no experts, no adapters."""
-    kinds = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-    stored = {name: (span.dtype, span.shape) for file in files for name, span in _layout_of(file)[1].items()}
-    wanted = {
-        name: (kinds.get(dtypes.get(name, tensor.dtype)), tuple(tensor.shape))
-        for name, tensor in own_weights(model).items()
-    }
-    return stored == wanted
+    spans = chain.from_iterable(_layout_of(file)[1].values() for file in files)
+    stored = {span.name: (DTYPES.get(span.dtype), span.shape) for span in spans}
+    own = own_weights(model).items()
+    return stored == {name: (dtypes.get(name, tensor.dtype), tuple(tensor.shape)) for name, tensor in own}
 
 
 class VersionByRanks:
@@ -102,27 +97,22 @@ class VersionByRanks:
         self.before = tuple(before)
         self.rows: Mapping[str, Rows] = {}
         self._ranks = ranks
-        self._open = ExitStack()
-        self.folder = self._open.enter_context(whole_folder(final))
-        with ExitStack() as undo:
-            undo.push(self._open)
+        with ExitStack() as opened:
+            self.folder = opened.enter_context(whole_folder(final))
             for index in before[0].parent.glob(INDEX_FILE):
                 shutil.copyfile(index, self.folder / index.name)
             for file in before:
                 with (self.folder / file.name).open("wb") as made:
                     made.write(_layout_of(file)[0])
                     made.truncate(file.stat().st_size)
-            undo.pop_all()
+            self._open = opened.pop_all()
 
     def copy_rows(self, model: PreTrainedModel, dtypes: Mapping[str, torch.dtype]) -> None:
         """Copy this rank's rows, so that training can go on."""
         self.rows = own_rows(model, dtypes, 0)
 
     def finish(self) -> tuple[str, ...]:
-        """Write this rank's rows, wait for all ranks, and make the deltas, whose names are returned.
-
-        Raises StorageError, RankLost.
-        """
+        """Write the own rows, wait for all ranks, and make the deltas; their names. Raises StorageError, RankLost."""
         ranks = self._ranks
         assert ranks.store is not None, "a learner of one rank has nobody to wait for"
         with self._open:

@@ -19,8 +19,8 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -102,6 +102,7 @@ def _as_stored(model: PreTrainedModel, weights: dict[str, Tensor], stored: Colle
     return reverted
 
 
+@dataclass(slots=True)
 class PolicyPublisher:
     """The folder policies/. Old versions are kept for some time, because a generation worker may still read one.
 
@@ -109,45 +110,46 @@ class PolicyPublisher:
     folder of the first policy, the base of all adapters, and has the tokenizer.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        keep: int,
-        transport: Transport = Transport.FOLDER,
-        shard_bytes: int = _NO_LIMIT,
-        *,
-        deltas: bool = False,
-        first: Path | None = None,
-    ) -> None:
-        self._folder = folder
-        self._keep = keep
-        self._transport = transport
-        self._shard_bytes = shard_bytes
-        self._deltas = deltas
-        self._first = first
-        self._tokenizer: tuple[str, ...] = ()
-        self._base: PolicyManifest | None = None  # that of `first`, once it was needed
-        self._before: PolicyManifest | None = None  # the newest that this process has written
+    folder: Path
+    keep: int
+    transport: Transport = Transport.FOLDER
+    shard_bytes: int = _NO_LIMIT
+    deltas: bool = field(default=False, kw_only=True)
+    first: Path | None = field(default=None, kw_only=True)
+    _tokenizer: tuple[str, ...] = field(default=(), init=False)
+    _base: PolicyManifest | None = field(default=None, init=False)  # that of `first`, once it was needed
+    _before: PolicyManifest | None = field(default=None, init=False)  # the newest that this process has written
 
     def write(self, policy: StagedPolicy) -> PolicyManifest:
         """Write a version and remove the oldest. Raises StorageError, and WeightsMissing for the base of an adapter."""
-        final = version_folder(self._folder, policy.policy_version)
+        final = version_folder(self.folder, policy.policy_version)
         if policy.adapter is not None:
             return self._write_adapter(final, policy, policy.adapter)
         if policy.by_ranks is not None:
             return self._write_by_ranks(final, policy, policy.by_ranks)
-        parts = _cut(policy.weights, self._shard_bytes)
+        parts = _cut(policy.weights, self.shard_bytes)
         delta = None
         # After a crash the same version is often published again. Workers may be reading its files, so they stay.
         if not all(_is_written(final / name, weights) for name, weights in parts.items()):
             with whole_folder(final) as part:
                 _write(part, parts)
                 delta = self._write_delta(part, policy.policy_version, tuple(parts))
-        prune(self._folder, self._keep)
-        shards = tuple(_shard(final / name) for name in parts)
-        manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, delta)
-        self._before = manifest
+        self._before = manifest = self._manifest(final, policy, parts, delta)
         return self._identified(manifest, final)
+
+    def _manifest(
+        self,
+        final: Path,
+        policy: StagedPolicy,
+        names: Iterable[str],
+        delta: PolicyDelta | None = None,
+        base: PolicyManifest | None = None,
+    ) -> PolicyManifest:
+        """That of a version whose files are written; removes the oldest versions."""
+        prune(self.folder, self.keep)
+        shards = tuple(_shard(final / name) for name in names)
+        version, step = policy.policy_version, policy.step
+        return PolicyManifest(version, step, str(final), shards, self.transport, delta, base=base)
 
     def begin_by_ranks(
         self, policy_version: int, ranks: Ranks, fits: Callable[[Sequence[Path]], bool]
@@ -157,8 +159,8 @@ class PolicyPublisher:
         It must when no delta is wanted, when this process has not written the version before, when that has other
         tensors than the model, and when the version is there already: workers may be reading it. Raises StorageError.
         """
-        before, final = self._before, version_folder(self._folder, policy_version)
-        if not self._deltas or before is None or before.policy_version + 1 != policy_version or final.exists():
+        before, final = self._before, version_folder(self.folder, policy_version)
+        if not self.deltas or before is None or before.policy_version + 1 != policy_version or final.exists():
             return None
         files = [Path(before.folder) / shard.name for shard in before.shards]
         is_possible = all(file.is_file() for file in files) and fits(files)
@@ -167,12 +169,10 @@ class PolicyPublisher:
     def _write_by_ranks(self, final: Path, policy: StagedPolicy, version: VersionByRanks) -> PolicyManifest:
         before = self._before
         assert before is not None, "begin_by_ranks needs it"
-        deltas = version.finish()
-        prune(self._folder, self._keep)
-        shards = tuple(_shard(final / file.name) for file in version.before)
-        delta = PolicyDelta(before.policy_version, before.digest, tuple(_shard(final / name) for name in deltas))
-        manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, delta)
-        self._before = manifest
+        deltas = tuple(_shard(final / name) for name in version.finish())
+        delta = PolicyDelta(before.policy_version, before.digest, deltas)
+        names = [file.name for file in version.before]
+        self._before = manifest = self._manifest(final, policy, names, delta)
         return self._identified(manifest, final)
 
     def _write_adapter(self, final: Path, policy: StagedPolicy, adapter: Adapter) -> PolicyManifest:
@@ -183,33 +183,30 @@ class PolicyPublisher:
             with whole_folder(final) as part:
                 (part / ADAPTER_FILE).write_bytes(data)
                 (part / ADAPTER_CONFIG_FILE).write_text(adapter.config(base.folder), encoding="utf8")
-        prune(self._folder, self._keep)
-        shards = (_shard(file),)
-        manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, base=base)
-        return self._identified(manifest, Path(base.folder))
+        return self._identified(self._manifest(final, policy, [ADAPTER_FILE], base=base), Path(base.folder))
 
     def _identified(self, manifest: PolicyManifest, whole: Path) -> PolicyManifest:
         """The manifest with the digests that generation compares. `whole` has the weights, of an adapter its base's.
 
         A published file of version 0 has what the model has in memory, so its digest is that of the tensors in use.
         """
-        if self._first is None:
+        if self.first is None:
             return manifest
         weights = "" if manifest.policy_version else weights_digest(weights_files(whole))
-        self._tokenizer = self._tokenizer or tokenizer_digests(self._first)  # it does not change during a run
+        self._tokenizer = self._tokenizer or tokenizer_digests(self.first)  # it does not change during a run
         return replace(manifest, weights=weights, tokenizer=self._tokenizer)
 
     def _first_policy(self) -> PolicyManifest:
         """The first policy. Its files are read once, because they do not change during a run."""
         if self._base is None:
-            assert self._first is not None, "a publisher of adapters knows the first policy"
-            self._base = PolicyManifest(0, 0, str(self._first), shards_of(self._first), self._transport)
+            assert self.first is not None, "a publisher of adapters knows the first policy"
+            self._base = PolicyManifest(0, 0, str(self.first), shards_of(self.first), self.transport)
         return self._base
 
     def _write_delta(self, folder: Path, policy_version: int, names: tuple[str, ...]) -> PolicyDelta | None:
         """Write what changed since the version before. None, and no file, when that version has not the same files."""
         before = self._before
-        if not self._deltas or before is None or before.policy_version + 1 != policy_version:
+        if not self.deltas or before is None or before.policy_version + 1 != policy_version:
             return None
         deltas = [folder / name.replace(".safetensors", ".delta") for name in names]
         try:

@@ -31,10 +31,11 @@ from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.publication.published import StagedPolicy
-from nouscoder.learner.state.curriculum_copy import CurriculumCopy, LearnerBroker
+from nouscoder.learner.state.curriculum_copy import CurriculumCopy
 from nouscoder.policy_transfer.group import TransferError, missing_for, open_rendezvous
 from nouscoder.policy_transfer.transfer import ShardImage, send_shards
 from nouscoder.rpc.addresses import unix_path
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerBehind, PeerRefused
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,8 @@ class _Offer:
     policy_version: int
     digest: str
     images: tuple[ShardImage, ...]
-    base_digest: str = ""
-    changes: tuple[ShardImage, ...] = ()
+    base_digest: str
+    changes: tuple[ShardImage, ...]
 
 
 class PolicySender:
@@ -93,8 +94,7 @@ class PolicySender:
             self._offer = None
             log.warning("a policy is not sent from memory", extra={"reason": str(error)})
             return
-        offer = _Offer(manifest.policy_version, manifest.digest, images)
-        self._offer = _with_changes(offer, manifest)
+        self._offer = _Offer(manifest.policy_version, manifest.digest, images, *_changes_of(manifest))
 
     def begin(self, policy_version: int, digest: str, num_receivers: int, base_digest: str = "") -> Rendezvous:
         """Begin to send a policy to `num_receivers` processes, which meet there as ranks 1 and up.
@@ -138,17 +138,16 @@ class PolicySender:
             self._room.release()
 
 
-def _with_changes(offer: _Offer, manifest: PolicyManifest) -> _Offer:
-    """The offer with the delta of the manifest, if it has one."""
+def _changes_of(manifest: PolicyManifest) -> tuple[str, tuple[ShardImage, ...]]:
+    """(digest of the policy before, files of the delta); empty without a delta."""
     if manifest.delta is None:
-        return offer
+        return "", ()
     try:
-        changes = [(Path(manifest.folder) / file.name).read_bytes() for file in manifest.delta.files]
+        files = [(Path(manifest.folder) / file.name).read_bytes() for file in manifest.delta.files]
     except OSError as error:
         log.warning("a delta is not sent from memory", extra={"reason": str(error)})
-        return offer
-    images = tuple(ShardImage(data, ()) for data in changes)
-    return replace(offer, base_digest=manifest.delta.base_digest, changes=images)
+        return "", ()
+    return manifest.delta.base_digest, tuple(ShardImage(data, ()) for data in files)
 
 
 def _host_of(address: str) -> str:
@@ -173,7 +172,7 @@ def _host_of(address: str) -> str:
 class Recovery:
     """Used by the loop that trains and by the publication in the background; one call at a time."""
 
-    def __init__(self, core: LearnerCore, broker: LearnerBroker, curriculum: CurriculumCopy) -> None:
+    def __init__(self, core: LearnerCore, broker: BrokerClient, curriculum: CurriculumCopy) -> None:
         self._core = core
         self._broker = broker
         self._curriculum = curriculum
@@ -205,7 +204,7 @@ class Publication:
     def __init__(
         self,
         core: LearnerCore,
-        broker: LearnerBroker,
+        broker: BrokerClient,
         metrics: LearnerMetrics,
         training: Executor,
         recovery: Recovery,
@@ -219,29 +218,16 @@ class Publication:
         self._sender = sender
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="publication")
         self._task: asyncio.Task[None] | None = None
-        self._known_version = -1
-        self._newest: PolicyManifest | None = None
-
-    @property
-    def known_version(self) -> int:
-        """The newest version that the broker is known to have."""
-        return self._known_version
-
-    @property
-    def newest(self) -> PolicyManifest | None:
-        """The newest policy that this process published."""
-        return self._newest
+        self.known_version = -1  # the newest that the broker is known to have
+        self.newest: PolicyManifest | None = None  # that this process published
 
     def known(self, policy_version: int) -> None:
         """Record that the broker has this version."""
-        self._known_version = max(self._known_version, policy_version)
-        self._metrics.published(self._known_version)
+        self.known_version = max(self.known_version, policy_version)
+        self._metrics.published(self.known_version)
 
     async def begin(self) -> None:
-        """Wait for the previous publication, copy the current weights, and publish them in the background.
-
-        Raises the NousCoderError of the previous publication.
-        """
+        """Wait for the previous publication or raise its error, copy the weights, and publish in the background."""
         await self.settle()
         loop = asyncio.get_running_loop()
         policy = await loop.run_in_executor(self._training, self._core.stage_policy)
@@ -273,5 +259,5 @@ class Publication:
             await self._broker.publish_policy(manifest)
         except PeerBehind:
             await self._recovery.settle(manifest)
-        self._newest = manifest
+        self.newest = manifest
         self.known(manifest.policy_version)

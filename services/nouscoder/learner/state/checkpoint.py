@@ -97,18 +97,18 @@ class Checkpoint:
     progress: Progress
 
 
+@dataclass(frozen=True, slots=True)
 class PartOfCheckpoint:
     """What this rank writes of a checkpoint, from a copy of its state."""
 
-    def __init__(self, written: Future[Metadata], patience_s: float) -> None:
-        self._written = written
-        self._patience_s = patience_s
+    written: Future[Metadata]
+    patience_s: float
 
     def wait(self) -> None:
         """Wait until all ranks have written their parts. Raises RankLost, or the OSError of one that could not."""
         try:
-            with naming_lost_ranks(self._patience_s):
-                self._written.result()
+            with naming_lost_ranks(self.patience_s):
+                self.written.result()
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from error
 
@@ -123,51 +123,46 @@ def begin_part(trainer: Trainer, folder: Path) -> PartOfCheckpoint:
     return PartOfCheckpoint(written, ranks.patience_s)
 
 
+@dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
-    """A checkpoint that is being written from a copy of the state."""
+    """A checkpoint that is being written from a copy of the state into `folder`, which gets its name at the end."""
 
-    def __init__(
-        self, final: Path, part: Path, progress: Progress, written: PartOfCheckpoint, folder: ExitStack
-    ) -> None:
-        self._final = final
-        self._part = part
-        self.progress = progress
-        self._written = written
-        self._folder = folder
+    path: Path
+    progress: Progress
+    folder: Path
+    own_part: PartOfCheckpoint
+    undo: ExitStack
 
     def finish(self) -> Checkpoint:
         """Wait until it is written and durable. Call it once. Raises StorageError, and then leaves no files."""
-        with self._folder:
-            self._written.wait()
-            (self._part / _STATE).write_text(json.dumps({"progress": self.progress.to_json()}))
-            checksums = {file.name: sha256_of(file) for file in sorted(self._part.iterdir())}
-            (self._part / _MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
-        return Checkpoint(self._final, self.progress)
+        with self.undo:
+            self.own_part.wait()
+            (self.folder / _STATE).write_text(json.dumps({"progress": self.progress.to_json()}))
+            checksums = {file.name: sha256_of(file) for file in sorted(self.folder.iterdir())}
+            (self.folder / _MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
+        return Checkpoint(self.path, self.progress)
 
 
+@dataclass(frozen=True, slots=True)
 class CheckpointStore:
     """The folder checkpoints/, with one folder per checkpoint, named by its step. The newest `keep` are kept."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder = folder
-        self._keep = keep
+    folder: Path
+    keep: int
 
     def begin(
         self, trainer: Trainer, progress: Progress, tell: Callable[[Path], None] = lambda _folder: None
     ) -> PendingCheckpoint:
-        """Copy the state and start to write it. `tell` gives other ranks the folder of their parts.
-
-        Raises StorageError. At most one may be pending.
-        """
-        final = self._folder / f"{progress.step:08d}"
-        with ExitStack() as folder:
-            part = folder.enter_context(whole_folder(final))
-            tell(part)
-            return PendingCheckpoint(final, part, progress, begin_part(trainer, part), folder.pop_all())
+        """Copy the state and start to write it. `tell` gives other ranks the folder. Raises StorageError."""
+        final = self.folder / f"{progress.step:08d}"
+        with ExitStack() as undo:
+            folder = undo.enter_context(whole_folder(final))
+            tell(folder)
+            return PendingCheckpoint(final, progress, folder, begin_part(trainer, folder), undo.pop_all())
 
     def prune(self) -> None:
         """Remove all but the newest `keep`, and incomplete ones of a crash. No checkpoint may be pending."""
-        prune(self._folder, self._keep)
+        prune(self.folder, self.keep)
 
     def fallback_batch(self) -> int:
         """The last batch in the oldest checkpoint that may be needed; -1 when the initial policy may be needed.
@@ -175,8 +170,8 @@ class CheckpointStore:
         The oldest kept checkpoint may be needed, because the newer ones may be damaged. While fewer than `keep` exist,
         the initial policy may be needed.
         """
-        kept = [*numbered(self._folder).values()]
-        if len(kept) < self._keep:
+        kept = [*numbered(self.folder).values()]
+        if len(kept) < self.keep:
             return -1
         try:
             return _progress_of(kept[0]).batch_id
@@ -185,7 +180,7 @@ class CheckpointStore:
 
     def newest(self) -> Checkpoint | None:
         """The newest undamaged checkpoint, or None."""
-        for path in reversed(numbered(self._folder).values()):
+        for path in reversed(numbered(self.folder).values()):
             try:
                 return verified_checkpoint(path)
             except CheckpointError as error:
@@ -194,9 +189,9 @@ class CheckpointStore:
 
     def at_step(self, step: int) -> Checkpoint:
         """The checkpoint of a step. Raises CheckpointError when it is missing or damaged."""
-        path = numbered(self._folder).get(step)
+        path = numbered(self.folder).get(step)
         if path is None:
-            raise CheckpointError(f"there is no checkpoint of step {step} in {self._folder}")
+            raise CheckpointError(f"there is no checkpoint of step {step} in {self.folder}")
         return verified_checkpoint(path)
 
 

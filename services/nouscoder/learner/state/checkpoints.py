@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,7 +187,7 @@ class Checkpoints:
         """Begin a checkpoint after the current work of the training thread. Returns once the state is copied."""
         wishes, known_version = self._granted(), self._publication.known_version
         copied = asyncio.get_running_loop().run_in_executor(self._training, self._copy, known_version)
-        written = asyncio.create_task(self._write(copied, self._store_and_keep if wishes else self._store))
+        written = asyncio.create_task(self._write(copied, bool(wishes)))
         self._task = written
         await asyncio.wait({copied})
         self._tell(wishes, copied, written)
@@ -212,21 +211,16 @@ class Checkpoints:
             else:
                 wish.begun.set_result(KeptCheckpoint(copied.result().progress.policy_version, written))
 
-    def _store(self, pending: PendingCheckpoint | Checkpoint) -> _Stored:
-        """Complete the checkpoint."""
-        return _Stored(self._finished(pending).path)
-
-    def _store_and_keep(self, pending: PendingCheckpoint | Checkpoint) -> _Stored:
-        """Complete it, and keep it. Nothing prunes in between, because one thread writes and prunes."""
-        stored = self._finished(pending)
+    def _store(self, pending: PendingCheckpoint | Checkpoint, keep: bool) -> _Stored:
+        """Complete the checkpoint, and keep it. Nothing prunes in between, because one thread writes and prunes."""
+        stored = pending if isinstance(pending, Checkpoint) else self._core.finish_checkpoint(pending)
+        if not keep:
+            return _Stored(stored.path)
         try:
             return _Stored(stored.path, keep_checkpoint(self._kept, stored))
         except StorageError as error:
             log.warning("a checkpoint was not kept", extra={"fault": str(error)})
             return _Stored(stored.path, error)
-
-    def _finished(self, pending: PendingCheckpoint | Checkpoint) -> Checkpoint:
-        return pending if isinstance(pending, Checkpoint) else self._core.finish_checkpoint(pending)
 
     def _copy(self, known_version: int) -> PendingCheckpoint | Checkpoint:
         progress, newest = self._core.progress, self._core.newest_checkpoint
@@ -236,16 +230,12 @@ class Checkpoints:
             raise _TooEarly(f"policy version {progress.policy_version - 1} is not published yet")
         return self._core.begin_checkpoint()
 
-    async def _write(
-        self,
-        copied: asyncio.Future[PendingCheckpoint | Checkpoint],
-        store: Callable[[PendingCheckpoint | Checkpoint], _Stored],
-    ) -> _Stored | Exception:
+    async def _write(self, copied: asyncio.Future[PendingCheckpoint | Checkpoint], keep: bool) -> _Stored | Exception:
         """The checkpoint, or the error."""
         started, num_batches = time.monotonic(), self._batches_since
         try:
             pending = await copied
-            stored = await asyncio.get_running_loop().run_in_executor(self._writing, store, pending)
+            stored = await asyncio.get_running_loop().run_in_executor(self._writing, self._store, pending, keep)
         except (_TooEarly, HalfTrained) as error:
             return error
         except Exception as error:

@@ -20,35 +20,24 @@ from nouscoder.errors import Unusable
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The paths of a run's files. `policy` holds the initial policy; the learner writes the others."""
+    """The paths of a run's files. `policy` holds the initial policy; the learner writes the others.
+
+    checkpoints and policies hold one folder per checkpoint and per published version, batches one file per batch, kept
+    the checkpoints that evaluations asked for. The run's evaluations keep weights there too.
+    """
 
     run: Path
     policy: Path
+    checkpoints: Path
+    policies: Path
+    kept: Path
+    batches: Path
 
     @classmethod
     def of(cls, config: Config) -> RunFiles:
         """The paths for a configuration."""
-        return cls(config.run.folder, config.in_run_folder(config.policy.path))
-
-    @property
-    def checkpoints(self) -> Path:
-        """Holds one folder per checkpoint."""
-        return self.run / "checkpoints"
-
-    @property
-    def policies(self) -> Path:
-        """Holds one folder per published version."""
-        return self.run / "policies"
-
-    @property
-    def kept(self) -> Path:
-        """Holds the checkpoints that evaluations asked for. The run's evaluations keep weights there too."""
-        return self.run / "kept"
-
-    @property
-    def batches(self) -> Path:
-        """Holds one file per batch."""
-        return self.run / "batches"
+        run, policy = config.run.folder, config.in_run_folder(config.policy.path)
+        return cls(run, policy, run / "checkpoints", run / "policies", run / "kept", run / "batches")
 
 
 # Which run a folder holds.
@@ -58,10 +47,7 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def open_identity(config: Config) -> RunIdentity:
-    """The identity of the run in `config.run.folder`; its id is made when there is none. Hold the folder's lock.
-
-    Raises Unusable when the file is damaged, and StorageError.
-    """
+    """The identity of the run, made when there is none. Hold the folder's lock. Raises Unusable and StorageError."""
     file = config.run.folder / FILE
     run_id = read_run_id(file)
     if run_id is None:

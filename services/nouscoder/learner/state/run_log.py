@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nouscoder.atomic_files import naming_storage_faults, write_whole
 from nouscoder.learner.metrics.step import ScoredRollout, TrainedBatch, inspected
@@ -77,12 +77,7 @@ def _text(line: Line) -> str:
 # The lines of a batch, and the three logs.
 
 
-class TokenDecoder(Protocol):
-    """Decodes token ids to text; implemented by PolicyTokenizer."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text."""
-        ...
+Decode = Callable[[Sequence[int]], str]  # token ids -> text
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +133,19 @@ def metrics_lines(trained: TrainedBatch, policy_version: int, seconds: BatchSeco
     return lines
 
 
-def sample_lines(trained: TrainedBatch, tokenizer: TokenDecoder, count: int, seed: int) -> list[Line]:
+def sample_lines(trained: TrainedBatch, decode: Decode, count: int, seed: int) -> list[Line]:
     """`count` rollouts of the batch, chosen by the seed and the batch. `version_range` is [oldest, newest]."""
     chosen = inspected(trained.scored, trained.batch_id, count, seed)
-    return [_sample_line(trained.steps[-1].step, scored, tokenizer) for scored in chosen]
+    return [_sample_line(trained.steps[-1].step, scored, decode) for scored in chosen]
 
 
-def _sample_line(step: int, scored: ScoredRollout, tokenizer: TokenDecoder) -> Line:
+def _sample_line(step: int, scored: ScoredRollout, decode: Decode) -> Line:
     rollout = scored.graded.rollout
     return {
         "step": step,
         "rollout_id": rollout.rollout_id,
         "problem_id": rollout.problem_id,
-        "prompt": tokenizer.decode(rollout.prompt_token_ids),
+        "prompt": decode(rollout.prompt_token_ids),
         "program": rollout.text,
         "verdict": scored.graded.verdict.kind.value,
         "reward": scored.graded.reward,

@@ -21,6 +21,7 @@ import json
 import mmap
 from collections.abc import AsyncIterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from nouscoder.atomic_files import numbered, remove, whole_file, write_whole
@@ -45,12 +46,12 @@ class RecordsMissing(SavedBatchError):
     """The broker sent fewer bytes of records than the batch has, because Redis forgot some."""
 
 
+@dataclass(frozen=True, slots=True)
 class SavedBatches:
     """The folder batches/. The newest `keep` are kept, and all that are newer than the oldest kept checkpoint."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder = folder
-        self._keep = keep
+    folder: Path
+    keep: int
 
     async def save(self, batch: RecordedBatch, records: AsyncIterable[bytes]) -> None:
         """Save a batch. `records` are the bytes of its records, in order, in pieces of any size.
@@ -71,13 +72,13 @@ class SavedBatches:
 
     def prune(self, last_unneeded: int) -> None:
         """Remove the batches up to `last_unneeded`, except those among the newest `keep`."""
-        for number, path in [*numbered(self._folder, _SUFFIX).items()][: -self._keep]:
+        for number, path in [*numbered(self.folder, _SUFFIX).items()][: -self.keep]:
             if number <= last_unneeded:
                 remove(path)
 
     def numbers(self) -> list[int]:
         """The ids of the saved batches, ascending."""
-        return [*numbered(self._folder, _SUFFIX)]
+        return [*numbered(self.folder, _SUFFIX)]
 
     def load(self, batch_id: int) -> Batch:
         """Load a batch. Raises SavedBatchError when it is missing or invalid."""
@@ -92,14 +93,11 @@ class SavedBatches:
             raise SavedBatchError(f"{path} is not a saved batch: {error}") from error
 
     def before(self, batch_id: int, count: int) -> list[Batch]:
-        """The `count` batches before this one, the oldest first; fewer at the beginning of a run.
-
-        Raises SavedBatchError.
-        """
+        """The `count` batches before this one, or as many as there are, the oldest first. Raises SavedBatchError."""
         return [self.load(number) for number in range(max(0, batch_id - count), batch_id)]
 
     def _path(self, batch_id: int) -> Path:
-        return self._folder / f"{batch_id:08d}{_SUFFIX}"
+        return self.folder / f"{batch_id:08d}{_SUFFIX}"
 
 
 def _batch_from(view: memoryview) -> Batch:
@@ -130,11 +128,11 @@ _ARITHMETIC = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class BatchSettings:
     """The settings in the folder batches/, next to the saved batches."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    folder: Path
 
     def fix(self, batch_id: int, current: LearnerSection) -> LearnerSection:
         """The settings to train a batch with: those of the first time, else `current`, which are then stored.
@@ -147,10 +145,7 @@ class BatchSettings:
         return kept or current
 
     def kept(self, batch_id: int, current: LearnerSection) -> LearnerSection | None:
-        """`current` with the settings with which the batch was first trained; None when it was never trained.
-
-        Raises SavedBatchError when the stored settings cannot be used.
-        """
+        """`current` with the settings of the batch's first training; None before that. Raises SavedBatchError."""
         path = self._path(batch_id)
         if not path.exists():
             return None
@@ -162,9 +157,9 @@ class BatchSettings:
 
     def prune(self, oldest_batch: int) -> None:
         """Remove the settings of batches before `oldest_batch`."""
-        for number, path in numbered(self._folder, _SETTINGS_SUFFIX).items():
+        for number, path in numbered(self.folder, _SETTINGS_SUFFIX).items():
             if number < oldest_batch:
                 remove(path)
 
     def _path(self, batch_id: int) -> Path:
-        return self._folder / f"{batch_id:08d}{_SETTINGS_SUFFIX}"
+        return self.folder / f"{batch_id:08d}{_SETTINGS_SUFFIX}"

@@ -1,4 +1,4 @@
-"""A broker in memory for one learner, with the rules of the real one, so that the learner can run and be tested alone.
+"""A broker in memory for one learner, with the rules of the real one, so that the learner can be tested alone.
 
 INVARIANT: batches are numbered from 0 and committed in order. The batch in training is leased again until it is
 committed. A policy is accepted only as the newest version + 1, or again with the same checksum.
@@ -7,15 +7,16 @@ committed. A policy is accepted only as the newest version + 1, or again with th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
 
 from nouscoder.domain.batch import Batch, RecordedBatch, RecordedRollout
 from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.domain.learner_state import Restored, TrainedState
-from nouscoder.domain.lease import Lease, LeasedBatch
+from nouscoder.domain.lease import Lease, LeasedBatch, LeaseLoss, WorkReport
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.run_status import Ledger, RunStatus
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerRefused
+from nouscoder.rpc.worker import LeaseKeeper
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import encode_rollout
 
@@ -33,23 +34,15 @@ def recorded(batch: Batch) -> tuple[RecordedBatch, dict[str, bytes]]:
     return RecordedBatch(batch.batch_id, tuple(rollouts), batch.policy_version), records
 
 
-class FakeKeeper:
-    """Records which leases are held."""
-
-    def __init__(self) -> None:
-        self.held: set[str] = set()
-
-    def add(self, lease: Lease) -> None:
-        """Hold a lease."""
-        self.held.add(lease.lease_id)
-
-    def drop(self, lease_id: str) -> None:
-        """Stop holding a lease."""
-        self.held.discard(lease_id)
+async def _nothing_is_lost(lease_ids: Sequence[str], report: WorkReport | None = None) -> dict[str, LeaseLoss]:
+    return {}
 
 
-class FakeBroker:
-    """The broker. `make_batch(batch_id, policy_version)` makes a batch sampled with the weights of that version."""
+class FakeBroker(BrokerClient):
+    """A broker and its client.
+
+    `make_batch(batch_id, policy_version)` makes a batch sampled with the weights of that version.
+    """
 
     def __init__(self, make_batch: Callable[[int, int], Batch]) -> None:
         self._make_batch = make_batch
@@ -142,10 +135,9 @@ class FakeBroker:
         self.finished = True
         return self._ledger()
 
-    @asynccontextmanager
-    async def keep_leases(self) -> AsyncIterator[FakeKeeper]:
-        """A keeper. Leaving the context drops all leases."""
-        yield FakeKeeper()
+    def keep_leases(self, report: Callable[[], WorkReport] | None = None) -> LeaseKeeper:
+        """A keeper whose leases are never lost."""
+        return LeaseKeeper(_nothing_is_lost)
 
     def _ledger(self) -> Ledger:
         return Ledger(len(self.commits), len(self.commits), 0, 0, 0, {})
