@@ -60,11 +60,9 @@ class ApiCounts(Protocol):
 
     def count_request(self, route: str, status: str, seconds: float) -> None:
         """Count a request that has ended."""
-        ...
 
     def count_tokens(self, kind: str, number: int) -> None:
         """Count tokens of a kind of ApiTokens."""
-        ...
 
 
 class ApiMetrics:

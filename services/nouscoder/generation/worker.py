@@ -53,22 +53,18 @@ class TaskBroker(Protocol):
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
         """Lease up to `max_tasks` tasks. Waits up to `wait_s` seconds for the first."""
-        ...
 
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Submit (lease_id, rollout) pairs. Returns the rollout ids that were refused."""
-        ...
 
     async def keep_partials(self, pieces: Mapping[str, PartialRollout]) -> dict[str, int | None]:
         """Have the broker keep a piece of a rollout for each lease id; a piece from token 0 on replaces what it keeps.
 
         Returns how many tokens it keeps of each rollout then; None: the lease is lost.
         """
-        ...
 
     def watch_policy(self) -> AsyncIterator[PolicyManifest]:
         """The newest policy, then each newer one."""
-        ...
 
     async def release_leases(
         self, lease_ids: Sequence[str] = (), refused: str = "", *, abandoned: bool = False
@@ -77,11 +73,9 @@ class TaskBroker(Protocol):
 
         `refused`: their problems are not asked again. `abandoned`: these rollouts are given up.
         """
-        ...
 
     def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
         """A keeper of leases."""
-        ...
 
 
 @dataclass(slots=True)

@@ -97,20 +97,16 @@ class StagingEngine(Protocol):
     @property
     def num_receivers(self) -> int:
         """Processes that receive the policy, each as a rank of the rendezvous, from 1 on."""
-        ...
 
     @property
     def version_in_memory(self) -> int | None:
         """The version in use, if it was received so: its bytes are still in memory."""
-        ...
 
     async def stage_policy(self, manifest: PolicyManifest, rendezvous: Rendezvous) -> None:
         """Receive and check a policy while sampling goes on. Raises EngineError when it does not come whole."""
-        ...
 
     async def load_staged(self, policy_version: int) -> float:
         """As Engine.load_policy, with the policy that was staged last."""
-        ...
 
 
 class Engine(Protocol):
@@ -127,7 +123,6 @@ class Engine(Protocol):
 
         It raises EngineError when the prompt is empty or too long, when the id is in use, or when the engine stops.
         """
-        ...
 
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
         """Load new weights. Running requests continue, and their next tokens have the new version.
@@ -135,66 +130,53 @@ class Engine(Protocol):
         `files` are the policy's safetensors shards, or those of a base and then an adapter of it. Returns the seconds
         for which decoding paused. Raises EngineError and keeps the old weights when they cannot be read or do not fit.
         """
-        ...
 
     async def pause(self, limit_s: float) -> None:
         """Stop decoding until `resume`, for at most `limit_s` seconds. Another call sets the limit again."""
-        ...
 
     async def resume(self) -> None:
         """End a pause."""
-        ...
 
     async def failed(self) -> None:
         """Wait until the engine fails, then raise its error."""
-        ...
 
     @property
     def policy_version(self) -> int | None:
         """Version of the weights in use; None before the first `load_policy`."""
-        ...
 
     @property
     def num_running(self) -> int:
         """Requests being decoded."""
-        ...
 
     @property
     def num_waiting(self) -> int:
         """Requests waiting for a place."""
-        ...
 
     @property
     def num_rollouts(self) -> int:
         """Requests that no guest made and that have not ended, also those that the engine has not taken up yet."""
-        ...
 
     @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
-        ...
 
     @property
     def progress(self) -> Mapping[str, int]:
         """Tokens sampled so far of each request being decoded, by request id."""
-        ...
 
     async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
         """For each request being decoded: its sampled tokens from number `starts[request_id]` on.
 
         Requests without such a token, and unknown ones, are left out. Raises EngineStopped.
         """
-        ...
 
     @property
     def paused(self) -> bool:
         """Whether decoding is paused."""
-        ...
 
     @property
     def idle_s(self) -> float:
         """Seconds without decoding since the start."""
-        ...
 
 
 # What all engines share: the places, and the checks of a request.

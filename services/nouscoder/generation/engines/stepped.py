@@ -43,11 +43,9 @@ class StepEngine(Protocol):
 
     def add(self, request: SampleRequest) -> None:
         """Queue a request. Raises EngineError when its prompt is empty or too long, or its id is in use."""
-        ...
 
     def cancel(self, request_id: str) -> None:
         """Remove a waiting or running request. Unknown ids are ignored."""
-        ...
 
     def step(self) -> list[tuple[str, Completion]]:
         """Admit waiting requests while there is room, and decode one token for each running request.
@@ -55,30 +53,24 @@ class StepEngine(Protocol):
         Returns the requests that have ended, as (request id, completion) pairs. Raises EngineError before a policy is
         loaded, and for NaN logits.
         """
-        ...
 
     def sampled(self, request_id: str, start: int) -> SampledTokens | None:
         """The tokens of a running request from number `start` on; None when there is none."""
-        ...
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Load new weights. Raises EngineError and keeps the old weights when they do not fit."""
-        ...
 
     @property
     def num_running(self) -> int:
         """Requests being decoded."""
-        ...
 
     @property
     def num_waiting(self) -> int:
         """Requests waiting for a place."""
-        ...
 
     @property
     def progress(self) -> Mapping[str, int]:
         """Tokens sampled so far of each running request, by request id."""
-        ...
 
 
 class SteppedEngine:

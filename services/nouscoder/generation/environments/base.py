@@ -42,7 +42,6 @@ class Sampler(Protocol):
 
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
         """A future of the completion. Cancelling it cancels the request."""
-        ...
 
 
 class Environment(Protocol):
@@ -52,4 +51,3 @@ class Environment(Protocol):
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
         """Run the task. Raises TaskRefused, ToolUnavailable, SessionAbandoned, or EngineError from the sampler."""
-        ...

@@ -25,7 +25,6 @@ class SessionCalls(Protocol):
 
     async def run(self, code: str) -> InterpreterAnswer:
         """Run `code` after all code before. Raises PeerError."""
-        ...
 
 
 class ToolVerifier(Protocol):
@@ -33,11 +32,9 @@ class ToolVerifier(Protocol):
 
     async def grade(self, submission: Submission) -> Verdict:
         """The verdict. Raises PeerError."""
-        ...
 
     def interpreter(self) -> AbstractAsyncContextManager[SessionCalls]:
         """A tool session, which ends with the context."""
-        ...
 
 
 class Tools:

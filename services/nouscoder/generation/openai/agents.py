@@ -51,19 +51,15 @@ class AgentDesk(Protocol):
 
     async def claim(self) -> tuple[str, dict[str, Any]]:
         """As AgentSessions.claim."""
-        ...
 
     def turn(self, session_id: str, given: Sequence[int], max_tokens: int | None) -> asyncio.Future[Completion]:
         """As AgentSessions.turn."""
-        ...
 
     def close(self, session_id: str, reward: float | None, answer: str | None) -> asyncio.Future[None]:
         """As AgentSessions.close."""
-        ...
 
     def give_back(self, session_id: str) -> None:
         """As AgentSessions.give_back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,15 +30,12 @@ class GuestEngine(Protocol):
     @property
     def policy_version(self) -> int | None:
         """The version in use; None before the first."""
-        ...
 
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
         """As Engine.sample."""
-        ...
 
     async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
         """As Engine.sampled."""
-        ...
 
 
 class GuestShare:

@@ -44,7 +44,6 @@ class PolicySource(Protocol):
 
         Raises PolicyUnusable, PolicyGone.
         """
-        ...
 
 
 def check_shard(shard: Shard, path: Path) -> None:
