@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -35,6 +36,7 @@ from nouscoder.generation.weights.cache import PolicyGone, PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource
 from nouscoder.generation.worker import RolloutWorker
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
 from nouscoder.rpc.worker import LeaseKeeper
 
@@ -165,7 +167,7 @@ def working(single_turn: SingleTurn) -> Working:
             if folder is not None:
                 broker.manifests.put_nowait(published(folder, 0))
             rollouts = Rollouts(single_turn, engine, policies)
-            worker = RolloutWorker(broker, rollouts, policies, MAX_RUNNING, PREFETCH)
+            worker = RolloutWorker(cast(BrokerClient, broker), rollouts, policies, MAX_RUNNING, PREFETCH)
             running = asyncio.create_task(worker.run())
             try:
                 yield Bench(broker, engine, policies, worker, running)
@@ -552,7 +554,7 @@ async def working_with_tools(
         policies = Policies(engine)
         broker.manifests.put_nowait(published(folder, 0))
         rollouts = Rollouts(environment, engine, policies, tools)
-        worker = RolloutWorker(broker, rollouts, policies, MAX_RUNNING, PREFETCH)
+        worker = RolloutWorker(cast(BrokerClient, broker), rollouts, policies, MAX_RUNNING, PREFETCH)
         running = asyncio.create_task(worker.run())
         try:
             yield worker

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -55,16 +54,6 @@ class ApiTokens(StrEnum):
     COMPLETION = "completion"
 
 
-class ApiCounts(Protocol):
-    """What the API counts."""
-
-    def count_request(self, route: str, status: str, seconds: float) -> None:
-        """Count a request that has ended."""
-
-    def count_tokens(self, kind: str, number: int) -> None:
-        """Count tokens of a kind of ApiTokens."""
-
-
 class ApiMetrics:
     """The metrics of the API in OpenAI's form. Thread-safe."""
 
@@ -95,12 +84,12 @@ class ApiMetrics:
             self.tokens.labels(kind.value)
 
     def count_request(self, route: str, status: str, seconds: float) -> None:
-        """As ApiCounts.count_request."""
+        """Count a request that has ended."""
         self.requests.labels(route, status).inc()
         self.request_seconds.labels(route).observe(seconds)
 
     def count_tokens(self, kind: str, number: int) -> None:
-        """As ApiCounts.count_tokens."""
+        """Count tokens of a kind of ApiTokens."""
         self.tokens.labels(kind).inc(number)
 
 

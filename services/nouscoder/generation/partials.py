@@ -225,7 +225,7 @@ class PartialReports:
         every_tokens: int,
         metrics: GenerationMetrics,
     ) -> None:
-        """`samplers`: always those of the rollouts in progress, by their ids. `keep`: see TaskBroker.keep_partials."""
+        """`samplers`: those of the rollouts in progress, by their ids. `keep`: see BrokerClient.keep_partials."""
         self._engine = engine
         self._samplers = samplers
         self._keep = keep

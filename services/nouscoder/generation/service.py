@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
@@ -20,7 +20,7 @@ from nouscoder.config.generation import AgentSection, ToolsSection
 from nouscoder.domain.policy import Transport, WeightTransfer
 from nouscoder.errors import NousCoderError
 from nouscoder.generation.engines import open_engine
-from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, StagingEngine
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.agent import AgentSessions
 from nouscoder.generation.environments.base import SessionAbandoned, TaskRefused, ToolUnavailable
@@ -45,6 +45,9 @@ from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.rpc.worker import held_worker_id
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
+
+if TYPE_CHECKING:
+    from nouscoder.generation.engines.vllm import VllmEngine
 
 log = logging.getLogger(__name__)
 
@@ -388,7 +391,7 @@ async def _open_memory(
         raise EngineUnusable(f"generation.vllm.weight_transfer: {missing}")
     client = LearnerClient(config.learner.grpc, channel_credentials(config.tls), config.asked_run)
     await stack.enter_async_context(client)
-    return LearnerMemory(client, cast(StagingEngine, engine), metrics)  # only the vllm engine has this setting
+    return LearnerMemory(client, cast("VllmEngine", engine), metrics)  # only the vllm engine has this setting
 
 
 def _served(config: Config, servicer: GenerationService, metrics: GenerationMetrics, health: Health) -> Served:

@@ -21,18 +21,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from nouscoder.domain.lease import LeasedTask, LeasedTasks, LeaseLoss, WorkReport
-from nouscoder.domain.partial import PartialRollout
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.lease import LeasedTask, LeaseLoss, WorkReport
 from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.environments.base import ProblemRefused, SessionAbandoned, ToolUnavailable
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.weights.policies import Policies, follow_policies
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.server import run_until_stopped
 from nouscoder.rpc.worker import LeaseKeeper
@@ -48,36 +46,6 @@ _SUBMIT_LIMIT_S = 2.0
 _HUNG_S = 60.0
 
 
-class TaskBroker(Protocol):
-    """The calls to the broker that a worker needs; BrokerClient has them. Each raises PeerError."""
-
-    async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
-        """Lease up to `max_tasks` tasks. Waits up to `wait_s` seconds for the first."""
-
-    async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
-        """Submit (lease_id, rollout) pairs. Returns the rollout ids that were refused."""
-
-    async def keep_partials(self, pieces: Mapping[str, PartialRollout]) -> dict[str, int | None]:
-        """Have the broker keep a piece of a rollout for each lease id; a piece from token 0 on replaces what it keeps.
-
-        Returns how many tokens it keeps of each rollout then; None: the lease is lost.
-        """
-
-    def watch_policy(self) -> AsyncIterator[PolicyManifest]:
-        """The newest policy, then each newer one."""
-
-    async def release_leases(
-        self, lease_ids: Sequence[str] = (), refused: str = "", *, abandoned: bool = False
-    ) -> None:
-        """Give these leases back; none: all that this worker holds.
-
-        `refused`: their problems are not asked again. `abandoned`: these rollouts are given up.
-        """
-
-    def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
-        """A keeper of leases."""
-
-
 @dataclass(slots=True)
 class _HeldTask:
     lease_id: str
@@ -89,7 +57,7 @@ class RolloutWorker:
 
     def __init__(
         self,
-        broker: TaskBroker,
+        broker: BrokerClient,
         rollouts: Rollouts,
         policies: Policies,
         max_running: int,
@@ -132,11 +100,10 @@ class RolloutWorker:
                 )
                 await run_until_stopped(asyncio.Event(), *loops)
             finally:
-                await self._submit_finished()
-                await self._save_unfinished()
+                await self._hand_over()
                 for rollout_id in list(self._held):
                     self._leave(rollout_id, keeper).future.cancel()
-                await self._give_back()
+                await _at_the_end(self._broker.release_leases(), "leases not given back, they run out")
 
     async def _pull(self, keeper: LeaseKeeper) -> None:
         log.info("waiting for the first policy")
@@ -245,32 +212,12 @@ class RolloutWorker:
             refused |= await self._hand_in([pair])
         return refused
 
-    async def _submit_finished(self) -> None:
-        """Submit finished rollouts when the worker stops."""
+    async def _hand_over(self) -> None:
+        """When the worker stops: submit what is finished, and save the tokens of long rollouts for other workers."""
         pairs = [(held.lease_id, held.future.result()) for held in self._held.values() if _has_rollout(held.future)]
-        if not pairs:
-            return
-        try:
-            async with asyncio.timeout(_SUBMIT_LIMIT_S):
-                await self._broker.submit_rollouts(pairs)
-        except (TimeoutError, PeerError) as error:
-            log.warning("rollouts lost", extra={"num_rollouts": len(pairs), "reason": str(error)})
-
-    async def _save_unfinished(self) -> None:
-        """The tokens of long rollouts go to the broker, for the workers that continue them."""
-        try:
-            async with asyncio.timeout(_SUBMIT_LIMIT_S):
-                await self._partials.send_last(self._leases())
-        except (TimeoutError, PeerError, EngineError) as error:
-            log.warning("partial rollouts lost", extra={"reason": str(error)})
-
-    async def _give_back(self) -> None:
-        """What is unfinished goes to other workers at once."""
-        try:
-            async with asyncio.timeout(_SUBMIT_LIMIT_S):
-                await self._broker.release_leases()
-        except (TimeoutError, PeerError) as error:
-            log.warning("leases not given back, they run out", extra={"reason": str(error)})
+        if pairs:
+            await _at_the_end(self._broker.submit_rollouts(pairs), "rollouts lost", num_rollouts=len(pairs))
+        await _at_the_end(self._partials.send_last(self._leases()), "partial rollouts lost")
 
     def _leases(self) -> dict[str, str]:
         """The lease id of each rollout in progress."""
@@ -318,6 +265,15 @@ class RolloutWorker:
             self._room.set()
         else:
             self._room.clear()
+
+
+async def _at_the_end(call: Awaitable[object], otherwise: str, **extra: object) -> None:
+    """Make a call of a worker that stops, within its limit. The log says what becomes of it `otherwise`."""
+    try:
+        async with asyncio.timeout(_SUBMIT_LIMIT_S):
+            await call
+    except (TimeoutError, PeerError, EngineError) as error:
+        log.warning(otherwise, extra={**extra, "reason": str(error)})
 
 
 def _has_rollout(future: asyncio.Task[Rollout]) -> bool:

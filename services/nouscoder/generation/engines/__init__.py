@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nouscoder.generation.engines.base import Engine, EngineError, EngineUnusable
 from nouscoder.generation.engines.stepped import StepEngine, SteppedEngine
@@ -56,7 +56,7 @@ def _check_first_weights(folder: Path) -> None:
         raise EngineUnusable(str(error)) from error
 
 
-def step_engine(config: Config, policy_folder: Path) -> StepEngine:
+def step_engine(config: Config, policy_folder: Path) -> StepEngine[Any]:
     """The engine that decodes one step at a time. Raises EngineUnusable."""
     generation = config.generation
     if generation.engine == "fake":

@@ -12,7 +12,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.errors import NousCoderError, Unusable
@@ -91,25 +90,31 @@ def seed_of(request: SampleRequest) -> int:
     return int.from_bytes(blake2b(request.request_id.encode(), digest_size=8).digest(), "little")
 
 
-class StagingEngine(Protocol):
-    """An engine that can also hold a policy beside the one in use, received from the learner's memory."""
+class Sampler(Protocol):
+    """What environments need of an engine."""
+
+    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        """A future of the completion. Cancelling it cancels the request.
+
+        It raises EngineError when the prompt is empty or too long, when the id is in use, or when the engine stops.
+        """
+
+
+class GuestEngine(Sampler, Protocol):
+    """What the API in OpenAI's form needs of an engine."""
 
     @property
-    def num_receivers(self) -> int:
-        """Processes that receive the policy, each as a rank of the rendezvous, from 1 on."""
+    def policy_version(self) -> int | None:
+        """Version of the weights in use; None before the first `load_policy`."""
 
-    @property
-    def version_in_memory(self) -> int | None:
-        """The version in use, if it was received so: its bytes are still in memory."""
+    async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
+        """For each request being decoded: its sampled tokens from number `starts[request_id]` on.
 
-    async def stage_policy(self, manifest: PolicyManifest, rendezvous: Rendezvous) -> None:
-        """Receive and check a policy while sampling goes on. Raises EngineError when it does not come whole."""
-
-    async def load_staged(self, policy_version: int) -> float:
-        """As Engine.load_policy, with the policy that was staged last."""
+        Requests without such a token, and unknown ones, are left out. Raises EngineStopped.
+        """
 
 
-class Engine(Protocol):
+class Engine(GuestEngine, Protocol):
     """Samples many requests at once, and can load new weights meanwhile.
 
     Every request ends exactly once: with its completion, with an error, or cancelled. All methods must be called in the
@@ -117,12 +122,6 @@ class Engine(Protocol):
     """
 
     name: str
-
-    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        """A future of the completion. Cancelling it cancels the request.
-
-        It raises EngineError when the prompt is empty or too long, when the id is in use, or when the engine stops.
-        """
 
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
         """Load new weights. Running requests continue, and their next tokens have the new version.
@@ -139,10 +138,6 @@ class Engine(Protocol):
 
     async def failed(self) -> None:
         """Wait until the engine fails, then raise its error."""
-
-    @property
-    def policy_version(self) -> int | None:
-        """Version of the weights in use; None before the first `load_policy`."""
 
     @property
     def num_running(self) -> int:
@@ -163,12 +158,6 @@ class Engine(Protocol):
     @property
     def progress(self) -> Mapping[str, int]:
         """Tokens sampled so far of each request being decoded, by request id."""
-
-    async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
-        """For each request being decoded: its sampled tokens from number `starts[request_id]` on.
-
-        Requests without such a token, and unknown ones, are left out. Raises EngineStopped.
-        """
 
     @property
     def paused(self) -> bool:

@@ -15,24 +15,19 @@ independently of the other rows of the batch. The token is the inverse of the cu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nouscoder.domain.tokens import Completion, ExpertChoices, FinishReason, SampledTokens, float32, int32, spans_of
 from nouscoder.generation.engines.base import SampleRequest, seed_of
+from nouscoder.generation.engines.stepped import RouterChoices, Row
 from nouscoder.policy_folder.policy_tensors import routers_of
 
 # With a smaller one, logits divided by it could be infinite in float32, and one request would end the engine.
 _MIN_TEMPERATURE = 1e-6
-
-RouterChoices = npt.NDArray[np.unsignedinteger[Any]]
-
 
 # The keys and values.
 
@@ -229,57 +224,7 @@ class ExpertRecorder:
         return array.reshape(*shape, *array.shape[1:])
 
 
-def expert_choices(parts: Sequence[RouterChoices]) -> ExpertChoices | None:
-    """Those [positions, layers, top_k] of consecutive positions, as a completion has them. None when there are none."""
-    if not parts:
-        return None
-    whole = np.concatenate(parts)
-    num_layers, top_k = whole.shape[1:]
-    return ExpertChoices(whole.reshape(-1).data, num_layers, top_k)
-
-
 # The requests.
-
-
-@dataclass(slots=True)
-class Row:
-    """A completion in progress. It is cut at `max_tokens`.
-
-    `experts` are those of the tokens in the cache, [positions, layers, top_k] in parts; empty when none are recorded.
-    """
-
-    request: SampleRequest
-    prompt_token_ids: tuple[int, ...]
-    max_tokens: int
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    experts: list[RouterChoices] = field(default_factory=list)
-
-    @property
-    def cached_tokens(self) -> int:
-        """The number of tokens whose keys and values are in the cache: all but the newest."""
-        return len(self.prompt_token_ids) + len(self.token_ids) - 1
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why it ends with its newest token; None while it continues."""
-        if self.request.is_ended(self.token_ids):
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.token_ids) == self.max_tokens else None
-
-    def sampled(self, start: int = 0) -> SampledTokens:
-        """The tokens from number `start` on."""
-        return SampledTokens(
-            int32(self.token_ids[start:]),
-            float32(self.logprobs[start:]),
-            spans_of(self.versions[start:]),
-            experts=expert_choices(self.experts[start:]),  # the first are those of the prompt
-        )
-
-    def completion(self, reason: FinishReason) -> Completion:
-        """The finished completion."""
-        return self.sampled().ended(reason)
 
 
 class Slots:
@@ -317,7 +262,7 @@ class Slots:
         for slot, row in zip(slots, rows, strict=True):
             self._draws[slot, : row.max_tokens] = draws_of(row.request, row.max_tokens)
         where = slice(slots.start, slots.stop)
-        self._length[where] = torch.tensor([len(row.prompt_token_ids) for row in rows])
+        self._length[where] = torch.tensor([len(row.prompt) for row in rows])
         self._temperature[where] = torch.tensor([row.request.sampling.temperature for row in rows])
         self._top_p[where] = torch.tensor([row.request.sampling.top_p for row in rows], dtype=torch.float64)
         self._top_k[where] = torch.tensor([row.request.top_k for row in rows])

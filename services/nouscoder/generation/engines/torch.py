@@ -17,25 +17,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from nouscoder.domain.tokens import Completion, SampledTokens
-from nouscoder.generation.engines.base import (
-    EngineError,
-    EnginePlaces,
-    EngineUnusable,
-    SampleRequest,
-    checked_max_tokens,
-)
+from nouscoder.generation.engines.architecture import Parameters
+from nouscoder.generation.engines.base import EngineError, EnginePlaces, EngineUnusable, SampleRequest
 from nouscoder.generation.engines.decoder import Decoder
-from nouscoder.generation.engines.slots import ExpertRecorder, KeyValueCache, PromptPass, Row, Slots
-from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts, tied_names
+from nouscoder.generation.engines.slots import ExpertRecorder, KeyValueCache, PromptPass, Slots
+from nouscoder.generation.engines.stepped import Ended, Row, StepEngine
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
 from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
 _MAX_PROMPT_PASS_TOKENS = 16384
 # A pass over prompts costs about as much as a decoding step, so new requests are admitted several at a time.
 _JOIN_SHARE = 8
 _PAD_ID = 0  # any id is right, because nothing attends to padding
-
-Ended = list[tuple[str, Completion]]
 
 
 class ModelWeights:
@@ -46,8 +39,7 @@ class ModelWeights:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters: dict[str, Tensor] = model.state_dict()
-        self._tied = tied_names({name: tensor.data_ptr() for name, tensor in self._parameters.items()})
+        self._parameters = Parameters(model.state_dict(keep_vars=True))
         self._base: tuple[tuple[Path, FileState], ...] = ()  # of the adapter in use; () for whole weights
         self._changed: frozenset[str] = frozenset()
 
@@ -61,42 +53,26 @@ class ModelWeights:
             policy = PolicyTensors(files)
             is_base_here = bool(policy.base) and policy.base == self._base
             names = policy.changed | self._changed if is_base_here else None
-            policy.check_tied(self._tied, source)
-            weights = dict(policy.read(names, next(iter(self._parameters.values())).device))
+            policy.check_tied(self._parameters.tied, source)
+            weights = dict(policy.read(names, self._parameters.device))
         except WeightsUnusable as error:
             raise EngineError(str(error)) from error
         try:
             weights = merge_experts(weights)
         except ValueError as error:
             raise EngineError(f"{files[0].parent}: {error}") from error
-        self._check(weights, source)
-        if not is_base_here:
-            self._check_all_are_there(weights, source)
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                self._parameters[name].copy_(tensor)
-        self._base, self._changed = policy.base, policy.changed
-
-    def _check(self, weights: dict[str, Tensor], source: str) -> None:
-        unknown = sorted(set(weights) - set(self._parameters))
-        if unknown:
-            raise EngineError(f"{source}: {unknown[0]} is not a parameter of the policy")
+        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        self._parameters.check_shapes(shapes, source, is_whole=not is_base_here)
         for name, tensor in weights.items():
-            if tensor.shape != self._parameters[name].shape:
-                wanted, found = list(self._parameters[name].shape), list(tensor.shape)
-                raise EngineError(f"{source}: {name} has shape {found}, the policy needs {wanted}")
             if not bool(torch.isfinite(tensor).all()):
                 raise EngineError(f"{source}: {name} holds values that are not finite")
-
-    def _check_all_are_there(self, weights: dict[str, Tensor], source: str) -> None:
-        # Tied parameters share storage and are saved once.
-        covered = {self._parameters[name].data_ptr() for name in weights}
-        missing = sorted(name for name, tensor in self._parameters.items() if tensor.data_ptr() not in covered)
-        if missing:
-            raise EngineError(f"{source}: {missing[0]} is missing")
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                self._parameters.tensors[name].copy_(tensor)
+        self._base, self._changed = policy.base, policy.changed
 
 
-class TorchEngine:
+class TorchEngine(StepEngine[Row]):
     """See the module. Not thread-safe: one thread uses it. After an EngineError from `step` it cannot be used again."""
 
     name = "torch"
@@ -125,48 +101,24 @@ class TorchEngine:
         except (RuntimeError, ValueError) as error:
             raise EngineUnusable(str(error)) from error
         self._weights = ModelWeights(self._decoder.model)
-        self._capacity = min(max_tokens_total, self._decoder.positions)
-        self._places = EnginePlaces(max_running, guest_places)
+        super().__init__(EnginePlaces(max_running, guest_places), min(max_tokens_total, self._decoder.positions))
         self._cache = KeyValueCache(self._places.total, self._capacity)
         self._slots = Slots(self._cache, self._places.total, self._capacity, self._device)
-        self._waiting: dict[str, Row] = {}
-        self.policy_version: int | None = None
-        self.num_tokens = 0
         self._steps_since_join = 0
 
     @property
-    def num_running(self) -> int:
+    def running(self) -> list[Row]:
         """Requests being decoded."""
-        return len(self._slots)
+        return self._slots.rows
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests waiting for a slot."""
-        return len(self._waiting)
-
-    @property
-    def progress(self) -> dict[str, int]:
-        """Tokens sampled so far of each running request, by request id."""
-        return {row.request.request_id: len(row.token_ids) for row in self._slots.rows}
-
-    def add(self, request: SampleRequest) -> None:
-        """Queue a request. Raises EngineError naming it."""
-        ids_in_use = self._waiting.keys() | {row.request.request_id for row in self._slots.rows}
-        max_tokens = checked_max_tokens(request, ids_in_use, self._capacity)
-        self._waiting[request.request_id] = Row(request, tuple(request.prompt_token_ids), max_tokens)
+    def _row(self, request: SampleRequest, max_tokens: int) -> Row:
+        return Row(request, max_tokens)
 
     def cancel(self, request_id: str) -> None:
         """Remove a request."""
         if self._waiting.pop(request_id, None) is None:
             rows = enumerate(self._slots.rows)
             self._slots.leave([slot for slot, row in rows if row.request.request_id == request_id])
-
-    def sampled(self, request_id: str, start: int) -> SampledTokens | None:
-        """The tokens of a running request from number `start` on."""
-        for row in self._slots.rows:
-            if row.request.request_id == request_id and len(row.token_ids) > start:
-                return row.sampled(start)
-        return None
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Load new weights. The cache is kept."""
@@ -201,8 +153,8 @@ class TorchEngine:
         prompts: set[tuple[int, ...]] = set()
         width = 0
         for row in admitted:
-            prompts.add(row.prompt_token_ids)
-            width = max(width, len(row.prompt_token_ids))
+            prompts.add(row.prompt)
+            width = max(width, len(row.prompt))
             if rows and width * len(prompts) > _MAX_PROMPT_PASS_TOKENS:
                 break
             rows.append(row)
@@ -210,9 +162,9 @@ class TorchEngine:
 
     def _join(self, rows: list[Row]) -> Ended:
         """Compute each distinct prompt once, copy it to the slots of its requests, and sample their first tokens."""
-        prompts = list(dict.fromkeys(row.prompt_token_ids for row in rows))
+        prompts = list(dict.fromkeys(row.prompt for row in rows))
         position = {prompt: index for index, prompt in enumerate(prompts)}
-        sources = torch.tensor([position[row.prompt_token_ids] for row in rows], device=self._device)
+        sources = torch.tensor([position[row.prompt] for row in rows], device=self._device)
         passing = self._cache.prompt_pass(len(self._slots), sources)
         logits = self._prompt_logits(prompts, passing)[sources]
         for row in rows:
@@ -220,7 +172,7 @@ class TorchEngine:
         if self._recorder is not None:
             chosen = self._recorder.take(len(prompts), max(map(len, prompts)))
             for row in rows:
-                row.experts.append(chosen[position[row.prompt_token_ids], : len(row.prompt_token_ids)])
+                row.experts.append(chosen[position[row.prompt], : len(row.prompt)])
         self._steps_since_join = 0
         return self._sample(self._slots.join(rows), logits)
 
@@ -260,12 +212,9 @@ class TorchEngine:
         ended: list[int] = []
         finished: Ended = []
         for slot, row, token_id, logprob in zip(slots, rows, choice.token_ids.tolist(), logprobs, strict=True):
-            row.token_ids.append(token_id)
-            row.logprobs.append(logprob)
-            row.versions.append(version)
-            reason = row.finish_reason
-            if reason is not None:
+            row.take(token_id, logprob, version)
+            if (reason := row.finish_reason) is not None:
                 ended.append(slot)
-                finished.append((row.request.request_id, row.completion(reason)))
+                finished.append((row.request.request_id, row.sampled().ended(reason)))
         self._slots.leave(ended)
         return finished

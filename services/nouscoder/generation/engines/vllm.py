@@ -76,13 +76,13 @@ class VllmEngine:
         self._architecture = Architecture(folder)
         self._capacity = min(settings.engine_tokens, self._architecture.max_tokens)
         self._places = EnginePlaces(settings.max_running, settings.guest_places)
-        self._version: int | None = None
+        self.policy_version: int | None = None  # of the weights in use
         self._weights: dict[str, Any] = {}  # where those in use came from: the fields of PolicyUpdateInfo
         self._paused_until_s: float | None = None
         self._updating = False
         self._changing = asyncio.Lock()  # held for each change of vLLM's state: pause, resume, update
         self._clock = IdleClock(metrics)
-        self._num_tokens = 0
+        self.num_tokens = 0  # sampled since the start
         self._rollouts: set[asyncio.Future[Completion]] = set()
 
     async def __aenter__(self) -> Self:
@@ -108,11 +108,6 @@ class VllmEngine:
         self._failure.exception()  # retrieved, so that asyncio does not report it as never retrieved
 
     @property
-    def policy_version(self) -> int | None:
-        """Version of the weights in use."""
-        return self._version
-
-    @property
     def num_running(self) -> int:
         """Requests given to vLLM."""
         return self._requests.num_running
@@ -126,11 +121,6 @@ class VllmEngine:
     def num_rollouts(self) -> int:
         """Requests that no guest made and that have not ended."""
         return len(self._rollouts)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens sampled since the start."""
-        return self._num_tokens
 
     @property
     def progress(self) -> Mapping[str, int]:
@@ -181,22 +171,22 @@ class VllmEngine:
 
     @property
     def num_receivers(self) -> int:
-        """As StagingEngine.num_receivers: each worker receives the whole policy."""
+        """Processes that receive a policy, each as a rank of the rendezvous, from 1 on: each worker the whole one."""
         return self._settings.vllm.tensor_parallel_size
 
     @property
     def version_in_memory(self) -> int | None:
-        """As StagingEngine.version_in_memory."""
+        """The version in use, if it was received from the learner's memory: its bytes are still here."""
         version: int | None = self._weights.get("staged")
         return version
 
     async def stage_policy(self, manifest: PolicyManifest, rendezvous: Rendezvous) -> None:
-        """As StagingEngine.stage_policy."""
+        """Receive and check a policy while sampling goes on. Raises EngineError when it does not come whole."""
         self._check_runs()
         await self._staging.stage(manifest, rendezvous, self.version_in_memory)
 
     async def load_staged(self, policy_version: int) -> float:
-        """As StagingEngine.load_staged. A caller that is cancelled does not interrupt it."""
+        """As `load_policy`, with the policy that was staged last."""
         self._check_runs()
         self._staging.check(policy_version)
         weights = {"staged": policy_version}
@@ -228,12 +218,12 @@ class VllmEngine:
 
     def _admit(self) -> None:
         """Give waiting requests to vLLM while there is room."""
-        if self._version is not None and not (self.paused or self._updating or self._failure.done()):
-            self._requests.admit(self._places, self._version)
+        if self.policy_version is not None and not (self.paused or self._updating or self._failure.done()):
+            self._requests.admit(self._places, self.policy_version)
         self._account()
 
     def _on_step(self, num_tokens: int) -> None:
-        self._num_tokens += num_tokens
+        self.num_tokens += num_tokens
         self._metrics.tokens.inc(num_tokens)
 
     @asynccontextmanager
@@ -277,10 +267,10 @@ class VllmEngine:
         except EngineStopped:
             raise
         except EngineError as error:
-            if self._version is not None:
-                await self._load_again(self._version, error)
+            if self.policy_version is not None:
+                await self._load_again(self.policy_version, error)
             raise
-        self._version, self._weights = policy_version, weights
+        self.policy_version, self._weights = policy_version, weights
         if self._settings.vllm.on_update == "keep":
             self._requests.restart_unstarted(policy_version)
 
@@ -313,7 +303,7 @@ class VllmEngine:
         self._clock.set(self._idle_reason())
 
     def _idle_reason(self) -> IdleReason | None:
-        if self._version is None:
+        if self.policy_version is None:
             return IdleReason.NO_POLICY
         if self.paused or self._updating:
             return IdleReason.PAUSED

@@ -5,13 +5,11 @@ Prompts, messages, chat templates, stop conditions, turns and tools belong to th
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
 from nouscoder.domain.rollout import Rollout, Task
-from nouscoder.domain.tokens import Completion
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.generation.engines.base import SampleRequest
+from nouscoder.generation.engines.base import Sampler as Sampler
 
 
 class EnvironmentUnusable(Unusable):
@@ -35,13 +33,6 @@ class SessionAbandoned(NousCoderError):
 
 class ToolUnavailable(NousCoderError):
     """A tool gave no answer in time. The task is given back: the rollout can be made later, or by another worker."""
-
-
-class Sampler(Protocol):
-    """The part of an engine that an environment needs."""
-
-    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        """A future of the completion. Cancelling it cancels the request."""
 
 
 class Environment(Protocol):

@@ -21,12 +21,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nouscoder.domain.conversation import Message, Role
-from nouscoder.domain.tokens import Completion, FinishReason
-from nouscoder.generation.environments.agent import AgentFault
-from nouscoder.generation.metrics import ApiCounts, ApiTokens
+from nouscoder.domain.tokens import FinishReason
+from nouscoder.generation.environments.agent import AgentFault, AgentSessions
+from nouscoder.generation.metrics import ApiMetrics, ApiTokens
 from nouscoder.generation.openai.completions import AnswerForm, PromptEncoder, event
 from nouscoder.generation.openai.sampling import CompletionPiece, ended_as
 from nouscoder.generation.openai.schema import (
@@ -39,27 +39,12 @@ from nouscoder.generation.openai.schema import (
     parsed_body,
 )
 
+if TYPE_CHECKING:
+    from nouscoder.generation.openai.front import LinkedCounts, LinkedSessions
+
 KEY_BEGIN = "nc-session-"
 _MOST_CLAIMS = 1024  # agents that wait for a session
 _KEPT_ENDED = 4096  # sessions that have ended, so that their agents are told why
-
-
-class AgentDesk(Protocol):
-    """The sessions of a run, as AgentSessions in the worker has them."""
-
-    on_end: Callable[[str, str], None]
-
-    async def claim(self) -> tuple[str, dict[str, Any]]:
-        """As AgentSessions.claim."""
-
-    def turn(self, session_id: str, given: Sequence[int], max_tokens: int | None) -> asyncio.Future[Completion]:
-        """As AgentSessions.turn."""
-
-    def close(self, session_id: str, reward: float | None, answer: str | None) -> asyncio.Future[None]:
-        """As AgentSessions.close."""
-
-    def give_back(self, session_id: str) -> None:
-        """As AgentSessions.give_back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +76,13 @@ class Agents:
 
     def __init__(
         self,
-        desk: AgentDesk,
+        desk: AgentSessions | LinkedSessions,
         name: str,
         encoder: PromptEncoder,
         decode: Callable[[Sequence[int]], str],
         stop_ids: frozenset[int],
         limit_s: float,
-        counts: ApiCounts,
+        counts: ApiMetrics | LinkedCounts,
     ) -> None:
         self._desk = desk
         self._name = name

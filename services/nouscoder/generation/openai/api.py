@@ -25,7 +25,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -39,12 +39,12 @@ from nouscoder.config.generation import OpenAISection
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.prompt import AUTO, PromptSettings
 from nouscoder.generation.engines import open_engine
-from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, GuestEngine
 from nouscoder.generation.environments.agent import AgentSessions
-from nouscoder.generation.metrics import ApiCounts, ApiMetrics, ApiRoute, GenerationMetrics
-from nouscoder.generation.openai.agents import KEY_BEGIN, AgentDesk, Agents, AgentSession
+from nouscoder.generation.metrics import ApiMetrics, ApiRoute, GenerationMetrics
+from nouscoder.generation.openai.agents import KEY_BEGIN, Agents, AgentSession
 from nouscoder.generation.openai.completions import Completions, PreparedRequest, PromptEncoder, event
-from nouscoder.generation.openai.guests import GuestEngine, open_desk
+from nouscoder.generation.openai.guests import open_desk
 from nouscoder.generation.openai.places import PlaceTaken, RequestPlace, RequestPlaces
 from nouscoder.generation.openai.process import start_front
 from nouscoder.generation.openai.sampling import ApiSampler
@@ -58,6 +58,9 @@ from nouscoder.http_server.memory_budget import CLIENT_KEY, CountMemory, MemoryB
 from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import shards_of
+
+if TYPE_CHECKING:
+    from nouscoder.generation.openai.front import LinkedCounts, LinkedSessions
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +82,7 @@ class ApiGate:
         api_keys: ApiKeys,
         hosts: Collection[str],
         places: RequestPlaces,
-        counts: ApiCounts,
+        counts: ApiMetrics | LinkedCounts,
         agents: Agents | None = None,
     ) -> None:
         self._agents = agents
@@ -305,12 +308,12 @@ async def serve_api(
     folder: Path,
     capacity: int,
     engine: GuestEngine,
-    counts: ApiCounts,
+    counts: ApiMetrics | LinkedCounts,
     listening: socket.socket,
     stack: AsyncExitStack,
     *,
     thinking: str = AUTO,
-    sessions: AgentDesk | None = None,
+    sessions: AgentSessions | LinkedSessions | None = None,
 ) -> None:
     """Serve on a listening socket until `stack` closes. `thinking` is for requests that say nothing of it.
 

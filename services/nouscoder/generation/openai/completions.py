@@ -14,13 +14,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.rollout import Sampling
 from nouscoder.formats.json_values import give_way
-from nouscoder.generation.metrics import ApiCounts, ApiTokens
-from nouscoder.generation.openai.guests import GuestEngine
+from nouscoder.generation.engines.base import GuestEngine
+from nouscoder.generation.metrics import ApiMetrics, ApiTokens
 from nouscoder.generation.openai.places import RequestPlace
 from nouscoder.generation.openai.sampling import ApiSampler, CompletionPiece, StreamUnread, WantedCompletion
 from nouscoder.generation.openai.schema import (
@@ -38,6 +38,9 @@ from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.http_server.memory_budget import charge_decoded
 from nouscoder.policy_folder.chat_template import PROCESSES
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
+
+if TYPE_CHECKING:
+    from nouscoder.generation.openai.front import LinkedCounts
 
 CHARACTERS_OF_TOKEN = 16  # more than the mean of any text that a policy is asked
 _MOST_WAITING = 100_000  # of prompts and completions: requests with a place wait with one at a time
@@ -268,7 +271,7 @@ class Completions:
         encoder: PromptEncoder,
         decode: Callable[[Sequence[int]], str],
         limit_s: float,
-        counts: ApiCounts,
+        counts: ApiMetrics | LinkedCounts,
     ) -> None:
         """`decode` is used in the event loop; `encoder` has a tokenizer of its own."""
         self._name = name

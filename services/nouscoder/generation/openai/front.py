@@ -80,7 +80,7 @@ class LinkedEngine:
 
 
 class LinkedSessions:
-    """An AgentDesk that is in the worker."""
+    """AgentSessions that are in the worker."""
 
     def __init__(self, link: FrontLink) -> None:
         self._link = link

@@ -19,8 +19,7 @@ from typing import Any
 
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, FinishReason
-from nouscoder.generation.engines.base import SampleRequest
-from nouscoder.generation.openai.guests import GuestEngine
+from nouscoder.generation.engines.base import GuestEngine, SampleRequest
 from nouscoder.http_server.fair_queue import FairSlots
 
 # What a tokenizer writes for bytes that are not, or not yet, a character.

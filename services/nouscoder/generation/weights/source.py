@@ -14,17 +14,20 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import PolicyManifest, Rendezvous, Shard, Transport
-from nouscoder.generation.engines.base import EngineError, EngineStopped, StagingEngine
+from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.weights.cache import PolicyCache, PolicyGone, PolicyUnusable
 from nouscoder.policy_folder.weights_files import FileState, state_of
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBusy, PeerError, PeerNotFound, PeerUnreachable
 from nouscoder.rpc.learner_client import LearnerClient, RemoteFile
+
+if TYPE_CHECKING:
+    from nouscoder.generation.engines.vllm import VllmEngine
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +37,6 @@ _AGAIN_S = 1.0
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 # Many engines ask for a new policy at once, and the learner sends to a few at a time.
 _BUSY = Retry("a transfer from the learner's memory", (PeerBusy,), for_s=120.0, wait_s=0.2)
-
-
-class PolicySource(Protocol):
-    """Makes the weights of a policy available on this machine."""
-
-    async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The checked shards, in the order of the manifest; those of the base of an adapter come before them.
-
-        Raises PolicyUnusable, PolicyGone.
-        """
 
 
 def check_shard(shard: Shard, path: Path) -> None:
@@ -83,9 +76,9 @@ class FolderSource:
         self._bases = CheckedShards()
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The shards in the folder of the manifest, and before them those of its base.
+        """The checked shards in the folder of the manifest, and before them those of its base.
 
-        The learner removes old versions, but never version 0.
+        The learner removes old versions, but never version 0. Raises PolicyUnusable and PolicyGone.
         """
         if manifest.transport is not Transport.FOLDER:
             raise PolicyUnusable(
@@ -134,10 +127,7 @@ class LearnerSource:
         return self._cache.first_folder
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The shards in the cache, and before them those of the base. The manifest's folder is not used.
-
-        Missing and damaged ones are fetched.
-        """
+        """As FolderSource.files_of, but in the cache. Missing and damaged ones are fetched."""
         async with self._one_at_a_time:
             base = () if manifest.base is None else await self._here(manifest.base, self._bases.check)
             files = (*base, *await self._here(manifest, check_shard))
@@ -220,6 +210,9 @@ class LearnerSource:
             raise PeerUnreachable(f"{what} did not arrive within {self._patience_s:.0f} s: {error}") from error
 
 
+PolicySource = FolderSource | LearnerSource
+
+
 def _is_whole(check: Callable[[Shard, Path], None], shard: Shard, path: Path) -> bool:
     try:
         check(shard, path)
@@ -231,7 +224,7 @@ def _is_whole(check: Callable[[Shard, Path], None], shard: Shard, path: Path) ->
 class LearnerMemory:
     """Has the learner send policies to the processes of one engine, without files, one at a time."""
 
-    def __init__(self, client: LearnerClient, engine: StagingEngine, metrics: GenerationMetrics) -> None:
+    def __init__(self, client: LearnerClient, engine: VllmEngine, metrics: GenerationMetrics) -> None:
         self._client = client
         self._engine = engine
         self._metrics = metrics
