@@ -304,10 +304,7 @@ def _digest(kind: Kind, task: Task) -> bytes:
 
 
 def function_problems(split: Split, num_problems: int, *, seed: int) -> tuple[Problem, ...]:
-    """`num_problems` different problems, taken from the tasks of this split in turn.
-
-    Raises ValueError when there are fewer.
-    """
+    """Different problems, from the tasks of this split in turn. Raises ValueError when there are fewer."""
     random = Random(f"{seed}/{split}/functions")
     tasks = [(kind, task) for kind in KINDS for task in kind.tasks if split_of(kind, task) is split]
     random.shuffle(tasks)

@@ -46,10 +46,7 @@ def prompt_of(problem: DemoProblem) -> str:
 
 
 def problems(split: Split, num_problems: int, *, seed: int) -> tuple[DemoProblem, ...]:
-    """`num_problems` different problems, taken from the families in turn while they have instances left.
-
-    Raises ValueError when the split has fewer instances.
-    """
+    """Different problems, from the families in turn. Raises ValueError when the split has fewer instances."""
     random = Random(f"{seed}/{split}/draw")
     queues = [(family, _shuffled(instances(family, split), random)) for family in FAMILIES]
     available = sum(len(queue) for _, queue in queues)

@@ -245,10 +245,7 @@ class PartialReports:
         await asyncio.Event().wait()
 
     async def send_last(self, leases: Mapping[str, str]) -> None:
-        """Report every rollout with more than `every_tokens` sampled tokens, before its lease is given back.
-
-        Raises PeerError and EngineError.
-        """
+        """Report rollouts of more than `every_tokens` before their leases end. Raises PeerError and EngineError."""
         if self._every_tokens:
             await self._send(leases, is_last=True)
 
@@ -266,10 +263,7 @@ class PartialReports:
             self._note(rollout_id, piece, is_kept=num_kept == piece.end_token)
 
     async def _unsaved(self, rollout_ids: Iterable[str], *, is_last: bool) -> dict[str, PartialRollout]:
-        """The tokens that the broker does not keep, of each rollout that has sampled `every_tokens` of them.
-
-        `is_last`: of each rollout that has sampled so many in all. Raises EngineError.
-        """
+        """What to keep of rollouts with `every_tokens` new tokens; `is_last`: in all. Raises EngineError."""
         chosen, progress = {}, self._engine.progress
         for rollout_id in rollout_ids:
             sampler = self._samplers.get(rollout_id)

@@ -40,10 +40,7 @@ _MOST_AGENTS = 10  # for one rollout of an evaluation
 
 
 class ContextLimit:
-    """Passes requests to `sampler`, cut so that prompt and completion have at most `max_tokens_total` tokens.
-
-    The limit of a run may be below what the engine was started for.
-    """
+    """Holds prompt and completion to `max_tokens_total` tokens, below what the engine was started for."""
 
     def __init__(self, sampler: Sampler, max_tokens_total: int) -> None:
         self._sampler = sampler
@@ -132,10 +129,7 @@ class Rollouts:
         self._samplers: dict[str, ResumableSampler] = {}  # the engine has requests of others too
 
     def start(self, task: Task, kept: PartialRollout | None = None) -> asyncio.Task[Rollout]:
-        """Start a task, from `kept` tokens on if there are some.
-
-        The returned asyncio task raises TaskRefused, ToolUnavailable, SessionAbandoned or EngineError.
-        """
+        """Start a task, from `kept` tokens on if there are some. The result raises as Environment.rollout."""
         sampler = self._samplers[task.rollout_id] = ResumableSampler(self._sampler, kept)
         version = max(task.min_policy_version, kept.newest_version if kept else 0)
         rollout = asyncio.create_task(self._make(task, version, sampler), name=f"rollout {task.rollout_id}")
@@ -193,10 +187,7 @@ class Rollouts:
         return PartialReports(self._engine, self._samplers, keep, every_tokens, self._metrics)
 
     async def all_of(self, tasks: Sequence[Task]) -> AsyncIterator[Rollout]:
-        """The rollouts in order of completion. Leaving early cancels the rest. Raises the first error of a task.
-
-        A rollout whose agent is gone is made again by another one.
-        """
+        """The rollouts as they end, or the first error. Leaving early cancels the rest. A lost agent is replaced."""
         started = [asyncio.create_task(self._with_agents(task)) for task in tasks]
         try:
             for following in asyncio.as_completed(started):

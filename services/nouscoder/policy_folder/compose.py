@@ -79,10 +79,7 @@ def compose_policy(
 
 
 def link_weights(to: Path, weights: Path) -> None:
-    """Make the folder `to` hold the weights in `weights`, or its adapter, as hard links where possible.
-
-    Raises PolicyFilesMissing, WeightsMissing and StorageError.
-    """
+    """Link the weights, or the adapter, into `to`. Raises PolicyFilesMissing, WeightsMissing and StorageError."""
     files = _there(_adapter_files(weights) if is_adapter(weights) else _whole_weights(weights))
     with whole_folder(to) as part:
         for file in files:

@@ -145,10 +145,7 @@ def spans_of(header: bytes, base: int = 0) -> tuple[TensorSpan, ...]:
 
 
 def stored_tensors(file: Path) -> dict[str, TensorSpan]:
-    """The tensors of a safetensors file by name, with their places in it, without ignored ones.
-
-    Raises WeightsUnusable when the header cannot be read, or the file is not as long as it says.
-    """
+    """The tensors of a whole safetensors file by name, without ignored ones. Raises WeightsUnusable."""
     try:
         size = file.stat().st_size
         with file.open("rb") as data:
@@ -206,10 +203,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def policy_files(folder: Path, first: Path) -> tuple[Path, ...]:
-    """The files that give every tensor of the policy in `folder`: its own, or those of `first` and its adapter.
-
-    Raises WeightsMissing.
-    """
+    """The files with all its tensors: its own, or those of `first` and its adapter. Raises WeightsMissing."""
     return (*weights_files(first), folder / ADAPTER_FILE) if is_adapter(folder) else weights_files(folder)
 
 

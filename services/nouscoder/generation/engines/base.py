@@ -207,10 +207,7 @@ class EnginePlaces:
 
 
 def checked_max_tokens(request: SampleRequest, ids_in_use: Collection[str], capacity: int) -> int:
-    """The maximum length of the completion when prompt and completion together may have `capacity` tokens.
-
-    Raises EngineError naming the request when its id is in use, or its prompt is empty or leaves no room.
-    """
+    """The most tokens of the completion, with the prompt at most `capacity`. Raises EngineError naming the request."""
     name = f"request {request.request_id}"
     num_prompt_tokens = len(request.prompt_token_ids)
     if request.request_id in ids_in_use:

@@ -95,10 +95,7 @@ class Decoder:
     """`model`: without gradients. `positions`: the most tokens of a row."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        """Build the architecture of `folder`/config.json without weights, in this type.
-
-        Raises EngineUnusable with the reason, and what torch raises when there is no such device or no memory.
-        """
+        """Build the architecture without weights. Raises EngineUnusable, and what torch raises without the device."""
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
             config = load_pretrained(AutoConfig, folder)
@@ -136,10 +133,7 @@ class Decoder:
 
     @torch.inference_mode()
     def check(self, source: str) -> None:
-        """Compare two short rows with their plain forward pass. A window is shortened meanwhile, so that it counts.
-
-        Raises EngineError when the log-probabilities differ. `source` names the weights.
-        """
+        """Compare two short rows with their plain forward pass. Raises EngineError naming `source` when they differ."""
         rows, width = len(_CHECKED_PROMPTS), _CHECKED_WIDTH
         ids = (7 + 5 * torch.arange(rows * width, device=self._device)).view(rows, width) % self.config.vocab_size
         window = getattr(self.config, "sliding_window", None)

@@ -62,10 +62,7 @@ class _Row(Row):
 
 
 class FakeEngine(StepEngine[_Row]):
-    """Samples `script(request)` token by token, then a stop token. Without stop tokens the script repeats.
-
-    Each step takes at least `step_s` seconds, in which the thread sleeps.
-    """
+    """Samples `script(request)` and a stop token; without one the script repeats. A step takes `step_s` seconds."""
 
     name = "fake"
 

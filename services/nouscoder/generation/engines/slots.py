@@ -140,10 +140,7 @@ class ChosenTokens:
 
 
 def draws_of(request: SampleRequest, num_tokens: int) -> Tensor:
-    """The random numbers in (0, 1] of the next `num_tokens` tokens of a request, [num_tokens] float64.
-
-    Those of the kept tokens come before them in the stream.
-    """
+    """Random numbers in (0, 1] of the next tokens of a request, after those of the kept ones, [num_tokens] float64."""
     stream = np.random.Generator(np.random.Philox(key=seed_of(request)))
     return torch.from_numpy(1.0 - stream.random(request.num_kept + num_tokens)[request.num_kept :])
 

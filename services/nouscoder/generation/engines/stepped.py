@@ -48,10 +48,7 @@ Ended = list[tuple[str, Completion]]
 
 @dataclass(slots=True)
 class Row:
-    """A completion in progress, which is cut at `max_tokens`.
-
-    `experts` are those of the tokens in the cache, [positions, layers, top_k] in parts; empty when none are recorded.
-    """
+    """A completion cut at `max_tokens`. `experts`: those of the cached tokens, [positions, layers, top_k] in parts."""
 
     request: SampleRequest
     max_tokens: int
@@ -105,10 +102,7 @@ RowT = TypeVar("RowT", bound=Row)
 
 
 class StepEngine(ABC, Generic[RowT]):
-    """Continuous batching in steps: requests wait, run together, and end as completions.
-
-    Every added request ends exactly once, as a completion or by `cancel`. One thread calls all methods.
-    """
+    """Continuous batching in steps. A request ends once: as a completion or by `cancel`. One thread calls it."""
 
     name: str
 

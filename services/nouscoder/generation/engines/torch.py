@@ -89,10 +89,7 @@ class TorchEngine(StepEngine[Row]):
         dtype: str = "float32",
         records_experts: bool = False,
     ) -> None:
-        """Build the architecture of `policy_folder`/config.json without weights. Raises EngineUnusable.
-
-        `records_experts`: completions have the experts that the policy chose; it must have some.
-        """
+        """Build the architecture without weights. `records_experts`: completions have them. Raises EngineUnusable."""
         torch.set_num_threads(threads)
         try:
             self._device = torch.device(device)

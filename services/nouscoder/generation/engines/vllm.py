@@ -159,10 +159,7 @@ class VllmEngine:
         return self._requests.sampled(starts)
 
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
-        """Check the files, then load them during a pause. Returns the seconds for which decoding paused.
-
-        A caller that is cancelled does not interrupt an update that has begun.
-        """
+        """As Engine.load_policy. A caller that is cancelled does not interrupt an update that has begun."""
         self._check_runs()
         source = f"policy version {policy_version}, {files[-1]}"
         await asyncio.to_thread(self._architecture.check, files, source)
@@ -193,10 +190,7 @@ class VllmEngine:
         return await asyncio.shield(asyncio.ensure_future(self._update(weights, policy_version)))
 
     async def pause(self, limit_s: float) -> None:
-        """Pause until `resume`, for at most `limit_s` seconds.
-
-        When this returns no step runs, and every token that was sampled is counted and among `sampled`.
-        """
+        """Pause as Engine.pause. When this returns, every token that was sampled is counted and among `sampled`."""
         async with self._change():
             self._paused_until_s = time.monotonic() + limit_s
             try:

@@ -80,10 +80,7 @@ class VllmControl:
         await self._call(self._llm.finish_weight_update(str(policy_version)), self._update_limit_s)
 
     async def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """The answer of each worker to a call of `method` (StagingWorker). Raises EngineError, EngineStopped.
-
-        An answer that does not come in time is no failure of the engine: vLLM may be busy with an update.
-        """
+        """Each worker's answer to a `method` of StagingWorker. Raises EngineError; late answers fail no engine."""
         try:
             async with asyncio.timeout(self._update_limit_s):
                 answers: list[Any] = await self._llm.collective_rpc(method, args=arguments)

@@ -185,10 +185,7 @@ class Agent:
         self._max_tokens_total = max_tokens_total
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
-        """Wait for an agent and do what it asks, until it closes the session.
-
-        Raises SessionAbandoned, ToolUnavailable when the API has lost the agent after its first turn, and EngineError.
-        """
+        """Do what an agent asks until it closes the session. Raises as Environment.rollout."""
         session, episode = _Session(self._about(task)), self._prompts.empty(task, sampler)
         text: str | None = None
         why = _WITH_ROLLOUT

@@ -21,10 +21,7 @@ class TaskRefused(NousCoderError):
 
 
 class ProblemRefused(TaskRefused):
-    """No worker can make a rollout of the problem: its prompt cannot be encoded, or leaves no room for an answer.
-
-    The problem is not asked again.
-    """
+    """No worker can encode the problem's prompt, or it leaves no room for an answer. The problem is not asked again."""
 
 
 class SessionAbandoned(NousCoderError):

@@ -62,10 +62,7 @@ class Episode:
         self._tokens += token_ids
 
     async def sample(self, max_tokens: int | None = None) -> Completion:
-        """Sample the next turn of at most `max_tokens` tokens after all tokens so far.
-
-        Raises EngineError, and ProblemRefused when the prompt leaves no room.
-        """
+        """Sample the next turn, of at most `max_tokens` tokens. Raises EngineError, and ProblemRefused without room."""
         limit = self.tokens_left if max_tokens is None else min(max_tokens, self.tokens_left)
         request = SampleRequest(
             request_id=self._task.rollout_id if not self._num_turns else f"{self._task.rollout_id}/{self._num_turns}",
@@ -97,10 +94,7 @@ class Episode:
         return True
 
     def finished(self, text: str, own_reward: float | None = None) -> Rollout:
-        """The rollout, with the `text` to grade. `own_reward` takes the place of the verdict's.
-
-        Raises TaskRefused when the tokens are not a valid rollout.
-        """
+        """The rollout with the `text` to grade, and its `own_reward`, if any. Raises TaskRefused if it is invalid."""
         try:
             return assemble_rollout(self._task, self._parts, text, own_reward)
         except ValueError as error:

@@ -82,10 +82,7 @@ class Tools:
         self.num_waiting = 0
 
     async def grade(self, submission: Submission) -> Verdict:
-        """The verifier's verdict, never internal_error.
-
-        Raises ToolUnavailable when there is none in time, and TaskRefused when the verifier refuses the submission.
-        """
+        """The verdict, never internal_error. Raises ToolUnavailable, and TaskRefused for the submission."""
         verdict = await self.within("public tests", self._verifier.grade(submission))
         if verdict.is_ours:
             raise ToolUnavailable(f"the verifier failed: {verdict.detail}")
@@ -128,10 +125,7 @@ class RolloutInterpreter:
         self._answered: list[tuple[str, InterpreterAnswer]] = []
 
     async def run(self, code: str) -> InterpreterAnswer:
-        """Run `code` after all code before, in the same namespace.
-
-        Raises ToolUnavailable without an answer in time, and TaskRefused when the verifier refuses the call.
-        """
+        """Run `code` after all code before. Raises ToolUnavailable without an answer in time, and TaskRefused."""
         answer = await self._tools.within("code", self._run(code))
         self._answered.append((code, answer))
         return answer

@@ -68,10 +68,7 @@ class PromptEncoder:
         self._rendering = FairSlots(PROCESSES, _MOST_WAITING, lambda waiting, busy: None)
 
     async def of_chat(self, request: ChatRequest, client: str) -> tuple[int, ...]:
-        """Token ids [prompt tokens] of a conversation. Raises ApiFault.
-
-        A policy without a chat template takes one message of a user, as its text.
-        """
+        """Token ids [prompt tokens] of messages; without a chat template, of one of a user. Raises ApiFault."""
         messages = [message.message() for message in request.messages]
         self._check_length(sum(len(message.content) for message in messages), "messages")
         if self._tokenizer.has_chat_template:
@@ -296,10 +293,7 @@ class Completions:
         return [self._name, f"{self._name}@{self.policy_version}"]
 
     async def of_chat(self, body: bytes, place: RequestPlace) -> PreparedRequest:
-        """The request in the body of /v1/chat/completions, which takes its place.
-
-        Raises ApiFault, MemoryBudgetExceeded, QueueFull and PlaceTaken.
-        """
+        """The request, which takes its place. Raises ApiFault, MemoryBudgetExceeded, QueueFull and PlaceTaken."""
         request = await parsed_body(ChatRequest, body)
         self._check_model(request.model)
         place.take(request.n)

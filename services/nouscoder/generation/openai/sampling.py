@@ -123,10 +123,7 @@ class CompletionEnd:
 
 @dataclass(frozen=True, slots=True)
 class CompletionPiece:
-    """A part of a completion: its text, and the tokens of the text with their log-probabilities. The last has an end.
-
-    Text that is held back, because it may begin a stop string, comes later than its tokens.
-    """
+    """A part of a completion; the last has an end. Text that may begin a stop string comes later than its tokens."""
 
     text: str
     token_ids: Sequence[int]
@@ -177,10 +174,7 @@ class ApiSampler:
     async def pieces(
         self, wanted: Sequence[WantedCompletion], client: str, limit_s: float
     ) -> AsyncGenerator[tuple[int, CompletionPiece]]:
-        """The pieces of all completions as they come, each with the position of its completion.
-
-        Raises EngineError, TimeoutError after `limit_s` seconds, and StreamUnread.
-        """
+        """The pieces as they come, with its completion's position. Raises EngineError, TimeoutError and StreamUnread."""
         coming: asyncio.Queue[tuple[int, CompletionPiece] | Exception] = asyncio.Queue()
         room = asyncio.Semaphore(_UNREAD_PIECES)
 

@@ -198,10 +198,7 @@ class ClaimRequest(_Model):
 
 
 class CloseRequest(_Model):
-    """The body of /v1/sessions/ID/reward: `answer` is graded in place of the last completion, if there is one.
-
-    `reward` takes the place of the reward of the verdict.
-    """
+    """The body of /v1/sessions/ID/reward: another `answer` to grade, a `reward` in place of the verdict's."""
 
     reward: float | None = None
     answer: str | None = None
@@ -238,10 +235,7 @@ def _fault_in(error: ValidationError) -> ApiFault:
 
 
 async def parsed_body(kind: type[Parsed], body: bytes) -> Parsed:
-    """As `parsed`, for a body of anybody: bounded, and beside the event loop when it is large.
-
-    Also raises MemoryBudgetExceeded and QueueFull.
-    """
+    """As `parsed`, beside the event loop when the body is large. Also raises MemoryBudgetExceeded and QueueFull."""
 
     def parse(body: bytes, values: ValueCount) -> Parsed:
         return parsed(kind, body)

@@ -77,10 +77,7 @@ class Policies:
 
     @asynccontextmanager
     async def pinned(self, policy_version: int, limit_s: float) -> AsyncIterator[None]:
-        """Keep the policy in use until the end of the block, but for `limit_s` seconds at most.
-
-        Raises PolicyRefused when another version is in use.
-        """
+        """Keep the policy in use in the block, for `limit_s` seconds at most. Raises PolicyRefused for another."""
         pin = object()
         self._pins.add(pin)
         self._unpinned.clear()
@@ -114,10 +111,7 @@ class Policies:
             return self._known_again(manifest) if self._is_known(manifest) else await self._take(manifest, files)
 
     async def follow(self, manifest: PolicyManifest) -> bool:
-        """Load a policy that the broker announces. Returns False when it is not newer than the one in use.
-
-        Raises PolicyUnusable, PolicyGone, PoliciesDiffer.
-        """
+        """Load an announced policy; False if it is not newer. Raises PolicyUnusable, PolicyGone, PoliciesDiffer."""
         self._check_tokenizer(manifest)
         if self._is_known(manifest):
             await self._check_weights(manifest)

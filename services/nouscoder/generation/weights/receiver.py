@@ -53,10 +53,7 @@ class PolicyReceiver:
     def __init__(
         self, order: dict[str, Any], rank: int, device: torch.device, base: PolicyReceiver | None = None
     ) -> None:
-        """Begin to receive what `order_of` describes, as this rank of the rendezvous. `device` is the worker's.
-
-        `base` has the policy that the order names as its base, if any.
-        """
+        """Receive what `order_of` describes, as this rank. `device` is the worker's, `base` that of the order."""
         self._shards = [Shard(*shard) for shard in order["shards"]]
         self._sent = [Shard(*file) for file in order["sent"]]
         self._base = base

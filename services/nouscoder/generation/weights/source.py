@@ -76,10 +76,7 @@ class FolderSource:
         self._bases = CheckedShards()
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The checked shards in the folder of the manifest, and before them those of its base.
-
-        The learner removes old versions, but never version 0. Raises PolicyUnusable and PolicyGone.
-        """
+        """The checked shards, after those of the base, which is never removed. Raises PolicyUnusable and PolicyGone."""
         if manifest.transport is not Transport.FOLDER:
             raise PolicyUnusable(
                 f"policy version {manifest.policy_version} must be fetched from the learner:"
