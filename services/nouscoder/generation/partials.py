@@ -55,7 +55,7 @@ class ResumableSampler:
         self._is_linear = True  # each request goes on from the tokens of those before
         self._num_read = 0  # recorded tokens before the last sampled one: those whose experts are known
         self._num_saved = kept.end_token if kept else 0
-        self._num_saved_sampled = kept.num_sampled_tokens if kept else 0
+        self.num_saved_sampled = kept.num_sampled_tokens if kept else 0
         self.num_continued = 0
         self.num_dropped = 0
 
@@ -74,11 +74,6 @@ class ResumableSampler:
     def num_sampled(self) -> int:
         """Recorded tokens that were sampled. Those that the engine samples are recorded when their turn ends."""
         return sum(len(part.token_ids) for part in self._parts if isinstance(part, SampledTokens))
-
-    @property
-    def num_saved_sampled(self) -> int:
-        """Sampled tokens of this rollout that the broker keeps."""
-        return self._num_saved_sampled
 
     @property
     def first_unsaved(self) -> int:
@@ -110,11 +105,11 @@ class ResumableSampler:
     def saved(self, piece: PartialRollout) -> None:
         """The broker keeps this piece after those before it."""
         self._num_saved = piece.end_token
-        self._num_saved_sampled += piece.num_sampled_tokens
+        self.num_saved_sampled += piece.num_sampled_tokens
 
     def forgotten(self) -> None:
         """The broker keeps other tokens than expected: it gets all of them again."""
-        self._num_saved = self._num_saved_sampled = 0
+        self._num_saved = self.num_saved_sampled = 0
 
     async def _turn(self, request: SampleRequest) -> Completion:
         kept = self._kept_turn(request, self._record_given(request))

@@ -228,16 +228,16 @@ class RolloutWorker:
         by_lease = {held.lease_id: progress[rollout_id] for rollout_id, held in self._held.items()}
         versions = self._rollouts.oldest_versions()
         oldest = {held.lease_id: versions[name] for name, held in self._held.items() if name in versions}
-        return WorkReport(by_lease, self._rollouts.paused, oldest)
+        return WorkReport(by_lease, self._rollouts.engine.paused, oldest)
 
     async def _drop(self, keeper: LeaseKeeper) -> None:
         """Raises EngineStopped when leases are lost and the engine hangs."""
-        loop = asyncio.get_running_loop()
+        loop, engine = asyncio.get_running_loop(), self._rollouts.engine
         known_tokens, moved_s = -1, loop.time()
         while True:
             await asyncio.sleep(_DROP_EVERY_S)
-            num_tokens = self._rollouts.num_tokens
-            if num_tokens != known_tokens or self._rollouts.paused or not self._rollouts.has_work:
+            num_tokens = engine.num_tokens
+            if num_tokens != known_tokens or engine.paused or not engine.num_running + engine.num_waiting:
                 known_tokens, moved_s = num_tokens, loop.time()
             self._count_room()  # a rollout may have begun to wait for a tool
             lost = keeper.take_lost()

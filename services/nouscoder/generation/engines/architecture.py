@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -53,18 +54,30 @@ class Parameters:
             raise EngineError(f"{source}: {missing[0]} is missing")
 
 
+def model_config(folder: Path) -> Any:
+    """`folder`/config.json, as transformers reads it. Raises EngineUnusable."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        return load_pretrained(AutoConfig, folder)
+    except (OSError, ValueError) as error:
+        raise _no_config(folder, error) from error
+
+
+def _no_config(folder: Path, error: Exception) -> EngineUnusable:
+    return EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}")
+
+
 class Architecture(Parameters):
     """The parameters of the model in a policy folder, as its files name them."""
 
     def __init__(self, folder: Path) -> None:
         """Read `folder`/config.json. Raises EngineUnusable. No weights are made."""
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        config = model_config(folder)
         try:
-            config = load_pretrained(AutoConfig, folder)
             with torch.device("meta"):
                 model = build_model(AutoModelForCausalLM, config, attn_implementation="eager")
         except (OSError, ValueError) as error:
-            raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
+            raise _no_config(folder, error) from error
         # As transformers writes them: with the buffers that a folder holds, such as the bias of a router, and for some
         # types by other names, or experts one by one.
         super().__init__(revert_weight_conversion(model, model.state_dict(keep_vars=True)))

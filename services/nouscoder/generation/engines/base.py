@@ -83,11 +83,16 @@ class SampleRequest:
         return self.stops.end([*kept[-window:], *token_ids[-window:]])
 
 
+def seed_from(*parts: object) -> int:
+    """A seed that depends on these parts."""
+    return int.from_bytes(blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little")
+
+
 def seed_of(request: SampleRequest) -> int:
     """The request's seed. Seed 0 is replaced by one from the request id, so that repeated requests sample the same."""
     if request.sampling.seed:
         return request.sampling.seed % 2**64
-    return int.from_bytes(blake2b(request.request_id.encode(), digest_size=8).digest(), "little")
+    return seed_from(request.request_id)
 
 
 class Sampler(Protocol):

@@ -11,7 +11,6 @@ gets the number of earlier tokens from the cache; here that is one number for ea
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +18,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function
 
+from nouscoder.generation.engines.architecture import model_config
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
 from nouscoder.generation.engines.slots import DecodePass, KeyValueCache, PromptPass
 from nouscoder.policy_folder.model_types import engine_fault, positions_of
-from nouscoder.policy_folder.pretrained import build_model, load_pretrained
+from nouscoder.policy_folder.pretrained import build_model
 
 SLOTS_ATTENTION = "nouscoder_slots"
 
@@ -96,11 +96,7 @@ class Decoder:
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         """Build the architecture without weights. Raises EngineUnusable, and what torch raises without the device."""
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        try:
-            config = load_pretrained(AutoConfig, folder)
-        except (OSError, ValueError) as error:
-            raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
+        config = model_config(folder)
         # A Llama has no layer types: its attention is always full.
         if fault := engine_fault("torch", config.model_type, getattr(config, "layer_types", None) or ()):
             raise EngineUnusable(f"{folder}: {fault}")

@@ -195,7 +195,7 @@ class SteppedEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._commands.put(self._close)
+        self._commands.put(lambda: setattr(self, "_closing", True))
         await asyncio.to_thread(self._thread.join, _JOIN_LIMIT_S)
         if not self._failure.done():
             self._end_all(EngineStopped("the engine is stopping"))
@@ -324,7 +324,8 @@ class SteppedEngine:
                     self._step()
                 else:
                     self._wait(reason)
-                self._do_commands()
+                while not self._commands.empty():
+                    self._commands.get()()
         except Exception as error:  # waiting callers must get any error
             log.exception("the engine failed")
             stopped = EngineStopped(f"the engine failed: {error}")
@@ -355,10 +356,6 @@ class SteppedEngine:
         if command is not None:
             command()
 
-    def _do_commands(self) -> None:
-        while not self._commands.empty():
-            self._commands.get()()
-
     def _step(self) -> None:
         tokens_before = self._engine.num_tokens
         ended = self._engine.step()
@@ -376,9 +373,6 @@ class SteppedEngine:
             self._post(_set_error, future, error)
         else:
             self._sampling[request.request_id] = future
-
-    def _close(self) -> None:
-        self._closing = True
 
     def _post(self, call: Callable[..., None], *arguments: Any) -> None:
         self._loop.call_soon_threadsafe(call, *arguments)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, VersionSpan, float32, int32
@@ -19,6 +18,7 @@ from nouscoder.generation.engines.base import (
     EngineStopped,
     SampleRequest,
     checked_max_tokens,
+    seed_from,
     seed_of,
 )
 
@@ -57,7 +57,7 @@ def _stream_of(request: SampleRequest) -> int:
     """
     seed = seed_of(request)
     if request.num_kept:
-        seed = int.from_bytes(blake2b(f"{seed}/{request.num_kept}".encode(), digest_size=8).digest(), "little")
+        seed = seed_from(seed, request.num_kept)
     return seed % _MAX_SEED
 
 

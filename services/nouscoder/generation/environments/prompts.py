@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from hashlib import blake2b
 
 from nouscoder.config.generation import EnvironmentSection
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, int32
-from nouscoder.generation.engines.base import PromptTooLong, SampleRequest
+from nouscoder.generation.engines.base import PromptTooLong, SampleRequest, seed_from
 from nouscoder.generation.environments.base import EnvironmentUnusable, ProblemRefused, Sampler, TaskRefused
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
@@ -103,9 +102,7 @@ class Episode:
     def _seed_of_turn(self) -> int:
         """The seed of this turn's random stream, derived from the task's seed and the number of the turn."""
         seed = self._task.sampling.seed
-        if not seed or not self._num_turns:
-            return seed
-        return int.from_bytes(blake2b(f"{seed}/{self._num_turns}".encode(), digest_size=8).digest(), "little")
+        return seed_from(seed, self._num_turns) if seed and self._num_turns else seed
 
 
 class Prompts:

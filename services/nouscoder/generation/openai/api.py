@@ -43,7 +43,7 @@ from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
 from nouscoder.generation.environments.agent import AgentSessions
 from nouscoder.generation.metrics import ApiMetrics, ApiRoute, GenerationMetrics
 from nouscoder.generation.openai.agents import KEY_BEGIN, Agents, AgentSession
-from nouscoder.generation.openai.completions import Completions, PreparedRequest, PromptEncoder, event
+from nouscoder.generation.openai.completions import Completions, PreparedRequest, PromptEncoder, Serving, event
 from nouscoder.generation.openai.guests import open_desk
 from nouscoder.generation.openai.places import PlaceTaken, RequestPlace, RequestPlaces
 from nouscoder.generation.openai.process import start_front
@@ -329,11 +329,9 @@ async def serve_api(
         raise EngineUnusable(str(error)) from error
     prompts = PromptEncoder(encoder, capacity, PromptSettings(thinking=thinking).enable_thinking)
     sampler = ApiSampler(engine, decoder.decode, stop_ids, settings.slots)
-    limit_s, agents = settings.request_limit_s, None
-    completions = Completions(name, engine, sampler, prompts, decoder.decode, limit_s, counts)
-    if sessions is not None:
-        agents = Agents(sessions, name, prompts, decoder.decode, stop_ids, limit_s, counts)
-    app = make_app(completions, settings.max_body_bytes, agents)
+    serving = Serving(name, prompts, decoder.decode, stop_ids, settings.request_limit_s, counts)
+    agents = None if sessions is None else Agents(sessions, serving)
+    app = make_app(Completions(serving, engine, sampler), settings.max_body_bytes, agents)
     budget = MemoryBudget(_BODIES_IN_BUDGET * settings.max_body_bytes)
     app.add_middleware(CountMemory, budget=budget, is_open_path=OPEN.__contains__, refusals=_REFUSALS)
     places = RequestPlaces(settings.max_requests)

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -186,40 +186,25 @@ async def serve(link_number: int, listening_number: int) -> None:
     sessions = LinkedSessions(link) if begin["has_agents"] else None
     async with AsyncExitStack() as stack:
         try:
-            await _listen(begin, engine, counts, socket.socket(fileno=listening_number), stack, sessions)
+            # Its libraries are loaded here, after torch is kept out.
+            from nouscoder.generation.openai.api import serve_api
+
+            settings = OpenAISection.model_validate(begin["settings"])
+            parts = (engine, counts, socket.socket(fileno=listening_number), stack)
+            policy = (begin["name"], Path(begin["folder"]), begin["capacity"])
+            await serve_api(settings, *policy, *parts, thinking=begin["thinking"], sessions=sessions)
         except Unusable as error:
             link.send({"unusable": str(error)})
             return
         sending = asyncio.create_task(counts.send(link))
         link.send({"ready": True})
-        await _follow(records, engine, sessions)
-        sending.cancel()
-
-
-async def _listen(
-    begin: Record,
-    engine: LinkedEngine,
-    counts: LinkedCounts,
-    listening: socket.socket,
-    stack: AsyncExitStack,
-    sessions: LinkedSessions | None,
-) -> None:
-    """Raises Unusable."""
-    from nouscoder.generation.openai.api import serve_api
-
-    settings = OpenAISection.model_validate(begin["settings"])
-    folder, capacity, thinking = Path(begin["folder"]), begin["capacity"], begin["thinking"]
-    parts = (engine, counts, listening, stack)
-    await serve_api(settings, begin["name"], folder, capacity, *parts, thinking=thinking, sessions=sessions)
-
-
-async def _follow(records: AsyncIterator[Record], engine: LinkedEngine, sessions: LinkedSessions | None) -> None:
-    async for record in records:
-        engine.take(record)
+        async for record in records:
+            engine.take(record)
+            if sessions is not None:
+                sessions.take(record)
         if sessions is not None:
-            sessions.take(record)
-    if sessions is not None:
-        sessions.end()
+            sessions.end()
+        sending.cancel()
 
 
 if __name__ == "__main__":

@@ -173,6 +173,12 @@ class ChatRequest(SamplingRequest):
     logprobs: bool = False
     chat_template_kwargs: TemplateSettings = TemplateSettings()
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of a completion; None: as many as fit."""
+        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return min(limits, default=None)
+
 
 class CompletionRequest(SamplingRequest):
     """The body of /v1/completions. A prompt is a text or token ids; there may be several."""

@@ -55,7 +55,7 @@ class Policies:
         self._source = source or FolderSource()
         self._memory = memory
         self._tokenizer = tokenizer
-        self._current: PolicyManifest | None = None
+        self.current: PolicyManifest | None = None  # in use
         self._files: tuple[Path, ...] = ()  # of version 0 in use
         self._loading = False
         self._pending: list[int] = []  # versions that are loaded or wait for it
@@ -64,11 +64,6 @@ class Policies:
         self._pins: set[object] = set()
         self._unpinned = asyncio.Event()
         self._unpinned.set()
-
-    @property
-    def current(self) -> PolicyManifest | None:
-        """The policy in use."""
-        return self._current
 
     @property
     def is_pinned(self) -> bool:
@@ -125,14 +120,14 @@ class Policies:
 
     @property
     def _version(self) -> int:
-        return -1 if self._current is None else self._current.policy_version
+        return -1 if self.current is None else self.current.policy_version
 
     def _is_known(self, manifest: PolicyManifest) -> bool:
         return manifest.policy_version <= self._version
 
     def _known_again(self, manifest: PolicyManifest) -> float:
         """0 for the policy in use. Raises PolicyRefused for any other."""
-        current = self._current
+        current = self.current
         assert current is not None
         if (manifest.policy_version, manifest.digest) == (current.policy_version, current.digest):
             return 0.0
@@ -152,7 +147,7 @@ class Policies:
 
     async def _check_weights(self, manifest: PolicyManifest) -> None:
         """Compare version 0 of the learner with that in use, which came from the files that the run began with."""
-        current = self._current
+        current = self.current
         if current is None or manifest.policy_version or current.policy_version:
             return
         if manifest.weights == current.weights or not (manifest.weights and current.weights and self._files):
@@ -221,7 +216,7 @@ class Policies:
         except EngineError as error:
             raise PolicyUnusable(str(error)) from error
         async with self._taken:
-            self._current, self._files = manifest, (files or ()) if not manifest.policy_version else ()
+            self.current, self._files = manifest, (files or ()) if not manifest.policy_version else ()
             self._taken.notify_all()
         log.info("policy taken over", extra={"policy_version": manifest.policy_version, "pause_s": round(pause_s, 4)})
         return pause_s
