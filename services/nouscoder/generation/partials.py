@@ -20,7 +20,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from nouscoder.domain.partial import Part, PartialRollout, tokens_from
 from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, int32
@@ -209,28 +209,23 @@ class ResumableSampler:
         self.forgotten()
 
 
+@dataclass(frozen=True, slots=True)
 class PartialReports:
-    """Reports a rollout when it has sampled `every_tokens` tokens more; 0 never."""
+    """Reports a rollout when it has sampled `every_tokens` tokens more; 0 never.
 
-    def __init__(
-        self,
-        engine: Engine,
-        samplers: Mapping[str, ResumableSampler],
-        keep: KeepPartials,
-        every_tokens: int,
-        metrics: GenerationMetrics,
-    ) -> None:
-        """`samplers`: those of the rollouts in progress, by their ids. `keep`: see BrokerClient.keep_partials."""
-        self._engine = engine
-        self._samplers = samplers
-        self._keep = keep
-        self._every_tokens = every_tokens
-        self._saved_tokens = metrics.partial_tokens.labels(PartialTokens.SAVED.value)
-        self._lost: set[str] = set()
+    `samplers`: those of the rollouts in progress, by their ids. `keep`: see BrokerClient.keep_partials.
+    """
+
+    engine: Engine
+    samplers: Mapping[str, ResumableSampler]
+    keep: KeepPartials
+    every_tokens: int
+    metrics: GenerationMetrics
+    _lost: set[str] = field(default_factory=set)
 
     async def run(self, leases: Leases) -> None:
         """Send reports until cancelled. `leases` answers the lease id of each rollout in progress."""
-        while self._every_tokens:
+        while self.every_tokens:
             await asyncio.sleep(_LOOK_EVERY_S)
             try:
                 await self._send(leases(), is_last=False)
@@ -241,16 +236,16 @@ class PartialReports:
 
     async def send_last(self, leases: Mapping[str, str]) -> None:
         """Report rollouts of more than `every_tokens` before their leases end. Raises PeerError and EngineError."""
-        if self._every_tokens:
+        if self.every_tokens:
             await self._send(leases, is_last=True)
 
     async def _send(self, leases: Mapping[str, str], *, is_last: bool) -> None:
-        self._lost &= set(leases.values())
+        self._lost.intersection_update(leases.values())
         asked = {name: lease_id for name, lease_id in leases.items() if lease_id not in self._lost}
         unsaved = await self._unsaved(asked, is_last=is_last)
         if not unsaved:
             return
-        answers = await self._keep({asked[name]: piece for name, piece in unsaved.items()})
+        answers = await self.keep({asked[name]: piece for name, piece in unsaved.items()})
         for rollout_id, piece in unsaved.items():
             num_kept = answers[asked[rollout_id]]
             if num_kept is None:
@@ -259,26 +254,26 @@ class PartialReports:
 
     async def _unsaved(self, rollout_ids: Iterable[str], *, is_last: bool) -> dict[str, PartialRollout]:
         """What to keep of rollouts with `every_tokens` new tokens; `is_last`: in all. Raises EngineError."""
-        chosen, progress = {}, self._engine.progress
+        chosen, progress = {}, self.engine.progress
         for rollout_id in rollout_ids:
-            sampler = self._samplers.get(rollout_id)
+            sampler = self.samplers.get(rollout_id)
             if sampler is not None:
                 num_sampled = sampler.num_sampled + progress.get(sampler.request_id or "", 0)
                 num_unsaved = num_sampled - sampler.num_saved_sampled
-                if num_unsaved > 0 and (num_sampled if is_last else num_unsaved) >= self._every_tokens:
+                if num_unsaved > 0 and (num_sampled if is_last else num_unsaved) >= self.every_tokens:
                     chosen[rollout_id] = sampler
         if not chosen:
             return {}
         starts = {s.request_id: s.first_unsaved for s in chosen.values() if s.request_id is not None}
-        running = await self._engine.sampled(starts)
+        running = await self.engine.sampled(starts)
         pieces = {name: sampler.unsaved(running.get(sampler.request_id or "")) for name, sampler in chosen.items()}
         return {name: piece for name, piece in pieces.items() if piece is not None}
 
     def _note(self, rollout_id: str, piece: PartialRollout, *, is_kept: bool) -> None:
         """The broker keeps `piece` of the rollout after what it kept before, or it keeps other tokens."""
         if is_kept:
-            self._saved_tokens.inc(piece.num_sampled_tokens)
-        sampler = self._samplers.get(rollout_id)
+            self.metrics.partial_tokens.labels(PartialTokens.SAVED.value).inc(piece.num_sampled_tokens)
+        sampler = self.samplers.get(rollout_id)
         if sampler is not None and is_kept:
             sampler.saved(piece)
         elif sampler is not None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grpc
 
@@ -70,14 +70,17 @@ class RunRefused(NousCoderError):
 
 
 class NextRun:
-    """`started`: the configuration with which the engine was started; `reread` gives that of the next run."""
+    """`started`: the configuration with which the engine was started; `reread` gives that of the next run.
+
+    `wanted` is that of the run that was asked for, if any, and `asked` is set then.
+    """
 
     def __init__(self, started: Config, reread: Callable[[], Config] | None) -> None:
         self._started = started
         self._current = started
         self._reread = reread
-        self._wanted: Config | None = None
-        self._asked = asyncio.Event()
+        self.wanted: Config | None = None
+        self.asked = asyncio.Event()
         self._served: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def change(self) -> str:
@@ -87,27 +90,19 @@ class NextRun:
         config = await asyncio.to_thread(self._reread)
         if config == self._current:
             return config.run.name
-        if self._wanted is not None:
-            raise RunRefused(f"the change to run {self._wanted.run.name} is in progress")
+        if self.wanted is not None:
+            raise RunRefused(f"the change to run {self.wanted.run.name} is in progress")
         reason = await asyncio.to_thread(reason_to_start_again, self._started, config)
         if reason is not None:
             raise RunRefused(reason)
-        self._wanted = config
-        self._asked.set()
+        self.wanted = config
+        self.asked.set()
         return await asyncio.shield(self._served)
-
-    async def asked(self) -> None:
-        """Wait until a change is asked for."""
-        await self._asked.wait()
-
-    def take(self) -> Config | None:
-        """The configuration of the run that was asked for; None when none was."""
-        return self._wanted
 
     def begun(self, config: Config) -> None:
         """The run of `config` is served now."""
-        self._current, self._wanted = config, None
-        self._asked.clear()
+        self._current, self.wanted = config, None
+        self.asked.clear()
         served, self._served = self._served, asyncio.get_running_loop().create_future()
         served.set_result(config.run.name)
 
@@ -292,20 +287,20 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
                 tools = await _open_tools(run, of_run)
                 asking = await asyncio.to_thread(_asking, run, folder)
                 sessions = AgentSessions() if isinstance(run.generation.environment, AgentSection) else None
-                parts = (folder, engine, policies, metrics, tools, sessions)
-                rollouts = await _open_rollouts(asking, *parts)
+                parts = _Parts(folder, engine, policies, metrics, tools, sessions)
+                rollouts = await _open_rollouts(asking, parts)
                 evaluations = None
                 if _rollouts_differ(asking):
-                    evaluations = await _open_rollouts(asking.evaluating, *parts)
+                    evaluations = await _open_rollouts(asking.evaluating, parts)
                 if service is None:
                     service = GenerationService(engine, rollouts, policies, next_run)
                     await start_grpc(_served(config, service, metrics, health), stack)
                 service.serve_run(rollouts, policies, evaluations)
-                await _start_openai(asking, folder, engine, policies, metrics, of_run, sessions)
+                await _start_openai(asking, parts, of_run)
                 worker = await _worker(run, rollouts, policies, of_run)
                 next_run.begun(run)
-                await run_until_stopped(stop, worker, engine.failed(), next_run.asked())
-            run = next_run.take()
+                await run_until_stopped(stop, worker, engine.failed(), next_run.asked.wait())
+            run = next_run.wanted
             if run is not None:
                 folder = run.in_run_folder(run.policy.path)
                 log.info("the engine serves the next run", extra={"run": run.run.name})
@@ -326,36 +321,32 @@ def _asking(config: Config, folder: Path) -> Config:
     return config
 
 
-async def _open_rollouts(
-    config: Config,
-    folder: Path,
-    engine: Engine,
-    policies: Policies,
-    metrics: GenerationMetrics,
-    tools: Tools | None,
-    sessions: AgentSessions | None,
-) -> Rollouts:
+class _Parts(NamedTuple):
+    """What the rollouts of one run are made with."""
+
+    folder: Path
+    engine: Engine
+    policies: Policies
+    metrics: GenerationMetrics
+    tools: Tools | None
+    sessions: AgentSessions | None
+
+
+async def _open_rollouts(config: Config, run: _Parts) -> Rollouts:
     """The rollouts of one run: its environment and its context limit. Raises EnvironmentUnusable."""
-    environment = await asyncio.to_thread(open_environment, config, folder, tools, sessions)
-    sampling = await asyncio.to_thread(RunSampling.of, config.generation.sampling, folder)
+    environment = await asyncio.to_thread(open_environment, config, run.folder, run.tools, run.sessions)
+    sampling = await asyncio.to_thread(RunSampling.of, config.generation.sampling, run.folder)
     most = config.generation.max_tokens_total
-    return Rollouts(environment, engine, policies, tools, metrics, most, sampling, sessions)
+    return Rollouts(environment, run.engine, run.policies, run.tools, run.metrics, most, sampling, run.sessions)
 
 
-async def _start_openai(
-    config: Config,
-    folder: Path,
-    engine: Engine,
-    policies: Policies,
-    metrics: GenerationMetrics,
-    stack: AsyncExitStack,
-    sessions: AgentSessions | None,
-) -> None:
+async def _start_openai(config: Config, run: _Parts, stack: AsyncExitStack) -> None:
     if config.generation.openai.http:
         # Its libraries are loaded only where it is wanted.
         from nouscoder.generation.openai.api import start_openai
 
-        await start_openai(config, folder, engine, policies, metrics.api, stack, sessions=sessions)
+        api = run.metrics.api
+        await start_openai(config, run.folder, run.engine, run.policies, api, stack, sessions=run.sessions)
 
 
 async def _open_tools(config: Config, stack: AsyncExitStack) -> Tools | None:

@@ -33,7 +33,10 @@ _MIN_TEMPERATURE = 1e-6
 
 
 class PromptPass:
-    """Fills slots from prompts. A prompt attends only to itself, so nothing is read from the cache."""
+    """Fills slots from prompts. A prompt attends only to itself, so nothing is read from the cache.
+
+    Slot first_slot + i gets the prompt in row source_rows[i], `source_rows` [new requests].
+    """
 
     def __init__(self, cache: KeyValueCache, first_slot: int, source_rows: Tensor) -> None:
         self._cache = cache
@@ -61,7 +64,7 @@ class PromptPass:
 
 
 class DecodePass:
-    """Adds one column to each of the first `len(lengths)` slots and reads the first `longest` columns."""
+    """Adds a column to each of the first slots, after its `lengths` [rows] columns, and reads the first `longest`."""
 
     def __init__(self, cache: KeyValueCache, lengths: Tensor, longest: int) -> None:
         self._cache = cache
@@ -112,14 +115,6 @@ class KeyValueCache:
         shape = (self._num_slots, like.shape[1], self._capacity, like.shape[3])
         with torch.inference_mode(False):  # it also changes outside of a step, when a request is cancelled
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
-
-    def prompt_pass(self, first_slot: int, source_rows: Tensor) -> PromptPass:
-        """Slot first_slot + i gets the prompt in row source_rows[i], `source_rows` [new requests]."""
-        return PromptPass(self, first_slot, source_rows)
-
-    def decode_pass(self, lengths: Tensor, longest: int) -> DecodePass:
-        """`lengths` [rows]: columns in use before this token. `longest`: columns to attend to, with the new one."""
-        return DecodePass(self, lengths, longest)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` columns of one slot to another."""

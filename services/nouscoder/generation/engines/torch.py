@@ -176,7 +176,7 @@ class TorchEngine(StepEngine[Row]):
         prompts = list(dict.fromkeys(row.prompt for row in rows))
         position = {prompt: index for index, prompt in enumerate(prompts)}
         sources = torch.tensor([position[row.prompt] for row in rows], device=self._device)
-        passing = self._cache.prompt_pass(len(self._slots), sources)
+        passing = PromptPass(self._cache, len(self._slots), sources)
         logits = self._prompt_logits(prompts, passing)[sources]
         for row in rows:
             del self._waiting[row.request.request_id]
@@ -199,7 +199,7 @@ class TorchEngine(StepEngine[Row]):
     def _decode(self) -> Ended:
         longest = 1 + max(row.cached_tokens for row in self._slots.rows)
         lengths = self._slots.lengths
-        passing = self._cache.decode_pass(lengths, longest)
+        passing = DecodePass(self._cache, lengths, longest)
         logits = self._decoder.logits(self._slots.last_tokens[:, None], lengths[:, None], passing)
         self._slots.advance()
         if self._recorder is not None:
@@ -368,9 +368,9 @@ class Decoder:
         rows, longest = torch.arange(len(lengths), device=self._device), int(lengths.max())
         cache = KeyValueCache(len(lengths), _CHECKED_WIDTH)
         positions = torch.arange(longest, device=self._device)[None]
-        found = [self.logits(ids[:, :longest], positions, cache.prompt_pass(0, rows), lengths - 1)]
+        found = [self.logits(ids[:, :longest], positions, PromptPass(cache, 0, rows), lengths - 1)]
         for step in range(_CHECKED_WIDTH - longest):
             at = lengths + step
-            passing = cache.decode_pass(at, longest + step + 1)
+            passing = DecodePass(cache, at, longest + step + 1)
             found.append(self.logits(ids[rows, at][:, None], at[:, None], passing))
         return torch.stack(found, dim=1).float().log_softmax(-1)

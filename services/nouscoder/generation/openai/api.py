@@ -22,8 +22,9 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,29 +74,21 @@ _SESSION = "nouscoder.session"  # of the agent whose key the request has
 _NO_AGENTS = "there are no sessions of agents: generation.environment.kind is not agent"
 
 
+@dataclass(frozen=True, slots=True)
 class ApiGate:
     """ASGI middleware around `app`: admits and counts requests. `hosts`: public names of a service without tokens."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        api_keys: ApiKeys,
-        hosts: Collection[str],
-        places: RequestPlaces,
-        counts: ApiMetrics | LinkedCounts,
-        agents: Agents | None = None,
-    ) -> None:
-        self._agents = agents
-        self._app = app
-        self._api_keys = api_keys
-        self._hosts = frozenset(host.lower() for host in hosts)
-        self._places = places
-        self._counts = counts
+    app: ASGIApp
+    api_keys: ApiKeys
+    hosts: frozenset[str]
+    places: RequestPlaces
+    counts: ApiMetrics | LinkedCounts
+    agents: Agents | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http" or scope["path"] in OPEN:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         started_s = time.monotonic()
         answer = _Answer(send)
@@ -106,7 +99,7 @@ class ApiGate:
             raise
         finally:
             route = scope["path"] if scope["path"] in _ROUTES else ApiRoute.OTHER.value
-            self._counts.count_request(route, str(answer.status), time.monotonic() - started_s)
+            self.counts.count_request(route, str(answer.status), time.monotonic() - started_s)
 
     async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         headers = {bytes(name).lower(): bytes(value).decode("latin-1") for name, value in scope["headers"]}
@@ -114,29 +107,29 @@ class ApiGate:
             kind, _, secret = headers.get(b"authorization", "").partition(" ")
             secret = secret.strip() if kind.lower() == "bearer" else ""
             session = None
-            if self._agents is not None and secret.startswith(KEY_BEGIN):
-                session = self._agents.session_of(secret)
+            if self.agents is not None and secret.startswith(KEY_BEGIN):
+                session = self.agents.session_of(secret)
             client = self._client(scope, headers, secret, session)
         except ApiFault as fault:
             await response(fault)(scope, receive, answer.send)
             return
         try:
-            with self._places.place(client) as place:
-                await self._app({**scope, CLIENT_KEY: client, _PLACE: place, _SESSION: session}, receive, answer.send)
+            with self.places.place(client) as place:
+                await self.app({**scope, CLIENT_KEY: client, _PLACE: place, _SESSION: session}, receive, answer.send)
         except PlaceTaken as error:
             await answer.cut(busy(str(error)), scope, receive)
 
     def _client(self, scope: Scope, headers: dict[bytes, str], secret: str, session: AgentSession | None) -> str:
         """Whose request it is. Raises ApiFault when it is not admitted."""
-        if not self._api_keys.is_open:
+        if not self.api_keys.is_open:
             if session is not None:
                 return session.client
-            key = self._api_keys.find(secret) if secret else None
+            key = self.api_keys.find(secret) if secret else None
             if key is None:
                 message = "a valid token is required: Authorization: Bearer TOKEN"
                 raise ApiFault(401, message, code="invalid_api_key")
             return key.client
-        foreign = foreign_part(headers.get(b"host"), headers.get(b"origin"), self._hosts)
+        foreign = foreign_part(headers.get(b"host"), headers.get(b"origin"), self.hosts)
         if foreign is not None:
             message = (
                 f"{foreign}: a service without tokens takes no request from another site; name the site in"
@@ -335,7 +328,8 @@ async def serve_api(
     budget = MemoryBudget(_BODIES_IN_BUDGET * settings.max_body_bytes)
     app.add_middleware(CountMemory, budget=budget, is_open_path=OPEN.__contains__, refusals=_REFUSALS)
     places = RequestPlaces(settings.max_requests)
-    app.add_middleware(ApiGate, _api_keys(settings), settings.hosts, places, counts, agents)
+    hosts = frozenset(host.lower() for host in settings.hosts)
+    app.add_middleware(ApiGate, _api_keys(settings), hosts, places, counts, agents)
     await serve_http(app, listening, stack, http_context(settings.tls))
 
 

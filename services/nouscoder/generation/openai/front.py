@@ -124,21 +124,17 @@ class LinkedSessions:
     def take(self, record: Record) -> None:
         """Handle a message of the worker."""
         asked = self._asked.get(record.get("id", ""))
-        waits = asked is not None and not asked.done()
-        match record:
-            case {"session_ended": str() as session_id, "why": str() as why}:
-                self.on_end(session_id, why)
-            case {"session": str() as session_id, "about": about}:
-                if asked is not None and waits:
-                    asked.set_result((session_id, about))
-                else:
-                    self.give_back(session_id)
-            case {"error": _} if asked is not None and waits:
-                asked.set_exception(error_of(record))
-            case {"end": _} if asked is not None and waits:
-                asked.set_result(completion_of(record))
-            case {"closed": _} if asked is not None and waits:
-                asked.set_result(None)
+        if "session_ended" in record:
+            self.on_end(record["session_ended"], record["why"])
+        elif asked is None or asked.done():
+            if "session" in record:
+                self.give_back(record["session"])
+        elif "error" in record:
+            asked.set_exception(error_of(record))
+        elif "session" in record:
+            asked.set_result((record["session"], record["about"]))
+        else:
+            asked.set_result(None if "closed" in record else completion_of(record))
 
     def _ask(self, record: Record) -> tuple[str, asyncio.Future[Any]]:
         """The name of a request, which is sent if there is one, and the future of its answer."""
@@ -190,9 +186,13 @@ async def serve(link_number: int, listening_number: int) -> None:
             from nouscoder.generation.openai.api import serve_api
 
             settings = OpenAISection.model_validate(begin["settings"])
-            parts = (engine, counts, socket.socket(fileno=listening_number), stack)
-            policy = (begin["name"], Path(begin["folder"]), begin["capacity"])
-            await serve_api(settings, *policy, *parts, thinking=begin["thinking"], sessions=sessions)
+            listening, folder, thinking = (
+                socket.socket(fileno=listening_number),
+                Path(begin["folder"]),
+                begin["thinking"],
+            )
+            parts = (begin["name"], folder, begin["capacity"], engine, counts, listening, stack)
+            await serve_api(settings, *parts, thinking=thinking, sessions=sessions)
         except Unusable as error:
             link.send({"unusable": str(error)})
             return

@@ -8,7 +8,6 @@ process are removed at the start. Only this user may enter the folder.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +15,7 @@ from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from nouscoder.atomic_files import sha256_of
+from nouscoder.atomic_files import FolderInUse, lock_file, sha256_of
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.errors import ExitCode, NousCoderError, Unusable
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta
@@ -122,18 +121,14 @@ class PolicyCache:
     def _take(self) -> TextIO:
         try:
             private_folder(self._folder)
-            lock = (self._folder / ".lock").open("w")
+            in_use = f"another process uses generation.cache {self._folder}: each needs its own"
+            lock = lock_file(self._folder / ".lock", in_use)
         except NotPrivate as error:
             raise PolicyCacheUnusable(f"generation.cache: {error}") from error
+        except FolderInUse as error:
+            raise PolicyCacheUnusable(str(error)) from None
         except OSError as error:
             raise PolicyCacheUnusable(f"generation.cache {self._folder} cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise PolicyCacheUnusable(
-                f"another process uses generation.cache {self._folder}: each needs its own"
-            ) from None
         for ending in (_PART, _DELTA):
             for part in self._folder.glob(f"{_POLICIES}/*{ending}"):
                 part.unlink(missing_ok=True)

@@ -98,25 +98,24 @@ class Policies:
         A request for the policy in use succeeds and changes nothing. Raises PolicyRefused for an older version or for
         other weights with the same version, PoliciesDiffer and PolicyUnusable.
         """
-        self._check_tokenizer(manifest)
-        if self._is_known(manifest):
-            return self._known_again(manifest)
-        files = await self._files_unless_staged(manifest)  # outside the turn, because a fetch may take long
-        async with self._turn(manifest.policy_version):
-            return self._known_again(manifest) if self._is_known(manifest) else await self._take(manifest, files)
+        pause_s = await self._taken_if_newer(manifest)
+        return self._known_again(manifest) if pause_s is None else pause_s
 
     async def follow(self, manifest: PolicyManifest) -> bool:
         """Load an announced policy; False if it is not newer. Raises PolicyUnusable, PolicyGone, PoliciesDiffer."""
+        if await self._taken_if_newer(manifest) is not None:
+            return True
+        await self._check_weights(manifest)
+        return False
+
+    async def _taken_if_newer(self, manifest: PolicyManifest) -> float | None:
+        """Load a policy that is newer than the one in use. Returns the seconds of the pause; None when it is not."""
         self._check_tokenizer(manifest)
         if self._is_known(manifest):
-            await self._check_weights(manifest)
-            return False
-        files = await self._files_unless_staged(manifest)
+            return None
+        files = await self._files_unless_staged(manifest)  # outside the turn, because a fetch may take long
         async with self._turn(manifest.policy_version):
-            if self._is_known(manifest):
-                return False
-            await self._take(manifest, files)
-            return True
+            return None if self._is_known(manifest) else await self._take(manifest, files)
 
     @property
     def _version(self) -> int:
