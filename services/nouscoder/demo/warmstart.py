@@ -139,7 +139,6 @@ def proposed(problem: DemoProblem, random: Random, *, noise: float) -> str:
 
 
 def _short_inputs(problem: DemoProblem) -> list[str]:
-    """The shortest inputs of the tests."""
     return sorted((case.input for case in problem.tests), key=len)[:_NUM_INPUTS]
 
 

@@ -163,7 +163,6 @@ class ResumableSampler:
         return FinishReason.LENGTH if self._kept or is_full else None
 
     async def _continued(self, kept: SampledTokens, request: SampleRequest) -> Completion:
-        """Have the engine sample the rest of a turn."""
         num_kept = len(kept.token_ids)
         sampling = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens - num_kept)
         rest = await self._from_engine(

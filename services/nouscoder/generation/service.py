@@ -179,8 +179,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """The rollouts in order of completion. A cancelled call cancels its tasks.
 
-        UNAVAILABLE without a policy, INVALID_ARGUMENT naming a task that cannot be sampled, FAILED_PRECONDITION when
-        another version is in use than the pin names.
+        UNAVAILABLE without a policy, INVALID_ARGUMENT for a task, FAILED_PRECONDITION when another version is pinned.
         """
         tasks = [TASK.of(message) for message in request.tasks]
         if self._policies.current is None:
@@ -200,10 +199,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def UpdatePolicy(  # noqa: N802
         self, request: generation_pb2.UpdatePolicyRequest, context: Context
     ) -> generation_pb2.UpdatePolicyResponse:
-        """Load a policy.
+        """Load a policy. After an error the old weights stay in use.
 
-        FAILED_PRECONDITION for one that is not newer (except the one in use), INVALID_ARGUMENT when its files differ
-        from the manifest or do not fit. After an error the old weights stay in use.
+        FAILED_PRECONDITION for one that is older, INVALID_ARGUMENT when its files are not the manifest's or do not fit.
         """
         manifest = MANIFEST.of(request.manifest)
         pause_s = await self._policies.update(manifest)

@@ -86,10 +86,9 @@ class RolloutWorker:
         return len(self._held)
 
     async def run(self) -> None:
-        """Work until cancelled.
+        """Work until cancelled. Raises PolicyUnusable without a policy, and EngineStopped when the engine hangs.
 
-        Raises PeerError when the broker refuses to lease while nothing is held, PolicyUnusable without a policy, and
-        EngineStopped when the engine hangs.
+        Raises PeerError when the broker refuses to lease while nothing is held.
         """
         async with self._broker.keep_leases(self._report) as keeper:
             try:

@@ -27,10 +27,9 @@ class StopTokensError(ValueError):
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:
-    """Every `eos_token_id` of generation_config.json and config.json; empty when neither has one.
+    """Every `eos_token_id` of generation_config.json and config.json, such as a turn's and a document's end.
 
-    A chat model has several: for example, one for the end of a turn and one for the end of a document. Raises
-    StopTokensError.
+    Raises StopTokensError.
     """
     found: set[int] = set()
     for file in (folder / name for name in _STOP_FILES):
@@ -192,8 +191,7 @@ _HOW = 'set generation.engine to "vllm"'
 def engine_fault(engine: str, model_type: str, layer_types: Collection[str] = (), how: str = _HOW) -> str:
     """Why an engine cannot run models of a type, in one sentence; "" when nothing is known against it.
 
-    `engine`: as in generation.engine. `layer_types`: of the layers, where the configuration names them. `how`: what a
-    user does to take vLLM.
+    `layer_types`: of the layers, where the configuration names them. `how`: what a user does to take vLLM.
     """
     if engine == "vllm":
         return f"vLLM {VLLM_VERSION} does not run models of type {model_type}" if model_type in _NOT_VLLM else ""

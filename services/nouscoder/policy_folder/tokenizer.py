@@ -93,8 +93,7 @@ class PolicyTokenizer:
     def encode_messages(self, messages: Sequence[Message], thinking: bool | None = None) -> list[int]:
         """Token ids [tokens] of a conversation in the chat template, up to the beginning of the policy's answer.
 
-        The template has the special tokens, so none is added. `thinking` is the template's enable_thinking; None leaves
-        it to the template. Raises TokenizerError.
+        `thinking` is the template's enable_thinking; None leaves it to the template. Raises TokenizerError.
         """
         return self.encode_rendered(self.render(messages, thinking))
 
@@ -146,8 +145,7 @@ class PolicyTokenizer:
     def encode_reply(self, replies: Sequence[Message], thinking: bool | None = None) -> list[int]:
         """Token ids [tokens] from the end of an answer of the policy to the beginning of its next answer.
 
-        These are what the chat template writes after an answer: the end of the policy's turn, the `replies`, and the
-        start of a new turn. The conversation before stays as it was sampled. Raises TokenizerError.
+        The chat template writes them: the end of the turn, the `replies`, the start of a turn. Raises TokenizerError.
         """
         answer, mark = secrets.token_hex(16), secrets.token_hex(16)
         marked = [Message(reply.role, f"{mark}{index}{mark}") for index, reply in enumerate(replies)]

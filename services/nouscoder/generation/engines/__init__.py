@@ -26,10 +26,9 @@ __all__ = ["open_engine", "step_engine"]
 
 
 def open_engine(config: Config, policy_folder: Path, metrics: GenerationMetrics) -> AbstractAsyncContextManager[Engine]:
-    """The engine of `config.generation.engine`, with the architecture in `policy_folder`, without weights.
+    """The engine of `config.generation.engine`, without weights. It samples while the context is open.
 
-    It samples while the context is open. The weights in the folder, if any, must fit the architecture: that is
-    checked here, so that a run ends before it has begun. Raises EngineUnusable.
+    Weights in the folder must fit its architecture, so that a run ends before it begins. Raises EngineUnusable.
     """
     config, _ = with_engine(config, policy_folder, beside_learner=False)
     if config.generation.engine != "fake":

@@ -85,13 +85,11 @@ class Architecture(Parameters):
         self.max_tokens: int = config.max_position_embeddings
 
     def check(self, files: Sequence[Path], source: str) -> None:
-        """Read all bytes of the files once. `source` names the policy in messages.
+        """Read all bytes of the files once, but of an adapter whose base was checked before, only what it changes.
 
-        Of an adapter whose base was checked before, only the tensors are read that it changes. It runs in a thread
-        beside a busy event loop, so nothing in it is done for each tensor of whole weights but the check of its header.
-
-        Raises EngineError for a file that cannot be read or is not whole, an adapter of other weights, a name that is
-        unknown, missing or in two files, a wrong shape, and a value that is not finite.
+        It runs beside a busy event loop, so of whole weights only headers are checked tensor by tensor. Raises
+        EngineError for a file that cannot be read or is not whole, an adapter of other weights, a name that is unknown,
+        missing or in two files, a wrong shape, and a value that is not finite.
         """
         try:
             policy = PolicyTensors(files)

@@ -156,10 +156,9 @@ class StepEngine(ABC, Generic[RowT]):
 
     @abstractmethod
     def step(self) -> Ended:
-        """Admit waiting requests while there is room, and decode one token for each running request.
+        """Admit waiting requests, and decode one token of each running one. Returns those that have ended.
 
-        Returns the requests that have ended, as (request id, completion) pairs. Raises EngineError before a policy is
-        loaded, and for NaN logits.
+        Raises EngineError before a policy is loaded, and for NaN logits.
         """
 
     @abstractmethod

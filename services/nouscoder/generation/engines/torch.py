@@ -48,8 +48,7 @@ _PAD_ID = 0  # any id is right, because nothing attends to padding
 class ModelWeights:
     """The weights of `model`, which are changed in place.
 
-    Of an adapter whose base is in the model already, only the tensors are read that this adapter or the one before it
-    changes. They are computed from the base.
+    Of an adapter whose base is in the model, only what it or the one before it changes is read and computed again.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -58,11 +57,7 @@ class ModelWeights:
         self._changed: frozenset[str] = frozenset()
 
     def load(self, files: Sequence[Path], source: str) -> None:
-        """Load the policy in these files; `source` names it in messages.
-
-        Raises EngineError for a file that cannot be read, weights that do not fit the model or the adapter, and values
-        that are not finite.
-        """
+        """Load the policy in these files; `source` names it. Raises EngineError when it does not fit the model."""
         try:
             policy = PolicyTensors(files)
             is_base_here = bool(policy.base) and policy.base == self._base

@@ -27,8 +27,7 @@ _TICK_S = 0.001
 class VllmControl:
     """The calls of an AsyncLLM that change its state. One caller at a time uses them.
 
-    Each raises EngineError when vLLM refuses the call. It raises EngineStopped when vLLM does not answer in time or has
-    failed; vLLM's state is then unknown.
+    Each raises EngineError when vLLM refuses it, and EngineStopped when vLLM has failed or gives no answer in time.
     """
 
     def __init__(self, llm: Any, update_limit_s: float) -> None:

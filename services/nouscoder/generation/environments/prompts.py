@@ -8,9 +8,13 @@ finished rollout holds exactly these tokens. Text is never tokenised a second ti
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from nouscoder.config.generation import EnvironmentSection
 from nouscoder.domain.conversation import Message, Role
@@ -19,7 +23,7 @@ from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, int32
 from nouscoder.generation.engines.base import PromptTooLong, SampleRequest, seed_from
 from nouscoder.generation.environments.base import EnvironmentUnusable, ProblemRefused, Sampler, TaskRefused
-from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 # The rollouts of a group have the same prompt, and their tasks arrive one after another.
 _CACHED_PROMPTS = 256
@@ -82,9 +86,8 @@ class Episode:
         return completion
 
     def give_reply(self, reply: Sequence[int], max_tokens_total: int) -> bool:
-        """Append the reply after which the policy writes its next turn. Returns whether there is another turn.
+        """Append a reply, and return whether there is another turn: not after an empty reply, and not without room.
 
-        There is none after an empty reply, and none without room for the reply and one sampled token:
         `max_tokens_total` is the engine's limit of given and sampled tokens.
         """
         if not reply or not self.tokens_left or self.num_tokens + len(reply) >= max_tokens_total:
@@ -208,3 +211,25 @@ class SingleTurn:
         """Sample one completion of the task's prompt."""
         episode = self._prompts.begin(task, sampler)
         return episode.finished(self._prompts.text_of(await episode.sample()))
+
+
+# The process that counts the tokens of prompts before a run starts.
+
+
+def counted(request: dict[str, Any]) -> dict[str, Any]:
+    """{"counts"} in the order of the texts of {"folder", "environment", "texts": [PromptText, ...]}, or {"fault"}."""
+    settings = EnvironmentSection.model_validate(request["environment"])
+    try:
+        prompts = Prompts(load_tokenizer(Path(request["folder"])), settings)
+        texts = [PromptText(*text, tuple(languages)) for *text, languages in request["texts"]]
+        return {"counts": prompts.count(texts)}
+    except (TokenizerError, EnvironmentUnusable) as error:
+        return {"fault": str(error)}
+
+
+def count_stdin() -> None:
+    """Answer the request on stdin on stdout."""
+    # As if it were not installed: the tokenizer's library would load it, and a tokenizer does not need it.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    out, sys.stdout = sys.stdout, sys.stderr  # libraries print
+    json.dump(counted(json.load(sys.stdin)), out)

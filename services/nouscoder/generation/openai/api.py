@@ -310,9 +310,7 @@ async def serve_api(
 ) -> None:
     """Serve on a listening socket until `stack` closes. `thinking` is for requests that say nothing of it.
 
-    `sessions` are those of agents, if agents make the rollouts of the run.
-
-    Raises ApiKeysUnusable, TlsUnusable and EngineUnusable.
+    `sessions` are those of agents, if any. Raises ApiKeysUnusable, TlsUnusable and EngineUnusable.
     """
     try:
         # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
@@ -377,10 +375,9 @@ async def start_openai(
 
 @asynccontextmanager
 async def serving_folder(config: Config, folder: Path) -> AsyncIterator[str]:
-    """Serve the policy in `folder` at `config.generation.openai.http`, as version 0. Gives the address in use.
+    """Serve the policy in `folder` as version 0, for an evaluation. Gives the address in use.
 
-    It needs no broker, no learner and no rollouts: it is for an evaluation of the policy. Raises EngineUnusable,
-    PolicyUnusable, WeightsMissing and AddressError.
+    Raises EngineUnusable, PolicyUnusable, WeightsMissing and AddressError.
     """
     async with AsyncExitStack() as stack:
         metrics = GenerationMetrics()

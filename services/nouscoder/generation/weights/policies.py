@@ -93,10 +93,9 @@ class Policies:
             await self._taken.wait_for(lambda: self._version >= policy_version)
 
     async def update(self, manifest: PolicyManifest) -> float:
-        """Load a policy that a client requests. Returns the seconds for which decoding paused.
+        """Load a policy that a client requests; that in use changes nothing. Returns the seconds of the pause.
 
-        A request for the policy in use succeeds and changes nothing. Raises PolicyRefused for an older version or for
-        other weights with the same version, PoliciesDiffer and PolicyUnusable.
+        Raises PolicyRefused for an older version or other weights of the same one, PoliciesDiffer and PolicyUnusable.
         """
         pause_s = await self._taken_if_newer(manifest)
         return self._known_again(manifest) if pause_s is None else pause_s
@@ -224,8 +223,7 @@ class Policies:
 async def follow_policies(manifests: AsyncIterator[PolicyManifest], policies: Policies) -> None:
     """Load the policies of `manifests` until cancelled. Each load is tried up to 4 times.
 
-    Raises PolicyUnusable when the first policy or three in a row cannot be loaded, and PolicyGone when no newer policy
-    comes within 900 s after one that the learner has removed.
+    Raises PolicyUnusable when the first or three in a row cannot be loaded, and PolicyGone 900 s after a removed one.
     """
     bad_in_a_row = 0
     limit_s: float | None = None
