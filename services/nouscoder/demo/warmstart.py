@@ -187,7 +187,7 @@ OnProgress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class WarmStartBudget:
-    """The settings of the warm start. The steps of the stages add up to `num_steps`."""
+    """The settings of the warm start."""
 
     excerpt_steps: int = 230
     clean_steps: int = 90
@@ -201,11 +201,6 @@ class WarmStartBudget:
     noise_probability: float = NOISE_PROBABILITY
     proposal_share: float = 0.0
     positions: int = PolicySize().max_positions
-
-    @property
-    def num_steps(self) -> int:
-        """The steps of all stages."""
-        return self.excerpt_steps + self.clean_steps + self.noisy_steps
 
 
 def warm_start(

@@ -80,11 +80,6 @@ class RolloutWorker:
         self._room = asyncio.Event()
         self._room.set()
 
-    @property
-    def num_held(self) -> int:
-        """The number of tasks that this worker has leased."""
-        return len(self._held)
-
     async def run(self) -> None:
         """Work until cancelled. Raises PolicyUnusable without a policy, and EngineStopped when the engine hangs.
 

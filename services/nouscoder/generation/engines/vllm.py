@@ -287,13 +287,11 @@ class VllmEngine:
             self._account()
             if self._llm.errored:
                 self._fail(EngineStopped("the engine failed: vLLM's engine process has ended"))
-            elif self._pause_is_over and not self._changing.locked():
+                return
+            is_over = self._paused_until_s is not None and time.monotonic() >= self._paused_until_s
+            if is_over and not self._changing.locked():
                 log.warning("the pause reached its time limit: decoding continues")
                 await self.resume()
-
-    @property
-    def _pause_is_over(self) -> bool:
-        return self._paused_until_s is not None and time.monotonic() >= self._paused_until_s
 
     def _account(self) -> None:
         self._metrics.running_rollouts.set(self._requests.num_running)
