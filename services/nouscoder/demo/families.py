@@ -79,92 +79,85 @@ LETTER_PAIRS = pairs(ascii_lowercase, ascii_lowercase)
 WORD_SPACE = singles(WORDS[::3])
 
 
+def _makes_inputs(rows: Callable[..., list[str]]) -> Callable[..., InputMaker]:
+    """A function of a source of random numbers, the parameters and settings becomes one of the settings."""
+
+    def with_settings(*settings: int) -> InputMaker:
+        return lambda random, parameters: distinct(rows(random, parameters, *settings))
+
+    return with_settings
+
+
 def distinct(candidates: list[str]) -> list[str]:
     """The first NUM_TESTS different inputs. Raises ValueError when there are fewer."""
-    chosen = list(dict.fromkeys(candidates))[:NUM_TESTS]
+    chosen = list(dict.fromkeys(f"{text}\n" for text in candidates))[:NUM_TESTS]
     if len(chosen) < NUM_TESTS:
         raise ValueError(f"only {len(chosen)} different inputs")
     return chosen
 
 
-def integers(low: int, high: int) -> InputMaker:
+@_makes_inputs
+def integers(random: Random, parameters: Parameters, low: int, high: int) -> list[str]:
     """One integer per test: values near the numeric parameters that are within the bounds, then random ones."""
-
-    def make(random: Random, parameters: Parameters) -> list[str]:
-        near = [v for p in parameters if isinstance(p, int) for v in (p, p + 1, p - 1, p * p)]
-        values = [v for v in near if low <= v <= high] + [low, low + 1]
-        values += [random.randint(low, high) for _ in range(60)]
-        return distinct([f"{value}\n" for value in values])
-
-    return make
+    near = [v for p in parameters if isinstance(p, int) for v in (p, p + 1, p - 1, p * p)]
+    values = [v for v in near if low <= v <= high] + [low, low + 1]
+    return [str(value) for value in [*values, *(random.randint(low, high) for _ in range(60))]]
 
 
-def integer_pairs(low: int, high: int) -> InputMaker:
+@_makes_inputs
+def integer_pairs(random: Random, parameters: Parameters, low: int, high: int) -> list[str]:
     """Two integers on a line. Some sums equal the first parameter or differ from it by one."""
-
-    def make(random: Random, parameters: Parameters) -> list[str]:
-        rows: list[tuple[int, int]] = []
-        for target in (number(parameters[0]) + d for d in (0, 1, -1)):
-            left = random.randint(low, max(low, target))
-            rows.append((left, target - left))
-        rows += [(random.randint(low, high), random.randint(low, high)) for _ in range(40)]
-        return distinct([f"{left} {right}\n" for left, right in rows])
-
-    return make
+    rows: list[tuple[int, int]] = []
+    for target in (number(parameters[0]) + d for d in (0, 1, -1)):
+        left = random.randint(low, max(low, target))
+        rows.append((left, target - left))
+    rows += [(random.randint(low, high), random.randint(low, high)) for _ in range(40)]
+    return [f"{left} {right}" for left, right in rows]
 
 
-def number_lists(low: int, high: int, shortest: int = 1) -> InputMaker:
+@_makes_inputs
+def number_lists(random: Random, parameters: Parameters, low: int, high: int, shortest: int = 1) -> list[str]:
     """A line of integers. Lists contain the numeric parameters, their neighbours and doubles, and repeated values."""
-
-    def make(random: Random, parameters: Parameters) -> list[str]:
-        special = [p for p in parameters if isinstance(p, int)]
-        special = [v for p in special for v in (p, p, p + 1, p - 1, 2 * p) if low <= v <= high]
-        rows: list[list[int]] = []
-        for _ in range(40):
-            row = [random.randint(low, high) for _ in range(random.randint(max(shortest, 3), shortest + 6))]
-            row += random.sample(special, min(len(special), random.randint(1, 4)))
-            row.append(random.choice(row))
-            random.shuffle(row)
-            rows.append(row)
-        rows.insert(3, [random.randint(low, high) for _ in range(shortest)])
-        return distinct([" ".join(map(str, row)) + "\n" for row in rows])
-
-    return make
+    special = [p for p in parameters if isinstance(p, int)]
+    special = [v for p in special for v in (p, p, p + 1, p - 1, 2 * p) if low <= v <= high]
+    rows: list[list[int]] = []
+    for _ in range(40):
+        row = [random.randint(low, high) for _ in range(random.randint(max(shortest, 3), shortest + 6))]
+        row += random.sample(special, min(len(special), random.randint(1, 4)))
+        row.append(random.choice(row))
+        random.shuffle(row)
+        rows.append(row)
+    rows.insert(3, [random.randint(low, high) for _ in range(shortest)])
+    return [" ".join(map(str, row)) for row in rows]
 
 
-def word_lines(shortest: int, longest: int) -> InputMaker:
+@_makes_inputs
+def word_lines(random: Random, parameters: Parameters, shortest: int, longest: int) -> list[str]:
     """One lowercase word per test. Most words contain letters of the parameters, also at an end or repeated."""
-
-    def make(random: Random, parameters: Parameters) -> list[str]:
-        special = "".join(p for p in parameters if isinstance(p, str))
-        rows: list[str] = []
-        for index in range(40):
-            letters = random.choices(ascii_lowercase, k=random.randint(shortest, longest))
-            if special and index % 3:
-                for _ in range(random.randint(1, 3)):
-                    letters[random.randrange(len(letters))] = random.choice(special)
-                letters[random.choice((0, -1))] = special[0]
-            rows.append("".join(letters) + "\n")
-        return distinct(rows)
-
-    return make
+    special = "".join(p for p in parameters if isinstance(p, str))
+    rows: list[str] = []
+    for index in range(40):
+        letters = random.choices(ascii_lowercase, k=random.randint(shortest, longest))
+        if special and index % 3:
+            for _ in range(random.randint(1, 3)):
+                letters[random.randrange(len(letters))] = random.choice(special)
+            letters[random.choice((0, -1))] = special[0]
+        rows.append("".join(letters))
+    return rows
 
 
-def sentences(fewest: int, most: int) -> InputMaker:
+@_makes_inputs
+def sentences(random: Random, parameters: Parameters, fewest: int, most: int) -> list[str]:
     """Several words on a line, with repeats. Some lines contain the string parameters."""
-
-    def make(random: Random, parameters: Parameters) -> list[str]:
-        special = [p for p in parameters if isinstance(p, str) and len(p) > 1]
-        rows: list[str] = []
-        for index in range(40):
-            words = random.choices(WORDS, k=random.randint(fewest, most))
-            words += random.choices(special, k=index % 3) if special else []
-            words.append(random.choice(words))
-            random.shuffle(words)
-            rows.append(" ".join(words) + "\n")
-        return distinct(rows)
-
-    return make
+    special = [p for p in parameters if isinstance(p, str) and len(p) > 1]
+    rows: list[str] = []
+    for index in range(40):
+        words = random.choices(WORDS, k=random.randint(fewest, most))
+        words += random.choices(special, k=index % 3) if special else []
+        words.append(random.choice(words))
+        random.shuffle(words)
+        rows.append(" ".join(words))
+    return rows
 
 
 # Makers of families whose programs begin with the same lines. A solver gets what these read, and the parameters.
