@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -191,9 +190,7 @@ class SteppedEngine:
         self._thread.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._commands.put(lambda: setattr(self, "_closing", True))
         await asyncio.to_thread(self._thread.join, _JOIN_LIMIT_S)
         if not self._failure.done():

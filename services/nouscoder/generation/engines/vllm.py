@@ -25,7 +25,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from nouscoder.config.generation import GenerationSection
@@ -100,9 +99,7 @@ class VllmEngine:
         self._watching = asyncio.create_task(self._watch())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._watching.cancel()
         self._fail(EngineStopped("the engine is stopping"))
         await asyncio.gather(self._watching, return_exceptions=True)

@@ -221,8 +221,8 @@ def counted(request: dict[str, Any]) -> dict[str, Any]:
     settings = EnvironmentSection.model_validate(request["environment"])
     try:
         prompts = Prompts(load_tokenizer(Path(request["folder"])), settings)
-        asked = request["texts"]
-        return {"counts": prompts.count([PromptText(*text[:3], languages=tuple(text[3])) for text in asked])}
+        texts = [PromptText._make(text)._replace(languages=tuple(text[3])) for text in request["texts"]]
+        return {"counts": prompts.count(texts)}
     except (TokenizerError, EnvironmentUnusable) as error:
         return {"fault": str(error)}
 

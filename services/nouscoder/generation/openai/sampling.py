@@ -254,7 +254,13 @@ class ApiSampler:
 
         A request waits with one completion at a time, and those after its first one give way to first ones.
         """
-        request = self._request(wanted)
+        request = SampleRequest(
+            request_id=f"http-{secrets.token_hex(12)}",
+            prompt_token_ids=wanted.prompt_token_ids,
+            sampling=wanted.sampling,
+            stop_token_ids=self._stop_ids,
+            is_guest=True,
+        )
         begun: asyncio.Future[asyncio.Future[Completion]] = asyncio.get_running_loop().create_future()
 
         async def hold() -> None:
@@ -275,15 +281,6 @@ class ApiSampler:
             if begun.done():
                 begun.result().cancel()
             raise
-
-    def _request(self, wanted: WantedCompletion) -> SampleRequest:
-        return SampleRequest(
-            request_id=f"http-{secrets.token_hex(12)}",
-            prompt_token_ids=wanted.prompt_token_ids,
-            sampling=wanted.sampling,
-            stop_token_ids=self._stop_ids,
-            is_guest=True,
-        )
 
 
 def _shown(completion: Completion) -> int:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -120,7 +121,7 @@ class LearnerSource:
         log.info("fetching the policy folder from the learner")
         for file in await self._patiently("the policy's files", self._client.first_files):
             if not file.name.endswith(_WEIGHTS):
-                await self._patiently(file.name, lambda file=file: self._keep_first(file))  # type: ignore[misc]
+                await self._patiently(file.name, partial(self._keep_first, file))
         return self._cache.first_folder
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
@@ -152,7 +153,9 @@ class LearnerSource:
             if await self._fetch_changes(manifest, missing):
                 result = FetchResult.CHANGES
             else:
-                await self._fetch_whole(manifest, missing)
+                for path, shard in ((self._cache.paths_of(manifest)[at], manifest.shards[at]) for at in missing):
+                    what = f"policy version {version}, {shard.name}"
+                    await self._patiently(what, partial(self._keep, version, path, shard))
                 result = FetchResult.FETCHED
         except PeerNotFound as error:
             result = FetchResult.GONE
@@ -167,12 +170,6 @@ class LearnerSource:
             "policy fetched",
             extra={"policy_version": version, "fetch_s": round(seconds, 3), "result": result.value},
         )
-
-    async def _fetch_whole(self, manifest: PolicyManifest, missing: Sequence[int]) -> None:
-        version, paths = manifest.policy_version, self._cache.paths_of(manifest)
-        for path, shard in ((paths[index], manifest.shards[index]) for index in missing):
-            what = f"policy version {version}, {shard.name}"
-            await self._patiently(what, lambda path=path, shard=shard: self._keep(version, path, shard))  # type: ignore[misc]
 
     async def _fetch_changes(self, manifest: PolicyManifest, missing: Sequence[int]) -> bool:
         """Make the missing shards from the policy before. False when it is not here or the shards came out wrong."""
