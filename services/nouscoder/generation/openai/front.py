@@ -186,13 +186,9 @@ async def serve(link_number: int, listening_number: int) -> None:
             from nouscoder.generation.openai.api import serve_api
 
             settings = OpenAISection.model_validate(begin["settings"])
-            listening, folder, thinking = (
-                socket.socket(fileno=listening_number),
-                Path(begin["folder"]),
-                begin["thinking"],
-            )
+            folder, listening = Path(begin["folder"]), socket.socket(fileno=listening_number)
             parts = (begin["name"], folder, begin["capacity"], engine, counts, listening, stack)
-            await serve_api(settings, *parts, thinking=thinking, sessions=sessions)
+            await serve_api(settings, *parts, thinking=begin["thinking"], sessions=sessions)
         except Unusable as error:
             link.send({"unusable": str(error)})
             return
