@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Qwen3ForCausalLM
 
 from nouscoder.demo import warmstart
-from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, load_policy, save_policy
+from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, save_policy
 from nouscoder.demo.problems import Split, problems, prompt_of
 from nouscoder.demo.warmstart import WarmStartBudget, demonstration_batches, warm_start
+from nouscoder.policy_folder.pretrained import load_pretrained
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 
 TINY = PolicySize(hidden_size=32, num_layers=1, intermediate_size=32, num_heads=2, num_key_value_heads=1, head_dim=16)
@@ -103,7 +105,8 @@ def test_a_policy_gives_the_same_outputs_after_loading(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").is_file()
     ids = torch.tensor([load_tokenizer(tmp_path).encode("Read n.")])
     with torch.no_grad():
-        assert torch.equal(load_policy(tmp_path)(input_ids=ids).logits, policy.train(False)(input_ids=ids).logits)
+        saved = load_pretrained(Qwen3ForCausalLM, tmp_path, attn_implementation="sdpa", dtype=torch.float32)
+        assert torch.equal(saved(input_ids=ids).logits, policy.train(False)(input_ids=ids).logits)
 
 
 def test_building_a_policy_does_not_change_the_global_random_state() -> None:

@@ -8,7 +8,6 @@ values. Any failure ends in the state `failed`, with its reason, and never in an
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -21,8 +20,6 @@ from torch import Tensor
 from nouscoder.domain.policy import PolicyManifest, Rendezvous, Shard, WeightTransfer
 from nouscoder.policy_transfer.group import TransferError
 from nouscoder.policy_transfer.transfer import changed, receive_shards, tensors_of
-
-log = logging.getLogger(__name__)
 
 
 class ReceiverState(StrEnum):
