@@ -12,7 +12,7 @@ import pytest
 from nouscoder.demo.families import Family, fill
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.demo.problems import FAMILIES, DemoProblem, Split, build, instances, problems, prompt_of
-from nouscoder.demo.proposals import MISTAKES, demonstrate, excerpt, places
+from nouscoder.demo.warmstart import OWN_MISTAKES, SHARED_MISTAKES, demonstrate, excerpt, places
 
 
 def printed(program: str, text: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
@@ -39,6 +39,7 @@ def samples(family: Family, seed: int) -> list[DemoProblem]:
     return [build(family, parameters, seed=seed) for parameters in chosen]
 
 
+MISTAKES = SHARED_MISTAKES + OWN_MISTAKES
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 

@@ -9,15 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Qwen3ForCausalLM
 
 from nouscoder.demo import warmstart
-from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, load_policy, save_policy
+from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, save_policy
 from nouscoder.demo.problems import Split, problems, prompt_of
 from nouscoder.demo.warmstart import WarmStartBudget, demonstration_batches, warm_start
+from nouscoder.policy_folder.pretrained import load_pretrained
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 
 TINY = PolicySize(hidden_size=32, num_layers=1, intermediate_size=32, num_heads=2, num_key_value_heads=1, head_dim=16)
 SHORT = WarmStartBudget(excerpt_steps=4, clean_steps=24, noisy_steps=4, batch_size=8, excerpt_batch_size=8)
+
+
+def steps_of(budget: WarmStartBudget) -> int:
+    return budget.excerpt_steps + budget.clean_steps + budget.noisy_steps
+
+
 TRAIN = problems(Split.TRAIN, 70, seed=0)
 
 
@@ -38,8 +46,8 @@ def small_policies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_loss_falls_and_every_step_is_reported(tmp_path: Path) -> None:
     seen: list[tuple[int, int, float]] = []
     warm_start(tmp_path / "policy", TRAIN, seed=0, budget=SHORT, on_progress=lambda *progress: seen.append(progress))
-    assert [step for step, _, _ in seen] == list(range(1, SHORT.num_steps + 1))
-    assert {total for _, total, _ in seen} == {SHORT.num_steps}
+    assert [step for step, _, _ in seen] == list(range(1, steps_of(SHORT) + 1))
+    assert {total for _, total, _ in seen} == {steps_of(SHORT)}
     losses = [loss for _, _, loss in seen]
     assert sum(losses[-3:]) / 3 < 0.8 * losses[SHORT.excerpt_steps]
     assert not (tmp_path / "warm-start").exists()
@@ -71,7 +79,7 @@ def test_an_interrupted_warm_start_gives_the_same_policy(tmp_path: Path, monkeyp
         warm_start(killed, TRAIN, seed=1, budget=budget, on_progress=fail)
     assert not killed.exists()
     warm_start(killed, TRAIN, seed=1, budget=budget, on_progress=fail)
-    assert steps == [1, 2, 3, 4, 5, *range(4, budget.num_steps + 1)]
+    assert steps == [1, 2, 3, 4, 5, *range(4, steps_of(budget) + 1)]
     assert (killed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
@@ -97,7 +105,8 @@ def test_a_policy_gives_the_same_outputs_after_loading(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").is_file()
     ids = torch.tensor([load_tokenizer(tmp_path).encode("Read n.")])
     with torch.no_grad():
-        assert torch.equal(load_policy(tmp_path)(input_ids=ids).logits, policy.train(False)(input_ids=ids).logits)
+        saved = load_pretrained(Qwen3ForCausalLM, tmp_path, attn_implementation="sdpa", dtype=torch.float32)
+        assert torch.equal(saved(input_ids=ids).logits, policy.train(False)(input_ids=ids).logits)
 
 
 def test_building_a_policy_does_not_change_the_global_random_state() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3ForCausalLM
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
@@ -16,11 +17,12 @@ from nouscoder.config import Config, load_config
 from nouscoder.config.recipe import recipe_path
 from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
-from nouscoder.demo.policy import EOS_ID, PAD_ID, CharTokenizer, load_policy
+from nouscoder.demo.policy import EOS_ID, PAD_ID, CharTokenizer
 from nouscoder.demo.prepare import prepare
 from nouscoder.domain.problem import Problem
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
 from nouscoder.evaluation.samples import SamplingSettings
+from nouscoder.policy_folder.pretrained import load_pretrained
 
 NUM_PROBLEMS, NUM_HELD_OUT, NUM_SAMPLES = 160, 100, 8
 MOST_TOKENS = 96
@@ -82,7 +84,7 @@ def test_the_best_of_eight_by_a_reward_model_beats_pass_at_1(tmp_path: Path) -> 
     save_problems(train, load_problems(config.in_run_folder(config.problems.train))[:NUM_PROBLEMS])
     save_problems(held_out, load_problems(config.in_run_folder(config.problems.held_out))[:NUM_HELD_OUT])
     folder = config.in_run_folder(config.policy.path)
-    policy = load_policy(folder)
+    policy = load_pretrained(Qwen3ForCausalLM, folder, attn_implementation="sdpa", dtype=torch.float32)
     policy.eval()  # type: ignore[no-untyped-call]
     seen = graded(train, policy, 1, tmp_path / "seen", config)
     unseen = graded(held_out, policy, 2, tmp_path / "unseen", config)

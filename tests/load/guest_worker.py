@@ -73,7 +73,7 @@ class Rollouts:
         self._number = 0
         self.num_tokens = 0
         stepped: Any = engine
-        self._stepping: StepEngine = stepped._engine
+        self._stepping: StepEngine[Any] = stepped._engine
         self._step = self._stepping.step
         stepped._engine.step = self._counted_step
 

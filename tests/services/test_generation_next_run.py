@@ -80,17 +80,16 @@ async def test_a_change_is_answered_when_the_next_run_is_served(folder: Path) ->
     first, second = config_of(folder, "run.name=first"), config_of(folder, "run.name=second")
     wanted = [first, second, config_of(folder, "run.name=third"), second]
     runs = NextRun(first, lambda: wanted.pop(0))
-    assert await runs.change() == "first", "it is served already"
-    assert runs.take() is None
+    assert (await runs.change(), runs.wanted) == ("first", None), "it is served already"
     changing = asyncio.create_task(runs.change())
-    await asyncio.wait_for(runs.asked(), LIMIT_S)
+    await asyncio.wait_for(runs.asked.wait(), LIMIT_S)
     with pytest.raises(RunRefused, match="the change to run second is in progress"):
         await runs.change()
-    assert runs.take() == second
+    assert runs.wanted == second
     assert not changing.done()
     runs.begun(second)
     assert await changing == "second"
-    assert (runs.take(), await runs.change()) == (None, "second")
+    assert (runs.wanted, await runs.change()) == (None, "second")
     with pytest.raises(RunRefused, match="without a configuration file"):
         await NextRun(first, None).change()
 

@@ -29,9 +29,8 @@ from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.base import Environment
-from nouscoder.generation.environments.feedback import Feedback
 from nouscoder.generation.environments.prompts import Episode, SingleTurn
-from nouscoder.generation.environments.tools import SessionCalls, Tools
+from nouscoder.generation.environments.tools import Feedback, SessionCalls, Tools
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.partials import ResumableSampler
 from nouscoder.generation.rollouts import Rollouts
@@ -315,14 +314,18 @@ async def test_a_drained_workers_rollouts_are_continued_by_another_from_their_to
         assert list(rollout.sampled_token_ids) == [*long_script(request), EOS_ID]
 
 
+def held_by(worker: RolloutWorker) -> int:
+    return len(worker._held)
+
+
 async def test_a_second_worker_joins_and_leaves_and_nothing_is_lost(cluster: Cluster) -> None:
     """Both stand still at first, so that the number of rollouts at once does not depend on the time."""
     held = MAX_RUNNING + PREFETCH
     async with cluster.worker(0, stops_at=1) as first:
-        await until(lambda: first.worker.num_held == held and first.engine.num_running == MAX_RUNNING)
+        await until(lambda: held_by(first.worker) == held and first.engine.num_running == MAX_RUNNING)
         assert await in_flight(cluster.broker, "sampling") == held
         async with cluster.worker(1, stops_at=1) as second:
-            await until(lambda: second.worker.num_held == held and second.engine.num_running == MAX_RUNNING)
+            await until(lambda: held_by(second.worker) == held and second.engine.num_running == MAX_RUNNING)
             assert await in_flight(cluster.broker, "sampling") == 2 * held, "twice as many rollouts at once"
             second.engine.stops_at = 3 * EVERY
             await until(lambda: min(second.engine.progress.values()) >= 3 * EVERY)

@@ -37,7 +37,7 @@ class SlowEngine:
         await settled()
 
 
-class NoFiles:
+class NoFiles(FolderSource):
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
         return ()
 

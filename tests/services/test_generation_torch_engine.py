@@ -17,9 +17,8 @@ from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32
 from nouscoder.generation.engines.base import EngineError, SampleRequest
-from nouscoder.generation.engines.decoder import SLOTS_ATTENTION
-from nouscoder.generation.engines.slots import KeyValueCache, choose_tokens, draws_of
-from nouscoder.generation.engines.torch import TorchEngine
+from nouscoder.generation.engines.slots import DecodePass, KeyValueCache, PromptPass, choose_tokens, draws_of
+from nouscoder.generation.engines.torch import SLOTS_ATTENTION, TorchEngine
 from nouscoder.policy_folder.weights_files import weights_files
 
 NUM_SLOTS, CAPACITY = 6, 48
@@ -127,14 +126,14 @@ def test_cache_gives_the_logits_of_a_plain_forward_pass_while_rows_join_and_leav
 
         def join(slot: int, which: int) -> None:
             ids = sequences[which][: starts[which]]
-            passing = cache.prompt_pass(slot, torch.tensor([0]))
+            passing = PromptPass(cache, slot, torch.tensor([0]))
             positions = torch.arange(len(ids))[None]
             model(ids[None], position_ids=positions, past_key_values=passing, use_cache=False)
 
         def decode(slots: list[int], lengths: list[int]) -> None:
             columns, longest = torch.tensor(lengths), max(lengths) + 1
             tokens = torch.stack([sequences[which][at] for which, at in zip(slots, lengths, strict=True)])[:, None]
-            passing = cache.decode_pass(columns, longest)
+            passing = DecodePass(cache, columns, longest)
             output = model(tokens, position_ids=columns[:, None], past_key_values=passing, use_cache=False)
             logits = output.logits[:, 0]
             for row, (which, at) in enumerate(zip(slots, lengths, strict=True)):
@@ -372,8 +371,8 @@ def test_passes_take_the_keyword_arguments_of_newer_models() -> None:
     """From transformers 5.24 on, attention gives `update` its own keyword arguments (pyproject.toml allows it)."""
     cache = KeyValueCache(2, CAPACITY)
     keys, values = torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4)
-    cache.prompt_pass(0, torch.tensor([0])).update(keys, values, 0, kwargs={"use_cache": False})
-    one = cache.decode_pass(torch.tensor([3]), 4).update(
+    PromptPass(cache, 0, torch.tensor([0])).update(keys, values, 0, kwargs={"use_cache": False})
+    one = DecodePass(cache, torch.tensor([3]), 4).update(
         keys[:, :, :1], values[:, :, :1], 0, kwargs={"use_cache": False}
     )
     assert [tuple(stored.shape) for stored in one] == [(1, 2, 4, 4)] * 2

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -35,6 +36,7 @@ from nouscoder.generation.weights.cache import PolicyGone, PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource
 from nouscoder.generation.worker import RolloutWorker
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
 from nouscoder.rpc.worker import LeaseKeeper
 
@@ -48,6 +50,10 @@ def published(folder: Path, version: int) -> PolicyManifest:
     path.write_bytes(data)
     shard = Shard(path.name, hashlib.sha256(data).hexdigest(), len(data))
     return PolicyManifest(version, version, str(folder), (shard,))
+
+
+def held_by(worker: RolloutWorker) -> int:
+    return len(worker._held)
 
 
 @dataclass
@@ -165,7 +171,7 @@ def working(single_turn: SingleTurn) -> Working:
             if folder is not None:
                 broker.manifests.put_nowait(published(folder, 0))
             rollouts = Rollouts(single_turn, engine, policies)
-            worker = RolloutWorker(broker, rollouts, policies, MAX_RUNNING, PREFETCH)
+            worker = RolloutWorker(cast(BrokerClient, broker), rollouts, policies, MAX_RUNNING, PREFETCH)
             running = asyncio.create_task(worker.run())
             try:
                 yield Bench(broker, engine, policies, worker, running)
@@ -191,14 +197,14 @@ async def test_every_leased_task_is_submitted_once_under_its_lease_and_few_are_h
 
         def all_in() -> bool:
             nonlocal most
-            most = max(most, bench.worker.num_held)
+            most = max(most, held_by(bench.worker))
             return len(broker.submitted) == 40
 
         await until(all_in)
         assert broker.ids == [f"r{n:03}" for n in range(40)]
         assert all(broker.leased[lease_id] == rollout.rollout_id for lease_id, rollout in broker.submitted)
         assert 0 < most <= MAX_RUNNING + PREFETCH
-        await until(lambda: bench.worker.num_held == 0)
+        await until(lambda: held_by(bench.worker) == 0)
 
 
 async def test_nothing_is_leased_before_a_policy_is_known(working: Working, tmp_path: Path) -> None:
@@ -220,7 +226,7 @@ async def test_a_newer_policy_reaches_running_rollouts_and_an_older_one_is_ignor
         await until(lambda: bench.policies.current is not None)
         await bench.engine.pause(60)
         broker.tasks = tasks(6)
-        await until(lambda: bench.worker.num_held == 6)
+        await until(lambda: held_by(bench.worker) == 6)
         broker.manifests.put_nowait(published(tmp_path, 2))
         broker.manifests.put_nowait(published(tmp_path, 1))
         await until(lambda: broker.manifests.empty() and bench.engine.policy_version == 2)
@@ -250,7 +256,7 @@ async def test_a_stopped_worker_submits_finished_rollouts(working: Working, tmp_
         bench.running.cancel()
         await asyncio.gather(bench.running, return_exceptions=True)
         assert broker.ids == ["r000", "r001", "r002"]
-        assert bench.worker.num_held == 0
+        assert held_by(bench.worker) == 0
         assert broker.has_released, "others get the rest at once"
 
 
@@ -263,7 +269,7 @@ async def test_a_task_of_which_no_rollout_can_be_made_goes_back_with_the_reason(
     first, *others = tasks(6)
     broker = MemoryBroker([replace(first, prompt=prompt), *others])
     async with working(broker, tmp_path) as bench:
-        await until(lambda: len(broker.submitted) == 5 and bench.worker.num_held == 0)
+        await until(lambda: len(broker.submitted) == 5 and held_by(bench.worker) == 0)
         await until(lambda: bool(broker.never))
         assert list(broker.never) == ["r000"]
         assert reason in broker.never["r000"]
@@ -276,9 +282,9 @@ async def test_a_rollout_that_the_broker_refuses_costs_only_itself(working: Work
         await until(lambda: bench.policies.current is not None)
         await bench.engine.pause(60)
         broker.tasks = tasks(6)
-        await until(lambda: bench.worker.num_held == 6)
+        await until(lambda: held_by(bench.worker) == 6)
         await bench.engine.resume()
-        await until(lambda: len(broker.submitted) == 5 and bench.worker.num_held == 0)
+        await until(lambda: len(broker.submitted) == 5 and held_by(bench.worker) == 0)
         assert "r003" not in broker.ids
         broker.tasks = tasks(8)[6:]
         await until(lambda: len(broker.submitted) == 7)
@@ -308,7 +314,7 @@ async def test_an_engine_that_hangs_ends_the_worker_when_its_leases_are_lost(
     async with working(broker, tmp_path) as bench:
         await until(lambda: bench.policies.current is not None)
         broker.tasks = tasks(4)
-        await until(lambda: bench.worker.num_held == 4)
+        await until(lambda: held_by(bench.worker) == 4)
         await asyncio.sleep(0.7)
         assert not bench.running.done(), "a lease that is kept is worked on"
         broker.lost, broker.reason = set(broker.leased), LeaseLoss.PROGRESS
@@ -348,10 +354,10 @@ async def test_a_lost_lease_cancels_its_rollout_and_frees_its_place(working: Wor
         await until(lambda: bench.policies.current is not None)
         await bench.engine.pause(60)
         broker.tasks = tasks(6)
-        await until(lambda: bench.worker.num_held == 6)
+        await until(lambda: held_by(bench.worker) == 6)
         lost = next(lease_id for lease_id, rollout_id in broker.leased.items() if rollout_id == "r002")
         broker.lost.add(lost)
-        await until(lambda: bench.worker.num_held == 5)
+        await until(lambda: held_by(bench.worker) == 5)
         num_beats = len(broker.beats)
         await until(lambda: bench.engine.num_waiting + bench.engine.num_running == 5)
         await bench.engine.resume()
@@ -386,7 +392,7 @@ async def test_the_engine_stops_sampling_a_rollout_whose_group_is_stale(
         await until(lambda: broker.oldest == {"r000": 0, "r001": 0})
         broker.lost, broker.reason = set(broker.leased), LeaseLoss.STALE
         await until(lambda: bench.engine.num_running + bench.engine.num_waiting == 0)
-        await until(lambda: bench.worker.num_held == 0)
+        await until(lambda: held_by(bench.worker) == 0)
         assert not broker.submitted
         assert not bench.running.done()
 
@@ -399,14 +405,14 @@ async def test_a_task_leased_again_to_the_same_worker_continues_under_the_new_le
         await until(lambda: bench.policies.current is not None)
         await bench.engine.pause(60)
         broker.tasks = tasks(1)
-        await until(lambda: bench.worker.num_held == 1)
+        await until(lambda: held_by(bench.worker) == 1)
         broker.lost.add("lease 0")
         broker.tasks = tasks(1)
         await until(lambda: len(broker.leased) == 2)
         await bench.engine.resume()
         await until(lambda: len(broker.submitted) == 1)
         assert broker.submitted[0][0] == "lease 1"
-        await until(lambda: bench.worker.num_held == 0)
+        await until(lambda: held_by(bench.worker) == 0)
 
 
 async def test_the_worker_waits_for_an_unreachable_broker(working: Working, tmp_path: Path) -> None:
@@ -419,10 +425,10 @@ async def test_the_worker_waits_for_an_unreachable_broker(working: Working, tmp_
         # Rollouts that were being submitted are lost, but the worker continues.
         await bench.engine.pause(60)
         broker.tasks = tasks(3)
-        await until(lambda: bench.worker.num_held == 3)
+        await until(lambda: held_by(bench.worker) == 3)
         broker.away = True
         await bench.engine.resume()
-        await until(lambda: bench.worker.num_held == 0)
+        await until(lambda: held_by(bench.worker) == 0)
         broker.away = False
         broker.tasks = [Task("later", "g", "p", "prompt", Sampling())]
         await until(lambda: "later" in broker.ids)
@@ -432,7 +438,7 @@ async def test_the_worker_waits_for_an_unreachable_broker(working: Working, tmp_
 async def test_a_task_waits_for_the_policy_version_that_it_needs(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker([replace(tasks(1)[0], min_policy_version=2)])
     async with working(broker, tmp_path) as bench:
-        await until(lambda: bench.worker.num_held == 1)
+        await until(lambda: held_by(bench.worker) == 1)
         broker.manifests.put_nowait(published(tmp_path, 1))
         await until(lambda: bench.engine.policy_version == 1)
         assert (bench.engine.num_tokens, broker.submitted) == (0, [])
@@ -448,13 +454,13 @@ async def test_the_time_of_a_pin_does_not_count_for_a_task_that_needs_a_newer_po
     monkeypatch.setattr(rollouts_module, "_POLICY_LIMIT_S", 0.1)
     broker = MemoryBroker([replace(tasks(1)[0], min_policy_version=2)])
     async with working(broker, tmp_path) as bench:
-        await until(lambda: "lease 0" in broker.leased and bench.worker.num_held == 0)
+        await until(lambda: "lease 0" in broker.leased and held_by(bench.worker) == 0)
         async with bench.policies.pinned(0, limit_s=60):
             broker.tasks = [replace(tasks(2)[1], min_policy_version=2)]
-            await until(lambda: bench.worker.num_held == 1)
+            await until(lambda: held_by(bench.worker) == 1)
             broker.manifests.put_nowait(published(tmp_path, 2))
             await asyncio.sleep(0.5)  # five times the limit
-            assert (bench.worker.num_held, bench.engine.policy_version) == (1, 0)
+            assert (held_by(bench.worker), bench.engine.policy_version) == (1, 0)
             monkeypatch.setattr(rollouts_module, "_POLICY_LIMIT_S", 60.0)
             await asyncio.sleep(0.2)  # the wait goes on with the new limit
         await until(lambda: broker.ids == ["r001"])
@@ -466,7 +472,7 @@ async def test_a_task_that_cannot_be_sampled_is_abandoned_and_the_others_continu
 ) -> None:
     broker = MemoryBroker([Task("bad", "g", "p", "x" * 500, Sampling()), *tasks(4)])
     async with working(broker, tmp_path) as bench:
-        await until(lambda: len(broker.submitted) == 4 and bench.worker.num_held == 0)
+        await until(lambda: len(broker.submitted) == 4 and held_by(bench.worker) == 0)
         assert "bad" not in broker.ids
         beats = len(broker.beats)
         await asyncio.sleep(0.2)
@@ -552,7 +558,7 @@ async def working_with_tools(
         policies = Policies(engine)
         broker.manifests.put_nowait(published(folder, 0))
         rollouts = Rollouts(environment, engine, policies, tools)
-        worker = RolloutWorker(broker, rollouts, policies, MAX_RUNNING, PREFETCH)
+        worker = RolloutWorker(cast(BrokerClient, broker), rollouts, policies, MAX_RUNNING, PREFETCH)
         running = asyncio.create_task(worker.run())
         try:
             yield worker
@@ -569,7 +575,7 @@ async def test_rollouts_that_wait_for_a_tool_leave_their_places_to_others(
     async with working_with_tools(broker, tmp_path, ToolUser(single_turn, tools), tools) as worker:
         most = 2 * (MAX_RUNNING + PREFETCH)
         await until(lambda: tools.num_waiting == most, 60.0)
-        assert worker.num_held == most, "no more than twice the places are held, however many wait"
+        assert held_by(worker) == most, "no more than twice the places are held, however many wait"
         grader.answer.set()
         await until(lambda: len(broker.submitted) == 40, 60.0)
     assert broker.ids == [task.rollout_id for task in tasks(40)]
@@ -580,7 +586,7 @@ async def test_a_rollout_whose_tool_is_away_is_given_back_at_once(single_turn: S
     grader.answer.set()
     tools = Tools(grader, 60.0)
     async with working_with_tools(broker, tmp_path, ToolUser(single_turn, tools, num_lost=3), tools) as worker:
-        await until(lambda: len(broker.submitted) == 5 and len(broker.given_back) == 3 and not worker.num_held, 60.0)
+        await until(lambda: len(broker.submitted) == 5 and len(broker.given_back) == 3 and not held_by(worker), 60.0)
     assert sorted([*broker.given_back, *broker.ids]) == [task.rollout_id for task in tasks(8)]
 
 
@@ -591,6 +597,6 @@ async def test_a_rollout_whose_agent_is_gone_is_given_up_at_once(single_turn: Si
     tools = Tools(grader, 60.0)
     environment = ToolUser(single_turn, tools, num_lost=3, error=SessionAbandoned)
     async with working_with_tools(broker, tmp_path, environment, tools) as worker:
-        await until(lambda: len(broker.submitted) == 5 and len(broker.abandoned) == 3 and not worker.num_held, 60.0)
+        await until(lambda: len(broker.submitted) == 5 and len(broker.abandoned) == 3 and not held_by(worker), 60.0)
     assert sorted([*broker.abandoned, *broker.ids]) == [task.rollout_id for task in tasks(8)]
     assert broker.given_back == []

@@ -339,7 +339,7 @@ async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[R
         await server.start()
         stack.push_async_callback(server.stop, 0)
         client = await stack.enter_async_context(LearnerClient(address))
-        policies = Policies(cast(Engine, engine), None, LearnerMemory(client, engine, metrics))
+        policies = Policies(cast(Engine, engine), None, LearnerMemory(client, cast(Any, engine), metrics))
         yield Rig(publisher_in(files.policies, deltas=True), sender, engine, policies, metrics)
         await no_transfers()
 

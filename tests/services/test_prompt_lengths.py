@@ -19,8 +19,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptText
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests
-from nouscoder.generation.environments.counting import answer
-from nouscoder.generation.environments.prompts import Prompts
+from nouscoder.generation.environments.prompts import Prompts, counted
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.run import preflight
 
@@ -60,7 +59,7 @@ def test_a_count_is_the_number_of_tokens_of_the_prompt_that_generation_writes(
     ]
     whole = json.loads(json.dumps([*texts, PromptText("caf\u00e9")]))
     request = {"folder": str(folder), "environment": settings.model_dump(), "texts": whole}
-    *counts, of_unknown = answer(request)["counts"]
+    *counts, of_unknown = counted(request)["counts"]
     prompts = Prompts(tokenizer, settings)
     tasks = [
         Task("r", "g", "p", one.prompt, Sampling(8), prompt_template=one.template, starter_code=one.starter_code)
@@ -79,7 +78,7 @@ class Counting:
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(len(request["texts"]))
-        return answer(request)
+        return counted(request)
 
 
 @pytest.fixture

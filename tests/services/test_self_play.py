@@ -26,7 +26,7 @@ from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32
 from nouscoder.domain.verdict import Verdict
-from nouscoder.generation.environments.counting import answer
+from nouscoder.generation.environments.prompts import counted
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.model.weights import load_model
 from nouscoder.run import preflight
@@ -85,7 +85,7 @@ class Stopped(BaseException):
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setattr(preflight, "_asked", answer)  # prompts are counted here, not in a process
+    monkeypatch.setattr(preflight, "_asked", counted)  # prompts are counted here, not in a process
 
     def problem(name: str, prompt: str) -> Problem:
         tests = StdinTests((StdinCase("1\n", "2\n"),))

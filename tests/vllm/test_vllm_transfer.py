@@ -292,7 +292,7 @@ async def test_a_staged_policy_that_vllm_cannot_load_leaves_the_one_before_it_fr
     await rig.policies.follow(first)
     for shard in first.shards:
         (Path(first.folder) / shard.name).unlink()
-    monkeypatch.setattr("nouscoder.generation.engines.vllm_control.Architecture.check_shapes", lambda *_: None)
+    monkeypatch.setattr("nouscoder.generation.engines.vllm.Architecture.check_shapes", lambda *_: None)
     manifest = await rig.learner.publish(1, bad("wrong shape", policies[1], tmp_path / "bad.safetensors"))
     rendezvous = await rig.client.send_policy(1, manifest.digest, 1)
     await rig.engine.stage_policy(manifest, rendezvous)

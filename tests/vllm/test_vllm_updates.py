@@ -197,7 +197,7 @@ async def test_a_failed_update_leaves_the_old_version_serving(
     if not is_checked:
         if kind in ("lacks a tensor", "not finite"):
             pytest.skip("vLLM loads such files; the check is what refuses them")
-        monkeypatch.setattr("nouscoder.generation.engines.vllm_control.Architecture.check", lambda *_: None)
+        monkeypatch.setattr("nouscoder.generation.engines.vllm.Architecture.check", lambda *_: None)
     files = bad_files(kind, policies[1], tmp_path)
     async with open_vllm() as engine:
         await engine.load_policy(weights(policies[0]), 7)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import product
 from random import Random
 from string import ascii_lowercase
+from typing import Any
 
 # The record of a family.
 
@@ -78,323 +79,287 @@ LETTER_PAIRS = pairs(ascii_lowercase, ascii_lowercase)
 WORD_SPACE = singles(WORDS[::3])
 
 
+def _makes_inputs(rows: Callable[..., list[str]]) -> Callable[..., InputMaker]:
+    """A function of a source of random numbers, the parameters and settings becomes one of the settings."""
+
+    def with_settings(*settings: int) -> InputMaker:
+        return lambda random, parameters: distinct(rows(random, parameters, *settings))
+
+    return with_settings
+
+
 def distinct(candidates: list[str]) -> list[str]:
     """The first NUM_TESTS different inputs. Raises ValueError when there are fewer."""
-    chosen = list(dict.fromkeys(candidates))[:NUM_TESTS]
+    chosen = list(dict.fromkeys(f"{text}\n" for text in candidates))[:NUM_TESTS]
     if len(chosen) < NUM_TESTS:
         raise ValueError(f"only {len(chosen)} different inputs")
     return chosen
 
 
-def integers(low: int, high: int) -> InputMaker:
+@_makes_inputs
+def integers(random: Random, parameters: Parameters, low: int, high: int) -> list[str]:
     """One integer per test: values near the numeric parameters that are within the bounds, then random ones."""
-
-    def make(random: Random, parameters: Parameters) -> list[str]:
-        near = [v for p in parameters if isinstance(p, int) for v in (p, p + 1, p - 1, p * p)]
-        values = [v for v in near if low <= v <= high] + [low, low + 1]
-        values += [random.randint(low, high) for _ in range(60)]
-        return distinct([f"{value}\n" for value in values])
-
-    return make
+    near = [v for p in parameters if isinstance(p, int) for v in (p, p + 1, p - 1, p * p)]
+    values = [v for v in near if low <= v <= high] + [low, low + 1]
+    return [str(value) for value in [*values, *(random.randint(low, high) for _ in range(60))]]
 
 
-def integer_pairs(low: int, high: int) -> InputMaker:
+@_makes_inputs
+def integer_pairs(random: Random, parameters: Parameters, low: int, high: int) -> list[str]:
     """Two integers on a line. Some sums equal the first parameter or differ from it by one."""
-
-    def make(random: Random, parameters: Parameters) -> list[str]:
-        rows: list[tuple[int, int]] = []
-        for target in (number(parameters[0]) + d for d in (0, 1, -1)):
-            left = random.randint(low, max(low, target))
-            rows.append((left, target - left))
-        rows += [(random.randint(low, high), random.randint(low, high)) for _ in range(40)]
-        return distinct([f"{left} {right}\n" for left, right in rows])
-
-    return make
+    rows: list[tuple[int, int]] = []
+    for target in (number(parameters[0]) + d for d in (0, 1, -1)):
+        left = random.randint(low, max(low, target))
+        rows.append((left, target - left))
+    rows += [(random.randint(low, high), random.randint(low, high)) for _ in range(40)]
+    return [f"{left} {right}" for left, right in rows]
 
 
-def number_lists(low: int, high: int, shortest: int = 1) -> InputMaker:
+@_makes_inputs
+def number_lists(random: Random, parameters: Parameters, low: int, high: int, shortest: int = 1) -> list[str]:
     """A line of integers. Lists contain the numeric parameters, their neighbours and doubles, and repeated values."""
-
-    def make(random: Random, parameters: Parameters) -> list[str]:
-        special = [p for p in parameters if isinstance(p, int)]
-        special = [v for p in special for v in (p, p, p + 1, p - 1, 2 * p) if low <= v <= high]
-        rows: list[list[int]] = []
-        for _ in range(40):
-            row = [random.randint(low, high) for _ in range(random.randint(max(shortest, 3), shortest + 6))]
-            row += random.sample(special, min(len(special), random.randint(1, 4)))
-            row.append(random.choice(row))
-            random.shuffle(row)
-            rows.append(row)
-        rows.insert(3, [random.randint(low, high) for _ in range(shortest)])
-        return distinct([" ".join(map(str, row)) + "\n" for row in rows])
-
-    return make
+    special = [p for p in parameters if isinstance(p, int)]
+    special = [v for p in special for v in (p, p, p + 1, p - 1, 2 * p) if low <= v <= high]
+    rows: list[list[int]] = []
+    for _ in range(40):
+        row = [random.randint(low, high) for _ in range(random.randint(max(shortest, 3), shortest + 6))]
+        row += random.sample(special, min(len(special), random.randint(1, 4)))
+        row.append(random.choice(row))
+        random.shuffle(row)
+        rows.append(row)
+    rows.insert(3, [random.randint(low, high) for _ in range(shortest)])
+    return [" ".join(map(str, row)) for row in rows]
 
 
-def word_lines(shortest: int, longest: int) -> InputMaker:
+@_makes_inputs
+def word_lines(random: Random, parameters: Parameters, shortest: int, longest: int) -> list[str]:
     """One lowercase word per test. Most words contain letters of the parameters, also at an end or repeated."""
-
-    def make(random: Random, parameters: Parameters) -> list[str]:
-        special = "".join(p for p in parameters if isinstance(p, str))
-        rows: list[str] = []
-        for index in range(40):
-            letters = random.choices(ascii_lowercase, k=random.randint(shortest, longest))
-            if special and index % 3:
-                for _ in range(random.randint(1, 3)):
-                    letters[random.randrange(len(letters))] = random.choice(special)
-                letters[random.choice((0, -1))] = special[0]
-            rows.append("".join(letters) + "\n")
-        return distinct(rows)
-
-    return make
+    special = "".join(p for p in parameters if isinstance(p, str))
+    rows: list[str] = []
+    for index in range(40):
+        letters = random.choices(ascii_lowercase, k=random.randint(shortest, longest))
+        if special and index % 3:
+            for _ in range(random.randint(1, 3)):
+                letters[random.randrange(len(letters))] = random.choice(special)
+            letters[random.choice((0, -1))] = special[0]
+        rows.append("".join(letters))
+    return rows
 
 
-def sentences(fewest: int, most: int) -> InputMaker:
+@_makes_inputs
+def sentences(random: Random, parameters: Parameters, fewest: int, most: int) -> list[str]:
     """Several words on a line, with repeats. Some lines contain the string parameters."""
+    special = [p for p in parameters if isinstance(p, str) and len(p) > 1]
+    rows: list[str] = []
+    for index in range(40):
+        words = random.choices(WORDS, k=random.randint(fewest, most))
+        words += random.choices(special, k=index % 3) if special else []
+        words.append(random.choice(words))
+        random.shuffle(words)
+        rows.append(" ".join(words))
+    return rows
 
-    def make(random: Random, parameters: Parameters) -> list[str]:
-        special = [p for p in parameters if isinstance(p, str) and len(p) > 1]
-        rows: list[str] = []
-        for index in range(40):
-            words = random.choices(WORDS, k=random.randint(fewest, most))
-            words += random.choices(special, k=index % 3) if special else []
-            words.append(random.choice(words))
-            random.shuffle(words)
-            rows.append(" ".join(words) + "\n")
-        return distinct(rows)
+
+# Makers of families whose programs begin with the same lines. A solver gets what these read, and the parameters.
+
+
+def _reading(lines: str, parse: Callable[[str], Any]) -> Callable[..., Family]:
+    def make(
+        name: str,
+        space: tuple[Parameters, ...],
+        statement: str,
+        program: str,
+        wrong: tuple[str, ...],
+        make_inputs: InputMaker,
+        solve: Callable[..., Any],
+    ) -> Family:
+        def solved(text: str, parameters: Parameters) -> str:
+            answer = solve(parse(text), *parameters)
+            return "\n".join(map(str, answer)) if isinstance(answer, list) else str(answer)
+
+        programs = tuple(lines + each for each in wrong)
+        return Family(name, space, statement, lines + program, programs, make_inputs, solved)
 
     return make
 
 
-# Families that read a line of integers: sums, counting, sorting and filtering.
-
-_RANKS = singles(range(2, 40))
-_LIST = "a=list(map(int,input().split()))\n"
-
-
-def _k(parameters: Parameters) -> int:
-    return number(parameters[0])
-
-
-def _values(text: str) -> list[int]:
+def _integers(text: str) -> list[int]:
     return [int(item) for item in text.split()]
 
 
-def _lines(values: list[int]) -> str:
-    return "\n".join(str(value) for value in values)
-
-
-def _ordered(text: str) -> list[int]:
-    """The numbers in order, sorted by insertion, so that the oracle does not use the same call as the program."""
-    done: list[int] = []
-    for value in _values(text):
-        place = sum(other <= value for other in done)
-        done.insert(place, value)
-    return done
-
-
-LISTS = (
-    Family("total_plus", NUMBERS, "Read numbers. Print their sum plus {a}.", _LIST + "print(sum(a)+{a})",
-           (_LIST + "print(sum(a)-{a})", _LIST + "print(len(a)+{a})"), number_lists(0, 99),
-           lambda t, p: str(sum(_values(t), start=_k(p)))),
-    Family("largest_times", NUMBERS, "Read numbers. Print the largest times {a}.", _LIST + "print(max(a)*{a})",
-           (_LIST + "print(min(a)*{a})", _LIST + "print(max(a))"), number_lists(1, 99, 2),
-           lambda t, p: str(_ordered(t)[-1] * _k(p))),
-    Family("smallest_plus", NUMBERS, "Read numbers. Print the smallest plus {a}.", _LIST + "print(min(a)+{a})",
-           (_LIST + "print(max(a)+{a})", _LIST + "print(min(a)-{a})"), number_lists(1, 99, 2),
-           lambda t, p: str(_ordered(t)[0] + _k(p))),
-    Family("sort_first", _RANKS, "Read numbers. Print the {a} smallest in order.", _LIST + "print(*sorted(a)[:{a}])",
-           (_LIST + "print(*a[:{a}])", _LIST + "print(*sorted(a)[{a}:])"), number_lists(0, 99, 41),
-           lambda t, p: " ".join(map(str, _ordered(t)[: _k(p)]))),
-    Family("sort_last", _RANKS, "Read numbers. Print the {a} largest in order.", _LIST + "print(*sorted(a)[-{a}:])",
-           (_LIST + "print(*a[-{a}:])", _LIST + "print(*sorted(a)[:{a}])"), number_lists(0, 150, 41),
-           lambda t, p: " ".join(map(str, _ordered(t)[len(t.split()) - _k(p) :]))),
-    Family("rank", _RANKS, "Read numbers. Print number {a} in sorted order.", _LIST + "print(sorted(a)[{a}-1])",
-           (_LIST + "print(sorted(a)[{a}])", _LIST + "print(a[{a}-1])"), number_lists(0, 99, 41),
-           lambda t, p: str(_ordered(t)[_k(p) - 1])),
-    Family("sorted_scaled", NUMBERS, "Read numbers. Print them sorted, each times {a}.",
-           _LIST + "for x in sorted(a):\n print(x*{a})",
-           (_LIST + "for x in a:\n print(x*{a})", _LIST + "for x in sorted(a):\n print(x+{a})"), number_lists(0, 99, 3),
-           lambda t, p: _lines([value * _k(p) for value in _ordered(t)])),
-    Family("count_above", NUMBERS, "Read numbers. Count those above {a}.", _LIST + "print(sum(x>{a} for x in a))",
-           (_LIST + "print(sum(x<{a} for x in a))", _LIST + "print(sum(x>={a} for x in a))"), number_lists(0, 120),
-           lambda t, p: str(len([value for value in _values(t) if value >= _k(p) + 1]))),
-    Family("count_below", NUMBERS, "Read numbers. Count those below {a}.", _LIST + "print(sum(x<{a} for x in a))",
-           (_LIST + "print(sum(x>{a} for x in a))", _LIST + "print(sum(x<={a} for x in a))"), number_lists(0, 120),
-           lambda t, p: str(len([value for value in _values(t) if value <= _k(p) - 1]))),
-    Family("count_multiples", NUMBERS, "Read numbers. Count the multiples of {a}.",
-           _LIST + "print(sum(x%{a}==0 for x in a))",
-           (_LIST + "print(sum(x%{a} for x in a))", _LIST + "print(sum(x//{a}==0 for x in a))"), number_lists(0, 200),
-           lambda t, p: str(len([value for value in _values(t) if value // _k(p) * _k(p) == value]))),
-    Family("each_plus", NUMBERS, "Read numbers. Print each plus {a}.", _LIST + "for x in a:\n print(x+{a})",
-           (_LIST + "for x in a:\n print(x-{a})", _LIST + "print(sum(a)+{a})"), number_lists(0, 99),
-           lambda t, p: _lines([value + _k(p) for value in _values(t)])),
-    Family("each_times", NUMBERS, "Read numbers. Print each times {a}.", _LIST + "for x in a:\n print(x*{a})",
-           (_LIST + "for x in a:\n print(x+{a})", _LIST + "print(sum(a)*{a})"), number_lists(0, 99),
-           lambda t, p: _lines([value * _k(p) for value in _values(t)])),
-    Family("keep_above", NUMBERS, "Read numbers. Print those above {a}.",
-           _LIST + "for x in a:\n if x>{a}:print(x)",
-           (_LIST + "for x in a:\n if x<{a}:print(x)", _LIST + "for x in a:\n if x>={a}:print(x)"),
-           number_lists(0, 120), lambda t, p: _lines([value for value in _values(t) if value - _k(p) >= 1])),
-    Family("sum_above_list", NUMBERS, "Read numbers. Add up those above {a}.",
-           _LIST + "print(sum(x for x in a if x>{a}))",
-           (_LIST + "print(sum(x for x in a if x<{a}))", _LIST + "print(sum(x>{a} for x in a))"), number_lists(0, 120),
-           lambda t, p: str(sum(value for value in _values(t) if value - _k(p) >= 1))),
-    Family("count_value", NUMBERS, "Read numbers. Count how often {a} is there.", _LIST + "print(a.count({a}))",
-           (_LIST + "print(a.index({a}))", _LIST + "print(len(a)-{a})"), number_lists(0, 120),
-           lambda t, p: str(sum(value == _k(p) for value in _values(t)))),
-    Family("is_member", NUMBERS, "Read numbers. Print yes if {a} is there, else no.",
-           _LIST + "print('yes' if {a} in a else 'no')",
-           (_LIST + "print('no' if {a} in a else 'yes')", _LIST + "print({a} in a)"), number_lists(0, 120),
-           lambda t, p: "yes" if str(_k(p)) in t.split() else "no"),
-    Family("spread", NUMBERS, "Read numbers. Print largest minus smallest plus {a}.",
-           _LIST + "print(max(a)-min(a)+{a})",
-           (_LIST + "print(max(a)+min(a)+{a})", _LIST + "print(max(a)-{a})"), number_lists(0, 99, 2),
-           lambda t, p: str(_ordered(t)[-1] - _ordered(t)[0] + _k(p))),
-    Family("different", NUMBERS, "Read numbers. Add up the different ones, plus {a}.",
-           _LIST + "print(sum(set(a))+{a})",
-           (_LIST + "print(sum(a)+{a})", _LIST + "print(sum(set(a))-{a})"), number_lists(0, 30, 3),
-           lambda t, p: str(sum(dict.fromkeys(_values(t))) + _k(p))),
-)  # fmt: skip
-
-
-# Families that read one or two integers: arithmetic, conditions and loops.
-
-_INT = "n=int(input())\n"
-_READ_TWO = "x,y=map(int,input().split())\n"
-_FACTORS = singles(range(2, 40))
-_SMALL_PAIRS = pairs(range(2, 10), range(2, 100))
-
-
-def _a(parameters: Parameters) -> int:
-    return number(parameters[0])
-
-
-def _b(parameters: Parameters) -> int:
-    return number(parameters[1])
-
-
-def _two(text: str) -> tuple[int, int]:
-    left, right = text.split()
-    return int(left), int(right)
+_list = _reading("a=list(map(int,input().split()))\n", _integers)
+_int = _reading("n=int(input())\n", int)
+_two = _reading("x,y=map(int,input().split())\n", _integers)
+_digits = _reading("n=input()\n", str.strip)
+_word = _reading("s=input()\n", str.strip)
+_words = _reading("w=input().split()\n", str.split)
 
 
 def _yes(condition: bool) -> str:
     return "yes" if condition else "no"
 
 
+def _joined(values: list[int]) -> str:
+    return " ".join(str(value) for value in values)
+
+
+# Families that read a line of integers: sums, counting, sorting and filtering.
+
+_RANKS = singles(range(2, 40))
+
+
+def _ordered(values: list[int]) -> list[int]:
+    """The numbers in order, sorted by insertion, so that the oracle does not use the same call as the program."""
+    done: list[int] = []
+    for value in values:
+        place = sum(other <= value for other in done)
+        done.insert(place, value)
+    return done
+
+
+LISTS = (
+    _list("total_plus", NUMBERS, "Read numbers. Print their sum plus {a}.", "print(sum(a)+{a})",
+          ("print(sum(a)-{a})", "print(len(a)+{a})"), number_lists(0, 99), lambda x, a: sum(x, start=a)),
+    _list("largest_times", NUMBERS, "Read numbers. Print the largest times {a}.", "print(max(a)*{a})",
+          ("print(min(a)*{a})", "print(max(a))"), number_lists(1, 99, 2), lambda x, a: _ordered(x)[-1] * a),
+    _list("smallest_plus", NUMBERS, "Read numbers. Print the smallest plus {a}.", "print(min(a)+{a})",
+          ("print(max(a)+{a})", "print(min(a)-{a})"), number_lists(1, 99, 2), lambda x, a: _ordered(x)[0] + a),
+    _list("sort_first", _RANKS, "Read numbers. Print the {a} smallest in order.", "print(*sorted(a)[:{a}])",
+          ("print(*a[:{a}])", "print(*sorted(a)[{a}:])"), number_lists(0, 99, 41),
+          lambda x, a: _joined(_ordered(x)[: a])),
+    _list("sort_last", _RANKS, "Read numbers. Print the {a} largest in order.", "print(*sorted(a)[-{a}:])",
+          ("print(*a[-{a}:])", "print(*sorted(a)[:{a}])"), number_lists(0, 150, 41),
+          lambda x, a: _joined(_ordered(x)[len(x) - a :])),
+    _list("rank", _RANKS, "Read numbers. Print number {a} in sorted order.", "print(sorted(a)[{a}-1])",
+          ("print(sorted(a)[{a}])", "print(a[{a}-1])"), number_lists(0, 99, 41), lambda x, a: _ordered(x)[a - 1]),
+    _list("sorted_scaled", NUMBERS, "Read numbers. Print them sorted, each times {a}.",
+          "for x in sorted(a):\n print(x*{a})", ("for x in a:\n print(x*{a})", "for x in sorted(a):\n print(x+{a})"),
+          number_lists(0, 99, 3), lambda x, a: [value * a for value in _ordered(x)]),
+    _list("count_above", NUMBERS, "Read numbers. Count those above {a}.", "print(sum(x>{a} for x in a))",
+          ("print(sum(x<{a} for x in a))", "print(sum(x>={a} for x in a))"), number_lists(0, 120),
+          lambda x, a: len([value for value in x if value >= a + 1])),
+    _list("count_below", NUMBERS, "Read numbers. Count those below {a}.", "print(sum(x<{a} for x in a))",
+          ("print(sum(x>{a} for x in a))", "print(sum(x<={a} for x in a))"), number_lists(0, 120),
+          lambda x, a: len([value for value in x if value <= a - 1])),
+    _list("count_multiples", NUMBERS, "Read numbers. Count the multiples of {a}.", "print(sum(x%{a}==0 for x in a))",
+          ("print(sum(x%{a} for x in a))", "print(sum(x//{a}==0 for x in a))"), number_lists(0, 200),
+          lambda x, a: len([value for value in x if value // a * a == value])),
+    _list("each_plus", NUMBERS, "Read numbers. Print each plus {a}.", "for x in a:\n print(x+{a})",
+          ("for x in a:\n print(x-{a})", "print(sum(a)+{a})"), number_lists(0, 99),
+          lambda x, a: [value + a for value in x]),
+    _list("each_times", NUMBERS, "Read numbers. Print each times {a}.", "for x in a:\n print(x*{a})",
+          ("for x in a:\n print(x+{a})", "print(sum(a)*{a})"), number_lists(0, 99),
+          lambda x, a: [value * a for value in x]),
+    _list("keep_above", NUMBERS, "Read numbers. Print those above {a}.", "for x in a:\n if x>{a}:print(x)",
+          ("for x in a:\n if x<{a}:print(x)", "for x in a:\n if x>={a}:print(x)"), number_lists(0, 120),
+          lambda x, a: [value for value in x if value - a >= 1]),
+    _list("sum_above_list", NUMBERS, "Read numbers. Add up those above {a}.", "print(sum(x for x in a if x>{a}))",
+          ("print(sum(x for x in a if x<{a}))", "print(sum(x>{a} for x in a))"), number_lists(0, 120),
+          lambda x, a: sum(value for value in x if value - a >= 1)),
+    _list("count_value", NUMBERS, "Read numbers. Count how often {a} is there.", "print(a.count({a}))",
+          ("print(a.index({a}))", "print(len(a)-{a})"), number_lists(0, 120),
+          lambda x, a: sum(value == a for value in x)),
+    _list("is_member", NUMBERS, "Read numbers. Print yes if {a} is there, else no.",
+          "print('yes' if {a} in a else 'no')", ("print('no' if {a} in a else 'yes')", "print({a} in a)"),
+          number_lists(0, 120), lambda x, a: _yes(str(a) in map(str, x))),
+    _list("spread", NUMBERS, "Read numbers. Print largest minus smallest plus {a}.", "print(max(a)-min(a)+{a})",
+          ("print(max(a)+min(a)+{a})", "print(max(a)-{a})"), number_lists(0, 99, 2),
+          lambda x, a: _ordered(x)[-1] - _ordered(x)[0] + a),
+    _list("different", NUMBERS, "Read numbers. Add up the different ones, plus {a}.", "print(sum(set(a))+{a})",
+          ("print(sum(a)+{a})", "print(sum(set(a))-{a})"), number_lists(0, 30, 3),
+          lambda x, a: sum(dict.fromkeys(x)) + a),
+)  # fmt: skip
+
+
+# Families that read one or two integers: arithmetic, conditions and loops.
+
+_SMALL_PAIRS = pairs(range(2, 10), range(2, 100))
+
+
 def _times_in(value: int, divisor: int) -> int:
     return 0 if value % divisor else 1 + _times_in(value // divisor, divisor)
 
 
-def _joined(values: range | list[int]) -> str:
-    return " ".join(str(value) for value in values)
-
-
 ARITHMETIC = (
-    Family("plus", NUMBERS, "Read n. Print n plus {a}.", _INT + "print(n+{a})",
-           (_INT + "print(n-{a})", _INT + "print(n)"), integers(0, 500), lambda t, p: str(int(t) + _a(p))),
-    Family("times", NUMBERS, "Read n. Print n times {a}.", _INT + "print(n*{a})",
-           (_INT + "print(n+{a})", _INT + "print(n**{a})"), integers(0, 99), lambda t, p: str(int(t) * _a(p))),
-    Family("minus_from", NUMBERS, "Read n. Print {a} minus n.", _INT + "print({a}-n)",
-           (_INT + "print(n-{a})",), integers(0, 200), lambda t, p: str(_a(p) - int(t))),
-    Family("modulo", NUMBERS, "Read n. Print the rest of n by {a}.", _INT + "print(n%{a})",
-           (_INT + "print(n//{a})", _INT + "print({a}%n)"), integers(1, 999), lambda t, p: str(int(t) % _a(p))),
-    Family("divided", NUMBERS, "Read n. Print n divided by {a}.", _INT + "print(n//{a})",
-           (_INT + "print(n/{a})", _INT + "print(n%{a})"), integers(100, 999),
-           lambda t, p: str((int(t) - int(t) % _a(p)) // _a(p))),
-    Family("linear", _SMALL_PAIRS, "Read n. Print n times {a} plus {b}.", _INT + "print(n*{a}+{b})",
-           (_INT + "print(n*{a})", _INT + "print(n+{a}*{b})"), integers(2, 99),
-           lambda t, p: str(int(t) * _a(p) + _b(p))),
-    Family("square", NUMBERS, "Read n. Print n squared plus {a}.", _INT + "print(n*n+{a})",
-           (_INT + "print(n+n+{a})", _INT + "print(n*n*{a})"), integers(0, 60),
-           lambda t, p: str(int(t) ** 2 + _a(p))),
-    Family("distance", NUMBERS, "Read n. Print how far n is from {a}.", _INT + "print(abs(n-{a}))",
-           (_INT + "print(n-{a})", _INT + "print(abs(n+{a}))"), integers(0, 120),
-           lambda t, p: str(max(int(t) - _a(p), _a(p) - int(t)))),
-    Family("larger", NUMBERS, "Read n. Print the larger of n and {a}.", _INT + "print(max(n,{a}))",
-           (_INT + "print(min(n,{a}))", _INT + "print(max(n,0))"), integers(0, 120),
-           lambda t, p: str(sorted((int(t), _a(p)))[1])),
-    Family("smaller", NUMBERS, "Read n. Print the smaller of n and {a}.", _INT + "print(min(n,{a}))",
-           (_INT + "print(max(n,{a}))", _INT + "print(n)"), integers(0, 120),
-           lambda t, p: str(sorted((int(t), _a(p)))[0])),
-    Family("sum_plus", NUMBERS, "Read x and y. Print their sum plus {a}.", _READ_TWO + "print(x+y+{a})",
-           (_READ_TWO + "print(x*y+{a})", _READ_TWO + "print(x+{a})"), integer_pairs(1, 99),
-           lambda t, p: str(sum(_two(t)) + _a(p))),
-    Family("product_minus", NUMBERS, "Read x and y. Print their product minus {a}.", _READ_TWO + "print(x*y-{a})",
-           (_READ_TWO + "print(x*y+{a})", _READ_TWO + "print(x-{a})"), integer_pairs(1, 60),
-           lambda t, p: str(_two(t)[0] * _two(t)[1] - _a(p))),
-    Family("digit_sum", NUMBERS, "Read n. Print its digit sum plus {a}.", "n=input()\nprint(sum(map(int,n))+{a})",
-           ("n=input()\nprint(len(n)+{a})", "n=input()\nprint(sum(map(int,n)))"), integers(10, 9999),
-           lambda t, p: str(sum(int(digit) for digit in t.strip()) + _a(p))),
+    _int("plus", NUMBERS, "Read n. Print n plus {a}.", "print(n+{a})", ("print(n-{a})", "print(n)"), integers(0, 500),
+         lambda n, a: n + a),
+    _int("times", NUMBERS, "Read n. Print n times {a}.", "print(n*{a})", ("print(n+{a})", "print(n**{a})"),
+         integers(0, 99), lambda n, a: n * a),
+    _int("minus_from", NUMBERS, "Read n. Print {a} minus n.", "print({a}-n)", ("print(n-{a})",), integers(0, 200),
+         lambda n, a: a - n),
+    _int("modulo", NUMBERS, "Read n. Print the rest of n by {a}.", "print(n%{a})", ("print(n//{a})", "print({a}%n)"),
+         integers(1, 999), lambda n, a: n % a),
+    _int("divided", NUMBERS, "Read n. Print n divided by {a}.", "print(n//{a})", ("print(n/{a})", "print(n%{a})"),
+         integers(100, 999), lambda n, a: (n - n % a) // a),
+    _int("linear", _SMALL_PAIRS, "Read n. Print n times {a} plus {b}.", "print(n*{a}+{b})",
+         ("print(n*{a})", "print(n+{a}*{b})"), integers(2, 99), lambda n, a, b: n * a + b),
+    _int("square", NUMBERS, "Read n. Print n squared plus {a}.", "print(n*n+{a})", ("print(n+n+{a})", "print(n*n*{a})"),
+         integers(0, 60), lambda n, a: n**2 + a),
+    _int("distance", NUMBERS, "Read n. Print how far n is from {a}.", "print(abs(n-{a}))",
+         ("print(n-{a})", "print(abs(n+{a}))"), integers(0, 120), lambda n, a: max(n - a, a - n)),
+    _int("larger", NUMBERS, "Read n. Print the larger of n and {a}.", "print(max(n,{a}))",
+         ("print(min(n,{a}))", "print(max(n,0))"), integers(0, 120), lambda n, a: sorted((n, a))[1]),
+    _int("smaller", NUMBERS, "Read n. Print the smaller of n and {a}.", "print(min(n,{a}))",
+         ("print(max(n,{a}))", "print(n)"), integers(0, 120), lambda n, a: sorted((n, a))[0]),
+    _two("sum_plus", NUMBERS, "Read x and y. Print their sum plus {a}.", "print(x+y+{a})",
+         ("print(x*y+{a})", "print(x+{a})"), integer_pairs(1, 99), lambda x, a: sum(x) + a),
+    _two("product_minus", NUMBERS, "Read x and y. Print their product minus {a}.", "print(x*y-{a})",
+         ("print(x*y+{a})", "print(x-{a})"), integer_pairs(1, 60), lambda x, a: x[0] * x[1] - a),
+    _digits("digit_sum", NUMBERS, "Read n. Print its digit sum plus {a}.", "print(sum(map(int,n))+{a})",
+            ("print(len(n)+{a})", "print(sum(map(int,n)))"), integers(10, 9999),
+            lambda s, a: sum(int(digit) for digit in s) + a),
 )  # fmt: skip
 
 CONDITIONS = (
-    Family("above", NUMBERS, "Read n. Print yes if n is above {a}, else no.", _INT + "print('yes' if n>{a} else 'no')",
-           (_INT + "print('yes' if n<{a} else 'no')", _INT + "print('yes' if n>={a} else 'no')"), integers(0, 120),
-           lambda t, p: _yes(int(t) >= _a(p) + 1)),
-    Family("below", NUMBERS, "Read n. Print yes if n is below {a}, else no.", _INT + "print('yes' if n<{a} else 'no')",
-           (_INT + "print('yes' if n>{a} else 'no')", _INT + "print('yes' if n<={a} else 'no')"), integers(0, 120),
-           lambda t, p: _yes(int(t) <= _a(p) - 1)),
-    Family("multiple", NUMBERS, "Read n. Print yes if {a} divides n, else no.",
-           _INT + "print('yes' if n%{a}==0 else 'no')",
-           (_INT + "print('yes' if n%{a}==1 else 'no')", _INT + "print('yes' if n//{a}==0 else 'no')"),
-           integers(0, 300), lambda t, p: _yes(int(t) // _a(p) * _a(p) == int(t))),
-    Family("within", ascending(range(2, 50), range(3, 50)), "Read n. Print yes if n is from {a} to {b}, else no.",
-           _INT + "print('yes' if {a}<=n<={b} else 'no')",
-           (_INT + "print('yes' if {a}<n<{b} else 'no')", _INT + "print('yes' if n<={b} else 'no')"),
-           integers(0, 120), lambda t, p: _yes(int(t) in range(_a(p), _b(p) + 1))),
-    Family("even_or_odd", NUMBERS, "Read n. Add {a} if n is even, else take {a} away.",
-           _INT + "print(n-{a} if n%2 else n+{a})",
-           (_INT + "print(n+{a} if n%2 else n-{a})", _INT + "print(n+{a})"), integers(0, 120),
-           lambda t, p: str(int(t) + (1, -1)[int(t) % 2] * _a(p))),
-    Family("sum_above", NUMBERS, "Read x and y. Print yes if their sum is above {a}, else no.",
-           _READ_TWO + "print('yes' if x+y>{a} else 'no')",
-           (_READ_TWO + "print('yes' if x+y<{a} else 'no')", _READ_TWO + "print('yes' if x+y>={a} else 'no')"),
-           integer_pairs(0, 70), lambda t, p: _yes(sum(_two(t)) >= _a(p) + 1)),
-    Family("capped", ascending(range(2, 50), range(3, 50)), "Read n. Print n kept between {a} and {b}.",
-           _INT + "print(max({a},min(n,{b})))",
-           (_INT + "print(min({a},max(n,{b})))", _INT + "print(min(n,{b}))"), integers(0, 120),
-           lambda t, p: str(sorted((int(t), _a(p), _b(p)))[1])),
+    _int("above", NUMBERS, "Read n. Print yes if n is above {a}, else no.", "print('yes' if n>{a} else 'no')",
+         ("print('yes' if n<{a} else 'no')", "print('yes' if n>={a} else 'no')"), integers(0, 120),
+         lambda n, a: _yes(n >= a + 1)),
+    _int("below", NUMBERS, "Read n. Print yes if n is below {a}, else no.", "print('yes' if n<{a} else 'no')",
+         ("print('yes' if n>{a} else 'no')", "print('yes' if n<={a} else 'no')"), integers(0, 120),
+         lambda n, a: _yes(n <= a - 1)),
+    _int("multiple", NUMBERS, "Read n. Print yes if {a} divides n, else no.", "print('yes' if n%{a}==0 else 'no')",
+         ("print('yes' if n%{a}==1 else 'no')", "print('yes' if n//{a}==0 else 'no')"), integers(0, 300),
+         lambda n, a: _yes(n // a * a == n)),
+    _int("within", ascending(range(2, 50), range(3, 50)), "Read n. Print yes if n is from {a} to {b}, else no.",
+         "print('yes' if {a}<=n<={b} else 'no')",
+         ("print('yes' if {a}<n<{b} else 'no')", "print('yes' if n<={b} else 'no')"), integers(0, 120),
+         lambda n, a, b: _yes(n in range(a, b + 1))),
+    _int("even_or_odd", NUMBERS, "Read n. Add {a} if n is even, else take {a} away.", "print(n-{a} if n%2 else n+{a})",
+         ("print(n+{a} if n%2 else n-{a})", "print(n+{a})"), integers(0, 120), lambda n, a: n + (1, -1)[n % 2] * a),
+    _two("sum_above", NUMBERS, "Read x and y. Print yes if their sum is above {a}, else no.",
+         "print('yes' if x+y>{a} else 'no')",
+         ("print('yes' if x+y<{a} else 'no')", "print('yes' if x+y>={a} else 'no')"), integer_pairs(0, 70),
+         lambda x, a: _yes(sum(x) >= a + 1)),
+    _int("capped", ascending(range(2, 50), range(3, 50)), "Read n. Print n kept between {a} and {b}.",
+         "print(max({a},min(n,{b})))", ("print(min({a},max(n,{b})))", "print(min(n,{b}))"), integers(0, 120),
+         lambda n, a, b: sorted((n, a, b))[1]),
 )  # fmt: skip
 
 LOOPS = (
-    Family("sum_to_n", NUMBERS, "Read n. Add up 1 to n, then times {a}.",
-           _INT + "s=0\nfor i in range(n+1):\n s+=i\nprint(s*{a})",
-           (_INT + "s=0\nfor i in range(n):\n s+=i\nprint(s*{a})",
-            _INT + "s=0\nfor i in range(n+1):\n s+=i\nprint(s)"),
-           integers(2, 60), lambda t, p: str(int(t) * (int(t) + 1) // 2 * _a(p))),
-    Family("steps", NUMBERS, "Read n. Print 0 up to n in steps of {a}.", _INT + "print(*range(0,n+1,{a}))",
-           (_INT + "print(*range(0,n,{a}))", _INT + "print(*range({a},n+1))"), integers(1, 200),
-           lambda t, p: _joined([v for v in range(int(t) + 1) if v % _a(p) == 0])),
-    Family("table", NUMBERS, "Read n. Print the first n multiples of {a}.",
-           _INT + "for i in range(n):\n print(i*{a}+{a})",
-           (_INT + "for i in range(n):\n print(i*{a})", _INT + "for i in range(n-1):\n print(i*{a}+{a})"),
-           integers(1, 20), lambda t, p: "\n".join(str(_a(p) * i) for i in range(1, int(t) + 1))),
-    Family("times_divisible", _FACTORS, "Read n. Print how often {a} divides n.",
-           _INT + "c=0\nwhile n%{a}==0:\n n//={a}\n c+=1\nprint(c)",
-           (_INT + "c=1\nwhile n%{a}==0:\n n//={a}\n c+=1\nprint(c)", _INT + "print(n//{a})"),
-           integers(2, 5000), lambda t, p: str(_times_in(int(t), _a(p)))),
-    Family("multiples_to_n", NUMBERS, "Read n. Count the multiples of {a} from 1 to n.",
-           _INT + "c=0\nfor i in range(1,n+1):\n c+=i%{a}==0\nprint(c)",
-           (_INT + "c=0\nfor i in range(1,n):\n c+=i%{a}==0\nprint(c)", _INT + "print(n%{a})"), integers(1, 300),
-           lambda t, p: str(int(t) // _a(p))),
-    Family("countdown", NUMBERS, "Read n. Count down from n plus {a} to 1.",
-           _INT + "for i in range(n+{a},0,-1):\n print(i)",
-           (_INT + "for i in range(n,0,-1):\n print(i)", _INT + "for i in range(n+{a},1,-1):\n print(i)"),
-           integers(0, 30), lambda t, p: "\n".join(str(v) for v in reversed(range(1, int(t) + _a(p) + 1)))),
+    _int("sum_to_n", NUMBERS, "Read n. Add up 1 to n, then times {a}.",
+         "s=0\nfor i in range(n+1):\n s+=i\nprint(s*{a})",
+         ("s=0\nfor i in range(n):\n s+=i\nprint(s*{a})", "s=0\nfor i in range(n+1):\n s+=i\nprint(s)"),
+         integers(2, 60), lambda n, a: n * (n + 1) // 2 * a),
+    _int("steps", NUMBERS, "Read n. Print 0 up to n in steps of {a}.", "print(*range(0,n+1,{a}))",
+         ("print(*range(0,n,{a}))", "print(*range({a},n+1))"), integers(1, 200),
+         lambda n, a: _joined([v for v in range(n + 1) if v % a == 0])),
+    _int("table", NUMBERS, "Read n. Print the first n multiples of {a}.", "for i in range(n):\n print(i*{a}+{a})",
+         ("for i in range(n):\n print(i*{a})", "for i in range(n-1):\n print(i*{a}+{a})"), integers(1, 20),
+         lambda n, a: [a * i for i in range(1, n + 1)]),
+    _int("times_divisible", _RANKS, "Read n. Print how often {a} divides n.",
+         "c=0\nwhile n%{a}==0:\n n//={a}\n c+=1\nprint(c)",
+         ("c=1\nwhile n%{a}==0:\n n//={a}\n c+=1\nprint(c)", "print(n//{a})"), integers(2, 5000),
+         _times_in),
+    _int("multiples_to_n", NUMBERS, "Read n. Count the multiples of {a} from 1 to n.",
+         "c=0\nfor i in range(1,n+1):\n c+=i%{a}==0\nprint(c)",
+         ("c=0\nfor i in range(1,n):\n c+=i%{a}==0\nprint(c)", "print(n%{a})"), integers(1, 300), lambda n, a: n // a),
+    _int("countdown", NUMBERS, "Read n. Count down from n plus {a} to 1.", "for i in range(n+{a},0,-1):\n print(i)",
+         ("for i in range(n,0,-1):\n print(i)", "for i in range(n+{a},1,-1):\n print(i)"), integers(0, 30),
+         lambda n, a: list(reversed(range(1, n + a + 1)))),
 )  # fmt: skip
 
 
 # Families that read a word or a line of words.
-
-_WORD = "s=input()\n"
-_WORDS = "w=input().split()\n"
-_CUTS = singles(range(2, 40))
-
-
-def _n(parameters: Parameters) -> int:
-    return number(parameters[0])
 
 
 def _swap(text: str, old: str, new: str) -> str:
@@ -402,58 +367,48 @@ def _swap(text: str, old: str, new: str) -> str:
 
 
 STRINGS = (
-    Family("repeat", NUMBERS, "Read a word. Print it {a} times.", _WORD + "print(s*{a})",
-           (_WORD + "print(s+{a})", _WORD + "print(s*2*{a})"), word_lines(1, 6),
-           lambda t, p: "".join(t.strip() for _ in range(_n(p)))),
-    Family("count_letter", LETTERS, "Read a word. Count the letter '{a}'.", _WORD + "print(s.count('{a}'))",
-           (_WORD + "print(s.find('{a}'))", _WORD + "print(len('{a}'))"), word_lines(2, 9),
-           lambda t, p: str(sum(letter == p[0] for letter in t))),
-    Family("replace", LETTER_PAIRS, "Read a word. Turn every '{a}' into '{b}'.",
-           _WORD + "print(s.replace('{a}','{b}'))",
-           (_WORD + "print(s.replace('{b}','{a}'))", _WORD + "print(s)"), word_lines(2, 9),
-           lambda t, p: _swap(t.strip(), str(p[0]), str(p[1]))),
-    Family("remove", LETTERS, "Read a word. Print it without the letter '{a}'.", _WORD + "print(s.replace('{a}',''))",
-           (_WORD + "print(s.count('{a}'))", _WORD + "print(s)"), word_lines(3, 9),
-           lambda t, p: "".join(letter for letter in t.strip() if letter != p[0])),
-    Family("first_letters", _CUTS, "Read a word. Print its first {a} letters.", _WORD + "print(s[:{a}])",
-           (_WORD + "print(s[{a}:])", _WORD + "print(s[{a}])"), word_lines(41, 44), lambda t, p: t[: _n(p)]),
-    Family("last_letters", _CUTS, "Read a word. Print its last {a} letters.", _WORD + "print(s[-{a}:])",
-           (_WORD + "print(s[{a}:])", _WORD + "print(s[-{a}])"), word_lines(41, 44),
-           lambda t, p: t.strip()[len(t.strip()) - _n(p) :]),
-    Family("drop_letters", _CUTS, "Read a word. Drop its first {a} letters.", _WORD + "print(s[{a}:])",
-           (_WORD + "print(s[:{a}])", _WORD + "print(s[-{a}:])"), word_lines(41, 44), lambda t, p: t.strip()[_n(p) :]),
-    Family("append", WORD_SPACE, "Read a word. Print it and then '{a}'.", _WORD + "print(s+'{a}')",
-           (_WORD + "print('{a}'+s)", _WORD + "print(s,'{a}')"), word_lines(2, 7), lambda t, p: f"{t.strip()}{p[0]}"),
-    Family("prepend", WORD_SPACE, "Read a word. Print '{a}' and then it.", _WORD + "print('{a}'+s)",
-           (_WORD + "print(s+'{a}')", _WORD + "print('{a}',s)"), word_lines(2, 7), lambda t, p: f"{p[0]}{t.strip()}"),
-    Family("contains", LETTERS, "Read a word. Print yes if it has the letter '{a}', else no.",
-           _WORD + "print('yes' if '{a}' in s else 'no')",
-           (_WORD + "print('no' if '{a}' in s else 'yes')", _WORD + "print('{a}' in s)"), word_lines(2, 9),
-           lambda t, p: _yes(t.count(str(p[0])) > 0)),
-    Family("starts_with", LETTERS, "Read a word. Print yes if it starts with '{a}', else no.",
-           _WORD + "print('yes' if s[0]=='{a}' else 'no')",
-           (_WORD + "print('yes' if s[1]=='{a}' else 'no')", _WORD + "print('yes' if s=='{a}' else 'no')"),
-           word_lines(2, 6), lambda t, p: _yes(t.startswith(str(p[0])))),
-    Family("length_plus", NUMBERS, "Read a word. Print its length plus {a}.", _WORD + "print(len(s)+{a})",
-           (_WORD + "print(len(s))", _WORD + "print(len(s)-{a})"), word_lines(1, 16),
-           lambda t, p: str(sum(1 for _ in t.strip()) + _n(p))),
-    Family("capitals", WORD_SPACE, "Read a word. Print it in capitals, then '{a}'.", _WORD + "print(s.upper()+'{a}')",
-           (_WORD + "print(s+'{a}')", _WORD + "print(s.lower()+'{a}')"), word_lines(2, 7),
-           lambda t, p: "".join(chr(ord(letter) - 32) for letter in t.strip()) + str(p[0])),
-    Family("backwards", LETTERS, "Read a word. Print it backwards, then '{a}'.", _WORD + "print(s[::-1]+'{a}')",
-           (_WORD + "print(s[-1]+'{a}')", _WORD + "print(s+'{a}')"), word_lines(3, 8),
-           lambda t, p: "".join(reversed(t.strip())) + str(p[0])),
-    Family("find_letter", LETTERS, "Read a word. Print where '{a}' is first, or -1.", _WORD + "print(s.find('{a}'))",
-           (_WORD + "print(s.count('{a}'))", _WORD + "print(s.index('{a}'))"), word_lines(3, 9),
-           lambda t, p: str(next((i for i, letter in enumerate(t) if letter == p[0]), -1))),
-    Family("join", LETTERS, "Read words. Join them with '{a}'.", _WORDS + "print('{a}'.join(w))",
-           (_WORDS + "print(''.join(w))", _WORDS + "print('{a}',w)"), sentences(2, 5),
-           lambda t, p: t.strip().replace(" ", str(p[0]))),
-    Family("count_word", WORD_SPACE, "Read words. Count the word '{a}'.", _WORDS + "print(w.count('{a}'))",
-           (_WORDS + "print(w.index('{a}'))", _WORDS + "print(len('{a}'))"), sentences(2, 5),
-           lambda t, p: str(sum(word == p[0] for word in t.split()))),
-    Family("word_lengths", NUMBERS, "Read words. Print each length plus {a}.",
-           _WORDS + "for x in w:\n print(len(x)+{a})",
-           (_WORDS + "for x in w:\n print(len(w)+{a})", _WORDS + "for x in w:\n print(len(x)-{a})"), sentences(4, 7),
-           lambda t, p: "\n".join(str(len(word) + _n(p)) for word in t.split())),
+    _word("repeat", NUMBERS, "Read a word. Print it {a} times.", "print(s*{a})", ("print(s+{a})", "print(s*2*{a})"),
+          word_lines(1, 6), lambda s, a: "".join(s for _ in range(a))),
+    _word("count_letter", LETTERS, "Read a word. Count the letter '{a}'.", "print(s.count('{a}'))",
+          ("print(s.find('{a}'))", "print(len('{a}'))"), word_lines(2, 9),
+          lambda s, a: sum(letter == a for letter in s)),
+    _word("replace", LETTER_PAIRS, "Read a word. Turn every '{a}' into '{b}'.", "print(s.replace('{a}','{b}'))",
+          ("print(s.replace('{b}','{a}'))", "print(s)"), word_lines(2, 9), lambda s, a, b: _swap(s, a, b)),
+    _word("remove", LETTERS, "Read a word. Print it without the letter '{a}'.", "print(s.replace('{a}',''))",
+          ("print(s.count('{a}'))", "print(s)"), word_lines(3, 9),
+          lambda s, a: "".join(letter for letter in s if letter != a)),
+    _word("first_letters", _RANKS, "Read a word. Print its first {a} letters.", "print(s[:{a}])",
+          ("print(s[{a}:])", "print(s[{a}])"), word_lines(41, 44), lambda s, a: s[: a]),
+    _word("last_letters", _RANKS, "Read a word. Print its last {a} letters.", "print(s[-{a}:])",
+          ("print(s[{a}:])", "print(s[-{a}])"), word_lines(41, 44), lambda s, a: s[len(s) - a :]),
+    _word("drop_letters", _RANKS, "Read a word. Drop its first {a} letters.", "print(s[{a}:])",
+          ("print(s[:{a}])", "print(s[-{a}:])"), word_lines(41, 44), lambda s, a: s[a:]),
+    _word("append", WORD_SPACE, "Read a word. Print it and then '{a}'.", "print(s+'{a}')",
+          ("print('{a}'+s)", "print(s,'{a}')"), word_lines(2, 7), lambda s, a: f"{s}{a}"),
+    _word("prepend", WORD_SPACE, "Read a word. Print '{a}' and then it.", "print('{a}'+s)",
+          ("print(s+'{a}')", "print('{a}',s)"), word_lines(2, 7), lambda s, a: f"{a}{s}"),
+    _word("contains", LETTERS, "Read a word. Print yes if it has the letter '{a}', else no.",
+          "print('yes' if '{a}' in s else 'no')", ("print('no' if '{a}' in s else 'yes')", "print('{a}' in s)"),
+          word_lines(2, 9), lambda s, a: _yes(s.count(a) > 0)),
+    _word("starts_with", LETTERS, "Read a word. Print yes if it starts with '{a}', else no.",
+          "print('yes' if s[0]=='{a}' else 'no')",
+          ("print('yes' if s[1]=='{a}' else 'no')", "print('yes' if s=='{a}' else 'no')"), word_lines(2, 6),
+          lambda s, a: _yes(s.startswith(a))),
+    _word("length_plus", NUMBERS, "Read a word. Print its length plus {a}.", "print(len(s)+{a})",
+          ("print(len(s))", "print(len(s)-{a})"), word_lines(1, 16), lambda s, a: sum(1 for _ in s) + a),
+    _word("capitals", WORD_SPACE, "Read a word. Print it in capitals, then '{a}'.", "print(s.upper()+'{a}')",
+          ("print(s+'{a}')", "print(s.lower()+'{a}')"), word_lines(2, 7),
+          lambda s, a: "".join(chr(ord(letter) - 32) for letter in s) + a),
+    _word("backwards", LETTERS, "Read a word. Print it backwards, then '{a}'.", "print(s[::-1]+'{a}')",
+          ("print(s[-1]+'{a}')", "print(s+'{a}')"), word_lines(3, 8), lambda s, a: "".join(reversed(s)) + a),
+    _word("find_letter", LETTERS, "Read a word. Print where '{a}' is first, or -1.", "print(s.find('{a}'))",
+          ("print(s.count('{a}'))", "print(s.index('{a}'))"), word_lines(3, 9),
+          lambda s, a: next((i for i, letter in enumerate(s) if letter == a), -1)),
+    _words("join", LETTERS, "Read words. Join them with '{a}'.", "print('{a}'.join(w))",
+           ("print(''.join(w))", "print('{a}',w)"), sentences(2, 5), lambda w, a: " ".join(w).replace(" ", a)),
+    _words("count_word", WORD_SPACE, "Read words. Count the word '{a}'.", "print(w.count('{a}'))",
+           ("print(w.index('{a}'))", "print(len('{a}'))"), sentences(2, 5), lambda w, a: sum(word == a for word in w)),
+    _words("word_lengths", NUMBERS, "Read words. Print each length plus {a}.", "for x in w:\n print(len(x)+{a})",
+           ("for x in w:\n print(len(w)+{a})", "for x in w:\n print(len(x)-{a})"), sentences(4, 7),
+           lambda w, a: [len(word) + a for word in w]),
 )  # fmt: skip

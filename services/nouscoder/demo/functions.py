@@ -17,13 +17,12 @@ from itertools import accumulate, pairwise, zip_longest
 from random import Random
 from typing import Any
 
-from nouscoder.demo.problems import Split
+from nouscoder.demo.problems import LIMITS, Split
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import CallCase, CallTests, Limits
+from nouscoder.domain.submission import CallCase, CallTests
 
 NUM_TESTS = 20
 _HELD_OUT_SHARE = 4  # one task in four is held out
-_LIMITS = Limits(wall_time_s=2.0, cpu_time_s=1.0, memory_bytes=256 * 1024**2, output_bytes=64 * 1024, processes=8)
 
 NUMBERS, LETTERS = (2, 3, 4, 5, 6, 7, 8, 9, 10), tuple("aeionrst")
 _NAMES = ("solve", "compute", "answer", "calc", "process", "transform", "evaluate", "run", "result", "f")
@@ -304,10 +303,7 @@ def _digest(kind: Kind, task: Task) -> bytes:
 
 
 def function_problems(split: Split, num_problems: int, *, seed: int) -> tuple[Problem, ...]:
-    """`num_problems` different problems, taken from the tasks of this split in turn.
-
-    Raises ValueError when there are fewer.
-    """
+    """Different problems, from the tasks of this split in turn. Raises ValueError when there are fewer."""
     random = Random(f"{seed}/{split}/functions")
     tasks = [(kind, task) for kind in KINDS for task in kind.tasks if split_of(kind, task) is split]
     random.shuffle(tasks)
@@ -331,7 +327,7 @@ def _problems_of(kind: Kind, task: Task, seed: int) -> list[Problem]:
                 problem_id=f"{digest}-{number:02d}",
                 prompt=sentence.format(call=f"{name}({kind.arguments})", takes=kind.takes, what=what),
                 tests=CallTests(name, cases_of(kind, task, constant, random)),
-                limits=_LIMITS,
+                limits=LIMITS,
                 family=kind.takes,
             )
         )

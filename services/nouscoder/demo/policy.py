@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.policy_folder.pretrained import load_pretrained
-
 # The vocabulary.
 
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -113,11 +111,3 @@ def save_policy(policy: Qwen3ForCausalLM, folder: Path) -> None:
     """Write a Hugging Face folder: configuration, weights and tokenizer."""
     policy.save_pretrained(folder)
     CharTokenizer().save(folder)
-
-
-def load_policy(folder: Path) -> Qwen3ForCausalLM:
-    """Load a folder written by `save_policy`, in float32 with sdpa attention."""
-    policy: Qwen3ForCausalLM = load_pretrained(
-        Qwen3ForCausalLM, folder, attn_implementation="sdpa", dtype=torch.float32
-    )
-    return policy

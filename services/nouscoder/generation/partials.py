@@ -20,7 +20,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from nouscoder.domain.partial import Part, PartialRollout, tokens_from
 from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, int32
@@ -55,7 +55,7 @@ class ResumableSampler:
         self._is_linear = True  # each request goes on from the tokens of those before
         self._num_read = 0  # recorded tokens before the last sampled one: those whose experts are known
         self._num_saved = kept.end_token if kept else 0
-        self._num_saved_sampled = kept.num_sampled_tokens if kept else 0
+        self.num_saved_sampled = kept.num_sampled_tokens if kept else 0
         self.num_continued = 0
         self.num_dropped = 0
 
@@ -74,11 +74,6 @@ class ResumableSampler:
     def num_sampled(self) -> int:
         """Recorded tokens that were sampled. Those that the engine samples are recorded when their turn ends."""
         return sum(len(part.token_ids) for part in self._parts if isinstance(part, SampledTokens))
-
-    @property
-    def num_saved_sampled(self) -> int:
-        """Sampled tokens of this rollout that the broker keeps."""
-        return self._num_saved_sampled
 
     @property
     def first_unsaved(self) -> int:
@@ -110,11 +105,11 @@ class ResumableSampler:
     def saved(self, piece: PartialRollout) -> None:
         """The broker keeps this piece after those before it."""
         self._num_saved = piece.end_token
-        self._num_saved_sampled += piece.num_sampled_tokens
+        self.num_saved_sampled += piece.num_sampled_tokens
 
     def forgotten(self) -> None:
         """The broker keeps other tokens than expected: it gets all of them again."""
-        self._num_saved = self._num_saved_sampled = 0
+        self._num_saved = self.num_saved_sampled = 0
 
     async def _turn(self, request: SampleRequest) -> Completion:
         kept = self._kept_turn(request, self._record_given(request))
@@ -168,7 +163,6 @@ class ResumableSampler:
         return FinishReason.LENGTH if self._kept or is_full else None
 
     async def _continued(self, kept: SampledTokens, request: SampleRequest) -> Completion:
-        """Have the engine sample the rest of a turn."""
         num_kept = len(kept.token_ids)
         sampling = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens - num_kept)
         rest = await self._from_engine(
@@ -214,28 +208,23 @@ class ResumableSampler:
         self.forgotten()
 
 
+@dataclass(frozen=True, slots=True)
 class PartialReports:
-    """Reports a rollout when it has sampled `every_tokens` tokens more; 0 never."""
+    """Reports a rollout when it has sampled `every_tokens` tokens more; 0 never.
 
-    def __init__(
-        self,
-        engine: Engine,
-        samplers: Mapping[str, ResumableSampler],
-        keep: KeepPartials,
-        every_tokens: int,
-        metrics: GenerationMetrics,
-    ) -> None:
-        """`samplers`: always those of the rollouts in progress, by their ids. `keep`: see TaskBroker.keep_partials."""
-        self._engine = engine
-        self._samplers = samplers
-        self._keep = keep
-        self._every_tokens = every_tokens
-        self._saved_tokens = metrics.partial_tokens.labels(PartialTokens.SAVED.value)
-        self._lost: set[str] = set()
+    `samplers`: those of the rollouts in progress, by their ids. `keep`: see BrokerClient.keep_partials.
+    """
+
+    engine: Engine
+    samplers: Mapping[str, ResumableSampler]
+    keep: KeepPartials
+    every_tokens: int
+    metrics: GenerationMetrics
+    _lost: set[str] = field(default_factory=set)
 
     async def run(self, leases: Leases) -> None:
         """Send reports until cancelled. `leases` answers the lease id of each rollout in progress."""
-        while self._every_tokens:
+        while self.every_tokens:
             await asyncio.sleep(_LOOK_EVERY_S)
             try:
                 await self._send(leases(), is_last=False)
@@ -245,20 +234,17 @@ class PartialReports:
         await asyncio.Event().wait()
 
     async def send_last(self, leases: Mapping[str, str]) -> None:
-        """Report every rollout with more than `every_tokens` sampled tokens, before its lease is given back.
-
-        Raises PeerError and EngineError.
-        """
-        if self._every_tokens:
+        """Report rollouts of more than `every_tokens` before their leases end. Raises PeerError and EngineError."""
+        if self.every_tokens:
             await self._send(leases, is_last=True)
 
     async def _send(self, leases: Mapping[str, str], *, is_last: bool) -> None:
-        self._lost &= set(leases.values())
+        self._lost.intersection_update(leases.values())
         asked = {name: lease_id for name, lease_id in leases.items() if lease_id not in self._lost}
         unsaved = await self._unsaved(asked, is_last=is_last)
         if not unsaved:
             return
-        answers = await self._keep({asked[name]: piece for name, piece in unsaved.items()})
+        answers = await self.keep({asked[name]: piece for name, piece in unsaved.items()})
         for rollout_id, piece in unsaved.items():
             num_kept = answers[asked[rollout_id]]
             if num_kept is None:
@@ -266,30 +252,27 @@ class PartialReports:
             self._note(rollout_id, piece, is_kept=num_kept == piece.end_token)
 
     async def _unsaved(self, rollout_ids: Iterable[str], *, is_last: bool) -> dict[str, PartialRollout]:
-        """The tokens that the broker does not keep, of each rollout that has sampled `every_tokens` of them.
-
-        `is_last`: of each rollout that has sampled so many in all. Raises EngineError.
-        """
-        chosen, progress = {}, self._engine.progress
+        """What to keep of rollouts with `every_tokens` new tokens; `is_last`: in all. Raises EngineError."""
+        chosen, progress = {}, self.engine.progress
         for rollout_id in rollout_ids:
-            sampler = self._samplers.get(rollout_id)
+            sampler = self.samplers.get(rollout_id)
             if sampler is not None:
                 num_sampled = sampler.num_sampled + progress.get(sampler.request_id or "", 0)
                 num_unsaved = num_sampled - sampler.num_saved_sampled
-                if num_unsaved > 0 and (num_sampled if is_last else num_unsaved) >= self._every_tokens:
+                if num_unsaved > 0 and (num_sampled if is_last else num_unsaved) >= self.every_tokens:
                     chosen[rollout_id] = sampler
         if not chosen:
             return {}
         starts = {s.request_id: s.first_unsaved for s in chosen.values() if s.request_id is not None}
-        running = await self._engine.sampled(starts)
+        running = await self.engine.sampled(starts)
         pieces = {name: sampler.unsaved(running.get(sampler.request_id or "")) for name, sampler in chosen.items()}
         return {name: piece for name, piece in pieces.items() if piece is not None}
 
     def _note(self, rollout_id: str, piece: PartialRollout, *, is_kept: bool) -> None:
         """The broker keeps `piece` of the rollout after what it kept before, or it keeps other tokens."""
         if is_kept:
-            self._saved_tokens.inc(piece.num_sampled_tokens)
-        sampler = self._samplers.get(rollout_id)
+            self.metrics.partial_tokens.labels(PartialTokens.SAVED.value).inc(piece.num_sampled_tokens)
+        sampler = self.samplers.get(rollout_id)
         if sampler is not None and is_kept:
             sampler.saved(piece)
         elif sampler is not None:

@@ -40,10 +40,7 @@ _MOST_AGENTS = 10  # for one rollout of an evaluation
 
 
 class ContextLimit:
-    """Passes requests to `sampler`, cut so that prompt and completion have at most `max_tokens_total` tokens.
-
-    The limit of a run may be below what the engine was started for.
-    """
+    """Holds prompt and completion to `max_tokens_total` tokens, below what the engine was started for."""
 
     def __init__(self, sampler: Sampler, max_tokens_total: int) -> None:
         self._sampler = sampler
@@ -122,7 +119,7 @@ class Rollouts:
         """`max_tokens_total` holds prompt and completion below what the engine was started for; None: to that."""
         self._sampling = sampling or RunSampling()
         self._environment = environment
-        self._engine = engine
+        self.engine = engine
         self._sampler: Sampler = engine if max_tokens_total is None else ContextLimit(engine, max_tokens_total)
         self._policies = policies
         self._tools = tools
@@ -132,10 +129,7 @@ class Rollouts:
         self._samplers: dict[str, ResumableSampler] = {}  # the engine has requests of others too
 
     def start(self, task: Task, kept: PartialRollout | None = None) -> asyncio.Task[Rollout]:
-        """Start a task, from `kept` tokens on if there are some.
-
-        The returned asyncio task raises TaskRefused, ToolUnavailable, SessionAbandoned or EngineError.
-        """
+        """Start a task, from `kept` tokens on if there are some. The result raises as Environment.rollout."""
         sampler = self._samplers[task.rollout_id] = ResumableSampler(self._sampler, kept)
         version = max(task.min_policy_version, kept.newest_version if kept else 0)
         rollout = asyncio.create_task(self._make(task, version, sampler), name=f"rollout {task.rollout_id}")
@@ -143,24 +137,9 @@ class Rollouts:
         return rollout
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens sampled since the start, over all rollouts."""
-        return self._engine.num_tokens
-
-    @property
     def num_waiting_for_tools(self) -> int:
         """Rollouts that need no place in the engine, because they wait for a tool or an agent."""
         return sum(each.num_waiting for each in (self._tools, self._sessions) if each)
-
-    @property
-    def paused(self) -> bool:
-        """Sampling stands still because a person wants it."""
-        return self._engine.paused
-
-    @property
-    def has_work(self) -> bool:
-        """There are requests in the engine."""
-        return self._engine.num_running + self._engine.num_waiting > 0
 
     def progress(self, rollout_ids: Iterable[str]) -> dict[str, int]:
         """For each rollout a number that changes while it is worked on.
@@ -168,8 +147,8 @@ class Rollouts:
         Of one that is being sampled: the tokens of its present turn. Of one that waits: the tokens of all. One that
         waits for an agent has limits of its own (environments/agent.py), so its number is also that of the seconds.
         """
-        sampled = {name.partition("/")[0]: tokens for name, tokens in self._engine.progress.items()}
-        waiting = self._engine.num_tokens + (int(time.monotonic()) if self._sessions else 0)
+        sampled = {name.partition("/")[0]: tokens for name, tokens in self.engine.progress.items()}
+        waiting = self.engine.num_tokens + (int(time.monotonic()) if self._sessions else 0)
         return {rollout_id: sampled.get(rollout_id, waiting) for rollout_id in rollout_ids}
 
     def oldest_versions(self) -> dict[str, int]:
@@ -177,10 +156,10 @@ class Rollouts:
 
         It is the version in use when its first tokens were seen here: versions only rise, so those are not newer.
         """
-        for name, tokens in self._engine.progress.items():
+        for name, tokens in self.engine.progress.items():
             rollout_id = name.partition("/")[0]
-            if tokens and rollout_id in self._samplers and self._engine.policy_version is not None:
-                self._oldest_versions.setdefault(rollout_id, self._engine.policy_version)
+            if tokens and rollout_id in self._samplers and self.engine.policy_version is not None:
+                self._oldest_versions.setdefault(rollout_id, self.engine.policy_version)
         known = dict(self._oldest_versions)
         for rollout_id, sampler in self._samplers.items():
             version = sampler.oldest_version
@@ -190,13 +169,10 @@ class Rollouts:
 
     def partial_reports(self, keep: KeepPartials, every_tokens: int) -> PartialReports:
         """Reports of the rollouts in progress, for which `keep` is called; see PartialReports."""
-        return PartialReports(self._engine, self._samplers, keep, every_tokens, self._metrics)
+        return PartialReports(self.engine, self._samplers, keep, every_tokens, self._metrics)
 
     async def all_of(self, tasks: Sequence[Task]) -> AsyncIterator[Rollout]:
-        """The rollouts in order of completion. Leaving early cancels the rest. Raises the first error of a task.
-
-        A rollout whose agent is gone is made again by another one.
-        """
+        """The rollouts as they end, or the first error. Leaving early cancels the rest. A lost agent is replaced."""
         started = [asyncio.create_task(self._with_agents(task)) for task in tasks]
         try:
             for following in asyncio.as_completed(started):

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grpc
 
@@ -20,7 +20,7 @@ from nouscoder.config.generation import AgentSection, ToolsSection
 from nouscoder.domain.policy import Transport, WeightTransfer
 from nouscoder.errors import NousCoderError
 from nouscoder.generation.engines import open_engine
-from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, StagingEngine
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.agent import AgentSessions
 from nouscoder.generation.environments.base import SessionAbandoned, TaskRefused, ToolUnavailable
@@ -46,6 +46,9 @@ from nouscoder.rpc.worker import held_worker_id
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
+if TYPE_CHECKING:
+    from nouscoder.generation.engines.vllm import VllmEngine
+
 log = logging.getLogger(__name__)
 
 FULL_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -67,14 +70,17 @@ class RunRefused(NousCoderError):
 
 
 class NextRun:
-    """`started`: the configuration with which the engine was started; `reread` gives that of the next run."""
+    """`started`: the configuration with which the engine was started; `reread` gives that of the next run.
+
+    `wanted` is that of the run that was asked for, if any, and `asked` is set then.
+    """
 
     def __init__(self, started: Config, reread: Callable[[], Config] | None) -> None:
         self._started = started
         self._current = started
         self._reread = reread
-        self._wanted: Config | None = None
-        self._asked = asyncio.Event()
+        self.wanted: Config | None = None
+        self.asked = asyncio.Event()
         self._served: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def change(self) -> str:
@@ -84,27 +90,19 @@ class NextRun:
         config = await asyncio.to_thread(self._reread)
         if config == self._current:
             return config.run.name
-        if self._wanted is not None:
-            raise RunRefused(f"the change to run {self._wanted.run.name} is in progress")
+        if self.wanted is not None:
+            raise RunRefused(f"the change to run {self.wanted.run.name} is in progress")
         reason = await asyncio.to_thread(reason_to_start_again, self._started, config)
         if reason is not None:
             raise RunRefused(reason)
-        self._wanted = config
-        self._asked.set()
+        self.wanted = config
+        self.asked.set()
         return await asyncio.shield(self._served)
-
-    async def asked(self) -> None:
-        """Wait until a change is asked for."""
-        await self._asked.wait()
-
-    def take(self) -> Config | None:
-        """The configuration of the run that was asked for; None when none was."""
-        return self._wanted
 
     def begun(self, config: Config) -> None:
         """The run of `config` is served now."""
-        self._current, self._wanted = config, None
-        self._asked.clear()
+        self._current, self.wanted = config, None
+        self.asked.clear()
         served, self._served = self._served, asyncio.get_running_loop().create_future()
         served.set_result(config.run.name)
 
@@ -181,8 +179,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """The rollouts in order of completion. A cancelled call cancels its tasks.
 
-        UNAVAILABLE without a policy, INVALID_ARGUMENT naming a task that cannot be sampled, FAILED_PRECONDITION when
-        another version is in use than the pin names.
+        UNAVAILABLE without a policy, INVALID_ARGUMENT for a task, FAILED_PRECONDITION when another version is pinned.
         """
         tasks = [TASK.of(message) for message in request.tasks]
         if self._policies.current is None:
@@ -202,10 +199,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def UpdatePolicy(  # noqa: N802
         self, request: generation_pb2.UpdatePolicyRequest, context: Context
     ) -> generation_pb2.UpdatePolicyResponse:
-        """Load a policy.
+        """Load a policy. After an error the old weights stay in use.
 
-        FAILED_PRECONDITION for one that is not newer (except the one in use), INVALID_ARGUMENT when its files differ
-        from the manifest or do not fit. After an error the old weights stay in use.
+        FAILED_PRECONDITION for one that is older, INVALID_ARGUMENT when its files are not the manifest's or do not fit.
         """
         manifest = MANIFEST.of(request.manifest)
         pause_s = await self._policies.update(manifest)
@@ -289,20 +285,20 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
                 tools = await _open_tools(run, of_run)
                 asking = await asyncio.to_thread(_asking, run, folder)
                 sessions = AgentSessions() if isinstance(run.generation.environment, AgentSection) else None
-                parts = (folder, engine, policies, metrics, tools, sessions)
-                rollouts = await _open_rollouts(asking, *parts)
+                parts = _Parts(folder, engine, policies, metrics, tools, sessions)
+                rollouts = await _open_rollouts(asking, parts)
                 evaluations = None
                 if _rollouts_differ(asking):
-                    evaluations = await _open_rollouts(asking.evaluating, *parts)
+                    evaluations = await _open_rollouts(asking.evaluating, parts)
                 if service is None:
                     service = GenerationService(engine, rollouts, policies, next_run)
                     await start_grpc(_served(config, service, metrics, health), stack)
                 service.serve_run(rollouts, policies, evaluations)
-                await _start_openai(asking, folder, engine, policies, metrics, of_run, sessions)
+                await _start_openai(asking, parts, of_run)
                 worker = await _worker(run, rollouts, policies, of_run)
                 next_run.begun(run)
-                await run_until_stopped(stop, worker, engine.failed(), next_run.asked())
-            run = next_run.take()
+                await run_until_stopped(stop, worker, engine.failed(), next_run.asked.wait())
+            run = next_run.wanted
             if run is not None:
                 folder = run.in_run_folder(run.policy.path)
                 log.info("the engine serves the next run", extra={"run": run.run.name})
@@ -323,36 +319,32 @@ def _asking(config: Config, folder: Path) -> Config:
     return config
 
 
-async def _open_rollouts(
-    config: Config,
-    folder: Path,
-    engine: Engine,
-    policies: Policies,
-    metrics: GenerationMetrics,
-    tools: Tools | None,
-    sessions: AgentSessions | None,
-) -> Rollouts:
+class _Parts(NamedTuple):
+    """What the rollouts of one run are made with."""
+
+    folder: Path
+    engine: Engine
+    policies: Policies
+    metrics: GenerationMetrics
+    tools: Tools | None
+    sessions: AgentSessions | None
+
+
+async def _open_rollouts(config: Config, run: _Parts) -> Rollouts:
     """The rollouts of one run: its environment and its context limit. Raises EnvironmentUnusable."""
-    environment = await asyncio.to_thread(open_environment, config, folder, tools, sessions)
-    sampling = await asyncio.to_thread(RunSampling.of, config.generation.sampling, folder)
+    environment = await asyncio.to_thread(open_environment, config, run.folder, run.tools, run.sessions)
+    sampling = await asyncio.to_thread(RunSampling.of, config.generation.sampling, run.folder)
     most = config.generation.max_tokens_total
-    return Rollouts(environment, engine, policies, tools, metrics, most, sampling, sessions)
+    return Rollouts(environment, run.engine, run.policies, run.tools, run.metrics, most, sampling, run.sessions)
 
 
-async def _start_openai(
-    config: Config,
-    folder: Path,
-    engine: Engine,
-    policies: Policies,
-    metrics: GenerationMetrics,
-    stack: AsyncExitStack,
-    sessions: AgentSessions | None,
-) -> None:
+async def _start_openai(config: Config, run: _Parts, stack: AsyncExitStack) -> None:
     if config.generation.openai.http:
         # Its libraries are loaded only where it is wanted.
         from nouscoder.generation.openai.api import start_openai
 
-        await start_openai(config, folder, engine, policies, metrics.api, stack, sessions=sessions)
+        api = run.metrics.api
+        await start_openai(config, run.folder, run.engine, run.policies, api, stack, sessions=run.sessions)
 
 
 async def _open_tools(config: Config, stack: AsyncExitStack) -> Tools | None:
@@ -388,7 +380,7 @@ async def _open_memory(
         raise EngineUnusable(f"generation.vllm.weight_transfer: {missing}")
     client = LearnerClient(config.learner.grpc, channel_credentials(config.tls), config.asked_run)
     await stack.enter_async_context(client)
-    return LearnerMemory(client, cast(StagingEngine, engine), metrics)  # only the vllm engine has this setting
+    return LearnerMemory(client, cast("VllmEngine", engine), metrics)  # only the vllm engine has this setting
 
 
 def _served(config: Config, servicer: GenerationService, metrics: GenerationMetrics, health: Health) -> Served:

@@ -21,18 +21,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from nouscoder.domain.lease import LeasedTask, LeasedTasks, LeaseLoss, WorkReport
-from nouscoder.domain.partial import PartialRollout
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.lease import LeasedTask, LeaseLoss, WorkReport
 from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.environments.base import ProblemRefused, SessionAbandoned, ToolUnavailable
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.weights.policies import Policies, follow_policies
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.server import run_until_stopped
 from nouscoder.rpc.worker import LeaseKeeper
@@ -48,42 +46,6 @@ _SUBMIT_LIMIT_S = 2.0
 _HUNG_S = 60.0
 
 
-class TaskBroker(Protocol):
-    """The calls to the broker that a worker needs; BrokerClient has them. Each raises PeerError."""
-
-    async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
-        """Lease up to `max_tasks` tasks. Waits up to `wait_s` seconds for the first."""
-        ...
-
-    async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
-        """Submit (lease_id, rollout) pairs. Returns the rollout ids that were refused."""
-        ...
-
-    async def keep_partials(self, pieces: Mapping[str, PartialRollout]) -> dict[str, int | None]:
-        """Have the broker keep a piece of a rollout for each lease id; a piece from token 0 on replaces what it keeps.
-
-        Returns how many tokens it keeps of each rollout then; None: the lease is lost.
-        """
-        ...
-
-    def watch_policy(self) -> AsyncIterator[PolicyManifest]:
-        """The newest policy, then each newer one."""
-        ...
-
-    async def release_leases(
-        self, lease_ids: Sequence[str] = (), refused: str = "", *, abandoned: bool = False
-    ) -> None:
-        """Give these leases back; none: all that this worker holds.
-
-        `refused`: their problems are not asked again. `abandoned`: these rollouts are given up.
-        """
-        ...
-
-    def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
-        """A keeper of leases."""
-        ...
-
-
 @dataclass(slots=True)
 class _HeldTask:
     lease_id: str
@@ -95,7 +57,7 @@ class RolloutWorker:
 
     def __init__(
         self,
-        broker: TaskBroker,
+        broker: BrokerClient,
         rollouts: Rollouts,
         policies: Policies,
         max_running: int,
@@ -118,16 +80,10 @@ class RolloutWorker:
         self._room = asyncio.Event()
         self._room.set()
 
-    @property
-    def num_held(self) -> int:
-        """The number of tasks that this worker has leased."""
-        return len(self._held)
-
     async def run(self) -> None:
-        """Work until cancelled.
+        """Work until cancelled. Raises PolicyUnusable without a policy, and EngineStopped when the engine hangs.
 
-        Raises PeerError when the broker refuses to lease while nothing is held, PolicyUnusable without a policy, and
-        EngineStopped when the engine hangs.
+        Raises PeerError when the broker refuses to lease while nothing is held.
         """
         async with self._broker.keep_leases(self._report) as keeper:
             try:
@@ -138,11 +94,10 @@ class RolloutWorker:
                 )
                 await run_until_stopped(asyncio.Event(), *loops)
             finally:
-                await self._submit_finished()
-                await self._save_unfinished()
+                await self._hand_over()
                 for rollout_id in list(self._held):
                     self._leave(rollout_id, keeper).future.cancel()
-                await self._give_back()
+                await _at_the_end(self._broker.release_leases(), "leases not given back, they run out")
 
     async def _pull(self, keeper: LeaseKeeper) -> None:
         log.info("waiting for the first policy")
@@ -251,32 +206,12 @@ class RolloutWorker:
             refused |= await self._hand_in([pair])
         return refused
 
-    async def _submit_finished(self) -> None:
-        """Submit finished rollouts when the worker stops."""
+    async def _hand_over(self) -> None:
+        """When the worker stops: submit what is finished, and save the tokens of long rollouts for other workers."""
         pairs = [(held.lease_id, held.future.result()) for held in self._held.values() if _has_rollout(held.future)]
-        if not pairs:
-            return
-        try:
-            async with asyncio.timeout(_SUBMIT_LIMIT_S):
-                await self._broker.submit_rollouts(pairs)
-        except (TimeoutError, PeerError) as error:
-            log.warning("rollouts lost", extra={"num_rollouts": len(pairs), "reason": str(error)})
-
-    async def _save_unfinished(self) -> None:
-        """The tokens of long rollouts go to the broker, for the workers that continue them."""
-        try:
-            async with asyncio.timeout(_SUBMIT_LIMIT_S):
-                await self._partials.send_last(self._leases())
-        except (TimeoutError, PeerError, EngineError) as error:
-            log.warning("partial rollouts lost", extra={"reason": str(error)})
-
-    async def _give_back(self) -> None:
-        """What is unfinished goes to other workers at once."""
-        try:
-            async with asyncio.timeout(_SUBMIT_LIMIT_S):
-                await self._broker.release_leases()
-        except (TimeoutError, PeerError) as error:
-            log.warning("leases not given back, they run out", extra={"reason": str(error)})
+        if pairs:
+            await _at_the_end(self._broker.submit_rollouts(pairs), "rollouts lost", num_rollouts=len(pairs))
+        await _at_the_end(self._partials.send_last(self._leases()), "partial rollouts lost")
 
     def _leases(self) -> dict[str, str]:
         """The lease id of each rollout in progress."""
@@ -287,16 +222,16 @@ class RolloutWorker:
         by_lease = {held.lease_id: progress[rollout_id] for rollout_id, held in self._held.items()}
         versions = self._rollouts.oldest_versions()
         oldest = {held.lease_id: versions[name] for name, held in self._held.items() if name in versions}
-        return WorkReport(by_lease, self._rollouts.paused, oldest)
+        return WorkReport(by_lease, self._rollouts.engine.paused, oldest)
 
     async def _drop(self, keeper: LeaseKeeper) -> None:
         """Raises EngineStopped when leases are lost and the engine hangs."""
-        loop = asyncio.get_running_loop()
+        loop, engine = asyncio.get_running_loop(), self._rollouts.engine
         known_tokens, moved_s = -1, loop.time()
         while True:
             await asyncio.sleep(_DROP_EVERY_S)
-            num_tokens = self._rollouts.num_tokens
-            if num_tokens != known_tokens or self._rollouts.paused or not self._rollouts.has_work:
+            num_tokens = engine.num_tokens
+            if num_tokens != known_tokens or engine.paused or not engine.num_running + engine.num_waiting:
                 known_tokens, moved_s = num_tokens, loop.time()
             self._count_room()  # a rollout may have begun to wait for a tool
             lost = keeper.take_lost()
@@ -324,6 +259,15 @@ class RolloutWorker:
             self._room.set()
         else:
             self._room.clear()
+
+
+async def _at_the_end(call: Awaitable[object], otherwise: str, **extra: object) -> None:
+    """Make a call of a worker that stops, within its limit. The log says what becomes of it `otherwise`."""
+    try:
+        async with asyncio.timeout(_SUBMIT_LIMIT_S):
+            await call
+    except (TimeoutError, PeerError, EngineError) as error:
+        log.warning(otherwise, extra={**extra, "reason": str(error)})
 
 
 def _has_rollout(future: asyncio.Task[Rollout]) -> bool:

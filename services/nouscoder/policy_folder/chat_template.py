@@ -119,7 +119,6 @@ class _Process:
         return answer
 
     def _reason(self) -> str:
-        """Why the process has ended."""
         self._channel.close()
         status = self._process.wait(_PATIENCE_S)
         if status == -signal.SIGXCPU:

@@ -79,10 +79,7 @@ def compose_policy(
 
 
 def link_weights(to: Path, weights: Path) -> None:
-    """Make the folder `to` hold the weights in `weights`, or its adapter, as hard links where possible.
-
-    Raises PolicyFilesMissing, WeightsMissing and StorageError.
-    """
+    """Link the weights, or the adapter, into `to`. Raises PolicyFilesMissing, WeightsMissing and StorageError."""
     files = _there(_adapter_files(weights) if is_adapter(weights) else _whole_weights(weights))
     with whole_folder(to) as part:
         for file in files:
@@ -90,10 +87,9 @@ def link_weights(to: Path, weights: Path) -> None:
 
 
 def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, card: str) -> None:
-    """Write the folder `to`: the adapter in the folder `adapter`, as PEFT loads it, with `card` as README.md.
+    """Write the folder `to`: the adapter, as PEFT loads it, of the policy named `base`, with `card` as README.md.
 
-    `prompt` is how its policy was asked. `base` is the name of the policy that it changes. Raises PolicyFilesMissing
-    and StorageError.
+    `prompt` is how its policy was asked. Raises PolicyFilesMissing and StorageError.
     """
     weights, config = _there(_adapter_files(adapter))
     with whole_folder(to) as part:

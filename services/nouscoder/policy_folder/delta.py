@@ -55,10 +55,7 @@ def write_delta(base: Path, file: Path, to: Path) -> None:
 
 
 def write_changes(places: npt.NDArray[np.int64], added: Words, num_bytes: int, to: Path) -> None:
-    """Write the delta of a file of `num_bytes` whose words at `places`, ascending, change by `added`.
-
-    It has the bytes that `write_delta` makes of the two files.
-    """
+    """As `write_delta`, of a file of `num_bytes` whose words at `places`, ascending, change by `added`."""
     if num_bytes % 2:
         raise DeltaUnusable(f"the file of {to} has an odd number of bytes")
     with to.open("wb") as output:

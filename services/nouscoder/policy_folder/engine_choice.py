@@ -26,10 +26,7 @@ def with_engine(config: Config, folder: Path, *, beside_learner: bool) -> tuple[
 
 
 def shared_device_fault(config: Config) -> str:
-    """Why vLLM cannot share its device with the learner; "" if it can, or does not.
-
-    vLLM refuses to start on a device that has not its share free, and the learner begins to fill it meanwhile.
-    """
+    """Why vLLM cannot share its device with the learner, which fills it meanwhile; "" if it can, or does not."""
     device, share = config.generation.device, config.generation.vllm.gpu_memory_utilization
     if not config.shares_device or share <= _MOST_SHARED:
         return ""

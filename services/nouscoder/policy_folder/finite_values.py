@@ -42,8 +42,7 @@ _OTHERS: Mapping[str, int] = MappingProxyType(
 def not_finite_in(spans: Sequence[TensorSpan], piece: Callable[[int, int], Bytes]) -> str | None:
     """The name of a tensor that holds a value that is not finite; None when there is none.
 
-    `piece` gives the bytes from one place to another, at most `PIECE_BYTES`. Raises WeightsUnusable for numbers of 8
-    bits with a point, and for a tensor whose shape is not that of its bytes.
+    `piece` gives the bytes between two places, at most `PIECE_BYTES`. Raises WeightsUnusable for a wrong type or shape.
     """
     for span in spans:
         word, _ = _EXPONENTS.get(span.dtype, (None, 0))

@@ -74,10 +74,7 @@ class Adapter:
         return frozenset(f"{path}.weight" for path in self.matrices)
 
     def merged_into(self, name: str, weight: Tensor, device: torch.device) -> Tensor:
-        """The weight of this name with the adapter's change, in its own type, computed on `device`.
-
-        It is `weight` itself when the adapter does not change it.
-        """
+        """The weight with the adapter's change, computed on `device`; `weight` itself when it has none."""
         if name not in self.changes:
             return weight
         a, b = self.matrices[name.removesuffix(".weight")]

@@ -31,10 +31,7 @@ class FolderNeedsCode(ValueError):
 
 
 def load_pretrained(kind: Any, folder: Path, **settings: Any) -> Any:
-    """`kind`.from_pretrained(folder). Raises FolderNeedsCode, and what the library raises for unusable files.
-
-    The folder must exist: the library takes another path for the name of a model on a hub.
-    """
+    """`kind`.from_pretrained(folder), which must exist. Raises FolderNeedsCode, and what the library raises."""
     if kind.__name__ not in _WEIGHTLESS:
         settings |= {"use_safetensors": True}
     try:

@@ -61,10 +61,7 @@ def _unusable(file: Path, why: str) -> PromptFileUnusable:
 
 
 def with_recorded_prompt(config: Config, folder: Path) -> Config:
-    """`config` with what the policy in `folder` says of its prompt, for keys that nobody has set.
-
-    Raises PromptFileUnusable.
-    """
+    """`config` with what the policy in `folder` says of its prompt, for unset keys. Raises PromptFileUnusable."""
     generation, recorded = config.generation, recorded_prompt(folder)
     if recorded is None:
         return config

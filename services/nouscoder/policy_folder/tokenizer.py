@@ -26,10 +26,7 @@ class TokenizerError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A conversation in the chat template: as one text, and as the texts `around` its contents.
-
-    Each second text of `around` is the number of a content.
-    """
+    """A conversation in the chat template: as one text, and `around` numbers of its contents at each second place."""
 
     whole: str
     around: Sequence[str]
@@ -78,10 +75,7 @@ class PolicyTokenizer:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The tokens that end a completion: those of the folder's configuration, and the end of the template's turn.
-
-        It waits for the template at the first use.
-        """
+        """The tokens that end a completion: the configuration's, and the last of `turn_end`, which may wait."""
         return self._configured_stop_ids.union(self.turn_end[-1:])
 
     def end_of_answer(self, *, in_chat: bool) -> tuple[int, ...]:
@@ -99,8 +93,7 @@ class PolicyTokenizer:
     def encode_messages(self, messages: Sequence[Message], thinking: bool | None = None) -> list[int]:
         """Token ids [tokens] of a conversation in the chat template, up to the beginning of the policy's answer.
 
-        The template has the special tokens, so none is added. `thinking` is the template's enable_thinking; None leaves
-        it to the template. Raises TokenizerError.
+        `thinking` is the template's enable_thinking; None leaves it to the template. Raises TokenizerError.
         """
         return self.encode_rendered(self.render(messages, thinking))
 
@@ -135,10 +128,7 @@ class PolicyTokenizer:
             pass
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> RenderedChat:
-        """The texts from which `encode_rendered` makes the tokens. Several threads may call it. Raises TokenizerError.
-
-        It waits for the chat template, which may take seconds.
-        """
+        """The texts for `encode_rendered`, in any thread. The template may take seconds. Raises TokenizerError."""
         mark = secrets.token_hex(16)
         marked = [Message(message.role, f"{mark}{index}{mark}") for index, message in enumerate(messages)]
         whole, around = self._rendered([messages, marked], thinking)
@@ -155,8 +145,7 @@ class PolicyTokenizer:
     def encode_reply(self, replies: Sequence[Message], thinking: bool | None = None) -> list[int]:
         """Token ids [tokens] from the end of an answer of the policy to the beginning of its next answer.
 
-        These are what the chat template writes after an answer: the end of the policy's turn, the `replies`, and the
-        start of a new turn. The conversation before stays as it was sampled. Raises TokenizerError.
+        The chat template writes them: the end of the turn, the `replies`, the start of a turn. Raises TokenizerError.
         """
         answer, mark = secrets.token_hex(16), secrets.token_hex(16)
         marked = [Message(reply.role, f"{mark}{index}{mark}") for index, reply in enumerate(replies)]

@@ -121,8 +121,7 @@ def header_length(data: bytes) -> int:
 def spans_of(header: bytes, base: int = 0) -> tuple[TensorSpan, ...]:
     """The tensors of a header, which is given without its length, in the order of their bytes.
 
-    `base` is added to each place; places in the header count from its end. Raises WeightsUnusable when tensors do not
-    lie one after the other.
+    `base` is added to each place. Raises WeightsUnusable when tensors do not lie one after the other.
     """
     try:
         named = json.loads(header)
@@ -145,10 +144,7 @@ def spans_of(header: bytes, base: int = 0) -> tuple[TensorSpan, ...]:
 
 
 def stored_tensors(file: Path) -> dict[str, TensorSpan]:
-    """The tensors of a safetensors file by name, with their places in it, without ignored ones.
-
-    Raises WeightsUnusable when the header cannot be read, or the file is not as long as it says.
-    """
+    """The tensors of a whole safetensors file by name, without ignored ones. Raises WeightsUnusable."""
     try:
         size = file.stat().st_size
         with file.open("rb") as data:
@@ -166,8 +162,7 @@ def stored_tensors(file: Path) -> dict[str, TensorSpan]:
 def stored_weights(folder: Path) -> dict[str, tuple[Path, TensorSpan]]:
     """The tensors of whole weights by name, each with its file, as the headers say.
 
-    Raises WeightsMissing and WeightsUnusable for a file that is missing or damaged, a tensor in two files, one that the
-    index names and its file has not, and a matrix that one expert of a layer lacks.
+    Raises WeightsMissing, and WeightsUnusable for damaged files, and tensors that are lacking or in two files.
     """
     found: dict[str, tuple[Path, TensorSpan]] = {}
     for file in weights_files(folder):
@@ -206,10 +201,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def policy_files(folder: Path, first: Path) -> tuple[Path, ...]:
-    """The files that give every tensor of the policy in `folder`: its own, or those of `first` and its adapter.
-
-    Raises WeightsMissing.
-    """
+    """The files with all its tensors: its own, or those of `first` and its adapter. Raises WeightsMissing."""
     return (*weights_files(first), folder / ADAPTER_FILE) if is_adapter(folder) else weights_files(folder)
 
 

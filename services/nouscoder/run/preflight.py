@@ -316,7 +316,7 @@ def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, in
 
 
 def _asked(request: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "nouscoder.generation.environments.counting"]
+    command = [sys.executable, "-c", "from nouscoder.generation.environments.prompts import count_stdin; count_stdin()"]
     limit_s = _START_LIMIT_S + _PROMPT_LIMIT_S * len(request["texts"])
     try:
         ended = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=limit_s)

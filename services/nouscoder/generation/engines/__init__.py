@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nouscoder.generation.engines.base import Engine, EngineError, EngineUnusable
 from nouscoder.generation.engines.stepped import StepEngine, SteppedEngine
@@ -26,10 +26,9 @@ __all__ = ["open_engine", "step_engine"]
 
 
 def open_engine(config: Config, policy_folder: Path, metrics: GenerationMetrics) -> AbstractAsyncContextManager[Engine]:
-    """The engine of `config.generation.engine`, with the architecture in `policy_folder`, without weights.
+    """The engine of `config.generation.engine`, without weights. It samples while the context is open.
 
-    It samples while the context is open. The weights in the folder, if any, must fit the architecture: that is
-    checked here, so that a run ends before it has begun. Raises EngineUnusable.
+    Weights in the folder must fit its architecture, so that a run ends before it begins. Raises EngineUnusable.
     """
     config, _ = with_engine(config, policy_folder, beside_learner=False)
     if config.generation.engine != "fake":
@@ -56,7 +55,7 @@ def _check_first_weights(folder: Path) -> None:
         raise EngineUnusable(str(error)) from error
 
 
-def step_engine(config: Config, policy_folder: Path) -> StepEngine:
+def step_engine(config: Config, policy_folder: Path) -> StepEngine[Any]:
     """The engine that decodes one step at a time. Raises EngineUnusable."""
     generation = config.generation
     if generation.engine == "fake":

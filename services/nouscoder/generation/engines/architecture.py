@@ -6,8 +6,9 @@ INVARIANT: a policy that passes has each parameter of the architecture once, in 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -22,36 +23,73 @@ from nouscoder.policy_folder.weights_files import ADAPTER_FILE, FileState, Weigh
 Shape = tuple[int, ...]
 
 
-class Architecture:
-    """The parameters of a model: their names and shapes, and which names are one tied tensor (`tied`)."""
+class Parameters:
+    """The parameters of a model, by name, and which names are one tied tensor (`tied`)."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        """`tensors`: a tied one is the same object under each of its names."""
+        self.tensors = tensors
+        self._tensor_of = {name: id(tensor) for name, tensor in tensors.items()}
+        self.tied = tied_names(self._tensor_of)
+
+    @property
+    def device(self) -> torch.device:
+        """That of the first one."""
+        return next(iter(self.tensors.values())).device
+
+    def check_shapes(self, shapes: Mapping[str, Shape], source: str, *, is_whole: bool = True) -> None:
+        """Raises EngineError for an unknown name, a wrong shape, and if it `is_whole` for a name that is missing.
+
+        `source` names the policy in messages.
+        """
+        for name, shape in shapes.items():
+            if name not in self.tensors:
+                raise EngineError(f"{source}: {name} is not a parameter of the policy")
+            if shape != self.tensors[name].shape:
+                wanted = list(self.tensors[name].shape)
+                raise EngineError(f"{source}: {name} has shape {list(shape)}, the policy needs {wanted}")
+        covered = {self._tensor_of[name] for name in shapes}  # tied ones are saved once
+        missing = sorted(name for name, tensor in self._tensor_of.items() if tensor not in covered)
+        if missing and is_whole:
+            raise EngineError(f"{source}: {missing[0]} is missing")
+
+
+def model_config(folder: Path) -> Any:
+    """`folder`/config.json, as transformers reads it. Raises EngineUnusable."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        return load_pretrained(AutoConfig, folder)
+    except (OSError, ValueError) as error:
+        raise _no_config(folder, error) from error
+
+
+def _no_config(folder: Path, error: Exception) -> EngineUnusable:
+    return EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}")
+
+
+class Architecture(Parameters):
+    """The parameters of the model in a policy folder, as its files name them."""
 
     def __init__(self, folder: Path) -> None:
         """Read `folder`/config.json. Raises EngineUnusable. No weights are made."""
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        config = model_config(folder)
         try:
-            config = load_pretrained(AutoConfig, folder)
             with torch.device("meta"):
                 model = build_model(AutoModelForCausalLM, config, attn_implementation="eager")
         except (OSError, ValueError) as error:
-            raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
+            raise _no_config(folder, error) from error
         # As transformers writes them: with the buffers that a folder holds, such as the bias of a router, and for some
         # types by other names, or experts one by one.
-        parameters: dict[str, torch.Tensor] = revert_weight_conversion(model, model.state_dict(keep_vars=True))
-        self._shapes: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-        self._tensor_of = {name: id(tensor) for name, tensor in parameters.items()}
-        self.tied = tied_names(self._tensor_of)
-        self._parameters = parameters  # an id is unique only while its object lives
+        super().__init__(revert_weight_conversion(model, model.state_dict(keep_vars=True)))
         self._checked_base: tuple[tuple[Path, FileState], ...] = ()
         self.max_tokens: int = config.max_position_embeddings
 
     def check(self, files: Sequence[Path], source: str) -> None:
-        """Read all bytes of the files once. `source` names the policy in messages.
+        """Read all bytes of the files once, but of an adapter whose base was checked before, only what it changes.
 
-        Of an adapter whose base was checked before, only the tensors are read that it changes. It runs in a thread
-        beside a busy event loop, so nothing in it is done for each tensor of whole weights but the check of its header.
-
-        Raises EngineError for a file that cannot be read or is not whole, an adapter of other weights, a name that is
-        unknown, missing or in two files, a wrong shape, and a value that is not finite.
+        It runs beside a busy event loop, so of whole weights only headers are checked tensor by tensor. Raises
+        EngineError for a file that cannot be read or is not whole, an adapter of other weights, a name that is unknown,
+        missing or in two files, a wrong shape, and a value that is not finite.
         """
         try:
             policy = PolicyTensors(files)
@@ -67,22 +105,3 @@ class Architecture:
         if found:
             raise EngineError(f"{source}: {found} holds values that are not finite")
         self._checked_base = policy.base
-
-    def check_shapes(self, shapes: Mapping[str, Shape], source: str) -> None:
-        """Check names and shapes, but no values. Raises EngineError as `check` does."""
-        for name, shape in shapes.items():
-            self._check_shape(name, shape, source)
-        self._check_whole(shapes, source)
-
-    def _check_whole(self, found: Iterable[str], source: str) -> None:
-        covered = {self._tensor_of[name] for name in found}
-        missing = sorted(name for name, tensor in self._tensor_of.items() if tensor not in covered)
-        if missing:
-            raise EngineError(f"{source}: {missing[0]} is missing")
-
-    def _check_shape(self, name: str, shape: Shape, source: str) -> None:
-        if name not in self._shapes:
-            raise EngineError(f"{source}: {name} is not a parameter of the policy")
-        if shape != self._shapes[name]:
-            wanted, given = list(self._shapes[name]), list(shape)
-            raise EngineError(f"{source}: {name} has shape {given}, the policy needs {wanted}")

@@ -12,7 +12,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.errors import NousCoderError, Unusable
@@ -84,36 +83,43 @@ class SampleRequest:
         return self.stops.end([*kept[-window:], *token_ids[-window:]])
 
 
+def seed_from(*parts: object) -> int:
+    """A seed that depends on these parts."""
+    return int.from_bytes(blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little")
+
+
 def seed_of(request: SampleRequest) -> int:
     """The request's seed. Seed 0 is replaced by one from the request id, so that repeated requests sample the same."""
     if request.sampling.seed:
         return request.sampling.seed % 2**64
-    return int.from_bytes(blake2b(request.request_id.encode(), digest_size=8).digest(), "little")
+    return seed_from(request.request_id)
 
 
-class StagingEngine(Protocol):
-    """An engine that can also hold a policy beside the one in use, received from the learner's memory."""
+class Sampler(Protocol):
+    """What environments need of an engine."""
+
+    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        """A future of the completion. Cancelling it cancels the request.
+
+        It raises EngineError when the prompt is empty or too long, when the id is in use, or when the engine stops.
+        """
+
+
+class GuestEngine(Sampler, Protocol):
+    """What the API in OpenAI's form needs of an engine."""
 
     @property
-    def num_receivers(self) -> int:
-        """Processes that receive the policy, each as a rank of the rendezvous, from 1 on."""
-        ...
+    def policy_version(self) -> int | None:
+        """Version of the weights in use; None before the first `load_policy`."""
 
-    @property
-    def version_in_memory(self) -> int | None:
-        """The version in use, if it was received so: its bytes are still in memory."""
-        ...
+    async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
+        """For each request being decoded: its sampled tokens from number `starts[request_id]` on.
 
-    async def stage_policy(self, manifest: PolicyManifest, rendezvous: Rendezvous) -> None:
-        """Receive and check a policy while sampling goes on. Raises EngineError when it does not come whole."""
-        ...
-
-    async def load_staged(self, policy_version: int) -> float:
-        """As Engine.load_policy, with the policy that was staged last."""
-        ...
+        Requests without such a token, and unknown ones, are left out. Raises EngineStopped.
+        """
 
 
-class Engine(Protocol):
+class Engine(GuestEngine, Protocol):
     """Samples many requests at once, and can load new weights meanwhile.
 
     Every request ends exactly once: with its completion, with an error, or cancelled. All methods must be called in the
@@ -122,79 +128,49 @@ class Engine(Protocol):
 
     name: str
 
-    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        """A future of the completion. Cancelling it cancels the request.
-
-        It raises EngineError when the prompt is empty or too long, when the id is in use, or when the engine stops.
-        """
-        ...
-
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
         """Load new weights. Running requests continue, and their next tokens have the new version.
 
         `files` are the policy's safetensors shards, or those of a base and then an adapter of it. Returns the seconds
         for which decoding paused. Raises EngineError and keeps the old weights when they cannot be read or do not fit.
         """
-        ...
 
     async def pause(self, limit_s: float) -> None:
         """Stop decoding until `resume`, for at most `limit_s` seconds. Another call sets the limit again."""
-        ...
 
     async def resume(self) -> None:
         """End a pause."""
-        ...
 
     async def failed(self) -> None:
         """Wait until the engine fails, then raise its error."""
-        ...
-
-    @property
-    def policy_version(self) -> int | None:
-        """Version of the weights in use; None before the first `load_policy`."""
-        ...
 
     @property
     def num_running(self) -> int:
         """Requests being decoded."""
-        ...
 
     @property
     def num_waiting(self) -> int:
         """Requests waiting for a place."""
-        ...
 
     @property
     def num_rollouts(self) -> int:
         """Requests that no guest made and that have not ended, also those that the engine has not taken up yet."""
-        ...
 
     @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
-        ...
 
     @property
     def progress(self) -> Mapping[str, int]:
         """Tokens sampled so far of each request being decoded, by request id."""
-        ...
-
-    async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
-        """For each request being decoded: its sampled tokens from number `starts[request_id]` on.
-
-        Requests without such a token, and unknown ones, are left out. Raises EngineStopped.
-        """
-        ...
 
     @property
     def paused(self) -> bool:
         """Whether decoding is paused."""
-        ...
 
     @property
     def idle_s(self) -> float:
         """Seconds without decoding since the start."""
-        ...
 
 
 # What all engines share: the places, and the checks of a request.
@@ -236,10 +212,7 @@ class EnginePlaces:
 
 
 def checked_max_tokens(request: SampleRequest, ids_in_use: Collection[str], capacity: int) -> int:
-    """The maximum length of the completion when prompt and completion together may have `capacity` tokens.
-
-    Raises EngineError naming the request when its id is in use, or its prompt is empty or leaves no room.
-    """
+    """The most tokens of the completion, with the prompt at most `capacity`. Raises EngineError naming the request."""
     name = f"request {request.request_id}"
     num_prompt_tokens = len(request.prompt_token_ids)
     if request.request_id in ids_in_use:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, float32, int32, spans_of
-from nouscoder.generation.engines.base import EngineError, EnginePlaces, SampleRequest, checked_max_tokens
+from nouscoder.domain.tokens import FinishReason
+from nouscoder.generation.engines.base import EngineError, EnginePlaces, SampleRequest
+from nouscoder.generation.engines.stepped import Ended, Row, StepEngine
 
 _LOGPROB = -0.5
 _HEADER_BYTES = 8
@@ -56,18 +57,12 @@ def _prompt_tokens(request: SampleRequest) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Row:
-    request: SampleRequest
-    script: list[int]
-    max_tokens: int
-    versions: list[int] = field(default_factory=list)
+class _Row(Row):
+    script: list[int] = field(default_factory=list)
 
 
-class FakeEngine:
-    """Samples `script(request)` token by token, then a stop token. Without stop tokens the script repeats.
-
-    Each step takes at least `step_s` seconds, in which the thread sleeps.
-    """
+class FakeEngine(StepEngine[_Row]):
+    """Samples `script(request)` and a stop token; without one the script repeats. A step takes `step_s` seconds."""
 
     name = "fake"
 
@@ -80,47 +75,26 @@ class FakeEngine:
         script: Script = default_script,
         step_s: float = 0.0,
     ) -> None:
-        self._places = EnginePlaces(max_running, guest_places)
-        self._max_tokens_total = max_tokens_total
+        super().__init__(EnginePlaces(max_running, guest_places), max_tokens_total)
         self._script = script
         self._step_s = step_s
-        self._waiting: dict[str, _Row] = {}
         self._running: dict[str, _Row] = {}
-        self.policy_version: int | None = None
-        self.num_tokens = 0
 
     @property
-    def num_running(self) -> int:
+    def running(self) -> Collection[_Row]:
         """Requests being decoded."""
-        return len(self._running)
+        return self._running.values()
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests waiting for a place."""
-        return len(self._waiting)
-
-    @property
-    def progress(self) -> dict[str, int]:
-        """Tokens sampled so far of each running request, by request id."""
-        return {request_id: len(row.versions) for request_id, row in self._running.items()}
-
-    def add(self, request: SampleRequest) -> None:
-        """Queue a request. Raises EngineError naming it."""
-        max_tokens = checked_max_tokens(request, self._waiting.keys() | self._running.keys(), self._max_tokens_total)
+    def _row(self, request: SampleRequest, max_tokens: int) -> _Row:
         script = [*self._script(request), *sorted(request.stop_token_ids)[:1]]
         if not request.stop_token_ids:
             script *= request.num_kept + max_tokens  # only its limit ends it
-        self._waiting[request.request_id] = _Row(request, script[request.num_kept :], max_tokens)
+        return _Row(request, max_tokens, script=script[request.num_kept :])
 
     def cancel(self, request_id: str) -> None:
         """Forget a request."""
         self._waiting.pop(request_id, None)
         self._running.pop(request_id, None)
-
-    def sampled(self, request_id: str, start: int) -> SampledTokens | None:
-        """The tokens of a running request from number `start` on."""
-        row = self._running.get(request_id)
-        return _sampled(row).after(start) if row is not None and len(row.versions) > start else None
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Use a new version. Only the length of each file's header is checked."""
@@ -128,20 +102,22 @@ class FakeEngine:
             _check_header(file)
         self.policy_version = policy_version
 
-    def step(self) -> list[tuple[str, Completion]]:
+    def step(self) -> Ended:
         """Sample one token for every request."""
         if self.policy_version is None:
             raise EngineError("no policy has been loaded")
         if self._step_s:
             time.sleep(self._step_s)
-        for row in self._places.admitted(self._waiting.values(), self._running.values()):
+        for row in self._places.admitted(self._waiting.values(), self.running):
             self._running[row.request.request_id] = self._waiting.pop(row.request.request_id)
-        finished: list[tuple[str, Completion]] = []
+        finished: Ended = []
         for request_id, row in list(self._running.items()):
-            row.versions.append(self.policy_version)
-            if len(row.versions) in (len(row.script), row.max_tokens):
+            row.take(row.script[len(row.token_ids)], _LOGPROB, self.policy_version)
+            if len(row.token_ids) in (len(row.script), row.max_tokens):
                 del self._running[request_id]
-                finished.append((request_id, _completion(row)))
+                stopped = row.request.is_ended(row.token_ids)
+                reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+                finished.append((request_id, row.sampled().ended(reason)))
             self.num_tokens += 1
         return finished
 
@@ -155,14 +131,3 @@ def _check_header(file: Path) -> None:
         raise EngineError(f"{file} holds no readable weights: {error}") from error
     if not 0 < header_bytes <= num_bytes - _HEADER_BYTES:
         raise EngineError(f"{file} holds no readable weights: its header is invalid")
-
-
-def _sampled(row: _Row) -> SampledTokens:
-    token_ids = row.script[: len(row.versions)]
-    return SampledTokens(int32(token_ids), float32([_LOGPROB] * len(token_ids)), spans_of(row.versions))
-
-
-def _completion(row: _Row) -> Completion:
-    sampled = _sampled(row)
-    stopped = row.request.is_ended(sampled.token_ids)
-    return sampled.ended(FinishReason.STOP if stopped else FinishReason.LENGTH)

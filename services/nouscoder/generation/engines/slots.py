@@ -15,30 +15,28 @@ independently of the other rows of the batch. The token is the inverse of the cu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nouscoder.domain.tokens import Completion, ExpertChoices, FinishReason, SampledTokens, float32, int32, spans_of
 from nouscoder.generation.engines.base import SampleRequest, seed_of
+from nouscoder.generation.engines.stepped import RouterChoices, Row
 from nouscoder.policy_folder.policy_tensors import routers_of
 
 # With a smaller one, logits divided by it could be infinite in float32, and one request would end the engine.
 _MIN_TEMPERATURE = 1e-6
 
-RouterChoices = npt.NDArray[np.unsignedinteger[Any]]
-
-
 # The keys and values.
 
 
 class PromptPass:
-    """Fills slots from prompts. A prompt attends only to itself, so nothing is read from the cache."""
+    """Fills slots from prompts. A prompt attends only to itself, so nothing is read from the cache.
+
+    Slot first_slot + i gets the prompt in row source_rows[i], `source_rows` [new requests].
+    """
 
     def __init__(self, cache: KeyValueCache, first_slot: int, source_rows: Tensor) -> None:
         self._cache = cache
@@ -66,7 +64,7 @@ class PromptPass:
 
 
 class DecodePass:
-    """Adds one column to each of the first `len(lengths)` slots and reads the first `longest` columns."""
+    """Adds a column to each of the first slots, after its `lengths` [rows] columns, and reads the first `longest`."""
 
     def __init__(self, cache: KeyValueCache, lengths: Tensor, longest: int) -> None:
         self._cache = cache
@@ -118,14 +116,6 @@ class KeyValueCache:
         with torch.inference_mode(False):  # it also changes outside of a step, when a request is cancelled
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
-    def prompt_pass(self, first_slot: int, source_rows: Tensor) -> PromptPass:
-        """Slot first_slot + i gets the prompt in row source_rows[i], `source_rows` [new requests]."""
-        return PromptPass(self, first_slot, source_rows)
-
-    def decode_pass(self, lengths: Tensor, longest: int) -> DecodePass:
-        """`lengths` [rows]: columns in use before this token. `longest`: columns to attend to, with the new one."""
-        return DecodePass(self, lengths, longest)
-
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` columns of one slot to another."""
         for both in self._layers.values():
@@ -145,10 +135,7 @@ class ChosenTokens:
 
 
 def draws_of(request: SampleRequest, num_tokens: int) -> Tensor:
-    """The random numbers in (0, 1] of the next `num_tokens` tokens of a request, [num_tokens] float64.
-
-    Those of the kept tokens come before them in the stream.
-    """
+    """Random numbers in (0, 1] of the next tokens of a request, after those of the kept ones, [num_tokens] float64."""
     stream = np.random.Generator(np.random.Philox(key=seed_of(request)))
     return torch.from_numpy(1.0 - stream.random(request.num_kept + num_tokens)[request.num_kept :])
 
@@ -229,57 +216,7 @@ class ExpertRecorder:
         return array.reshape(*shape, *array.shape[1:])
 
 
-def expert_choices(parts: Sequence[RouterChoices]) -> ExpertChoices | None:
-    """Those [positions, layers, top_k] of consecutive positions, as a completion has them. None when there are none."""
-    if not parts:
-        return None
-    whole = np.concatenate(parts)
-    num_layers, top_k = whole.shape[1:]
-    return ExpertChoices(whole.reshape(-1).data, num_layers, top_k)
-
-
 # The requests.
-
-
-@dataclass(slots=True)
-class Row:
-    """A completion in progress. It is cut at `max_tokens`.
-
-    `experts` are those of the tokens in the cache, [positions, layers, top_k] in parts; empty when none are recorded.
-    """
-
-    request: SampleRequest
-    prompt_token_ids: tuple[int, ...]
-    max_tokens: int
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    experts: list[RouterChoices] = field(default_factory=list)
-
-    @property
-    def cached_tokens(self) -> int:
-        """The number of tokens whose keys and values are in the cache: all but the newest."""
-        return len(self.prompt_token_ids) + len(self.token_ids) - 1
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why it ends with its newest token; None while it continues."""
-        if self.request.is_ended(self.token_ids):
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.token_ids) == self.max_tokens else None
-
-    def sampled(self, start: int = 0) -> SampledTokens:
-        """The tokens from number `start` on."""
-        return SampledTokens(
-            int32(self.token_ids[start:]),
-            float32(self.logprobs[start:]),
-            spans_of(self.versions[start:]),
-            experts=expert_choices(self.experts[start:]),  # the first are those of the prompt
-        )
-
-    def completion(self, reason: FinishReason) -> Completion:
-        """The finished completion."""
-        return self.sampled().ended(reason)
 
 
 class Slots:
@@ -317,7 +254,7 @@ class Slots:
         for slot, row in zip(slots, rows, strict=True):
             self._draws[slot, : row.max_tokens] = draws_of(row.request, row.max_tokens)
         where = slice(slots.start, slots.stop)
-        self._length[where] = torch.tensor([len(row.prompt_token_ids) for row in rows])
+        self._length[where] = torch.tensor([len(row.prompt) for row in rows])
         self._temperature[where] = torch.tensor([row.request.sampling.temperature for row in rows])
         self._top_p[where] = torch.tensor([row.request.sampling.top_p for row in rows], dtype=torch.float64)
         self._top_k[where] = torch.tensor([row.request.top_k for row in rows])

@@ -1,4 +1,4 @@
-"""Makes an Engine from a StepEngine, which decodes one step at a time: `torch` or `fake`.
+"""Makes an Engine from a StepEngine, which decodes one step at a time: `torch` or `fake`. What these two share is here.
 
 One thread runs the decoding steps, and the event loop waits for results.
 
@@ -13,13 +13,23 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from nouscoder.domain.tokens import Completion, SampledTokens
-from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
+import numpy as np
+import numpy.typing as npt
+
+from nouscoder.domain.tokens import Completion, ExpertChoices, FinishReason, SampledTokens, float32, int32, spans_of
+from nouscoder.generation.engines.base import (
+    EngineError,
+    EnginePlaces,
+    EngineStopped,
+    SampleRequest,
+    checked_max_tokens,
+)
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
 
 log = logging.getLogger(__name__)
@@ -31,68 +41,142 @@ _IDLE_TICK_S = 0.2
 _JOIN_LIMIT_S = 60.0
 
 
-class StepEngine(Protocol):
-    """Continuous batching in steps: requests wait, run together, and end as completions.
+RouterChoices = npt.NDArray[np.unsignedinteger[Any]]
+Ended = list[tuple[str, Completion]]
 
-    Every added request ends exactly once, as a completion or by `cancel`. One thread calls all methods.
-    """
+
+@dataclass(slots=True)
+class Row:
+    """A completion cut at `max_tokens`. `experts`: those of the cached tokens, [positions, layers, top_k] in parts."""
+
+    request: SampleRequest
+    max_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    experts: list[RouterChoices] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Token ids [prompt tokens]."""
+        return tuple(self.request.prompt_token_ids)
+
+    @property
+    def cached_tokens(self) -> int:
+        """The number of tokens whose keys and values are in the cache: all but the newest."""
+        return len(self.request.prompt_token_ids) + len(self.token_ids) - 1
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ends with its newest token; None while it continues."""
+        if self.request.is_ended(self.token_ids):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) == self.max_tokens else None
+
+    def take(self, token_id: int, logprob: float, policy_version: int) -> None:
+        """Append a sampled token."""
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
+        self.versions.append(policy_version)
+
+    def sampled(self, start: int = 0) -> SampledTokens:
+        """The tokens from number `start` on."""
+        return SampledTokens(
+            int32(self.token_ids[start:]),
+            float32(self.logprobs[start:]),
+            spans_of(self.versions[start:]),
+            experts=_expert_choices(self.experts[start:]),  # the first are those of the prompt
+        )
+
+
+def _expert_choices(parts: Sequence[RouterChoices]) -> ExpertChoices | None:
+    """Those [positions, layers, top_k] of consecutive positions, as a completion has them. None when there are none."""
+    if not parts:
+        return None
+    whole = np.concatenate(parts)
+    return ExpertChoices(whole.reshape(-1).data, *whole.shape[1:])
+
+
+RowT = TypeVar("RowT", bound=Row)
+
+
+class StepEngine(ABC, Generic[RowT]):
+    """Continuous batching in steps. A request ends once: as a completion or by `cancel`. One thread calls it."""
 
     name: str
-    policy_version: int | None  # of the weights in use; None before the first `load_policy`
-    num_tokens: int  # sampled since the start
 
-    def add(self, request: SampleRequest) -> None:
-        """Queue a request. Raises EngineError when its prompt is empty or too long, or its id is in use."""
-        ...
+    def __init__(self, places: EnginePlaces, capacity: int) -> None:
+        """Prompt and completion together have at most `capacity` tokens."""
+        self._places = places
+        self._capacity = capacity
+        self._waiting: dict[str, RowT] = {}
+        self.policy_version: int | None = None  # of the weights in use; None before the first `load_policy`
+        self.num_tokens = 0  # sampled since the start
 
-    def cancel(self, request_id: str) -> None:
-        """Remove a waiting or running request. Unknown ids are ignored."""
-        ...
-
-    def step(self) -> list[tuple[str, Completion]]:
-        """Admit waiting requests while there is room, and decode one token for each running request.
-
-        Returns the requests that have ended, as (request id, completion) pairs. Raises EngineError before a policy is
-        loaded, and for NaN logits.
-        """
-        ...
-
-    def sampled(self, request_id: str, start: int) -> SampledTokens | None:
-        """The tokens of a running request from number `start` on; None when there is none."""
-        ...
-
-    def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
-        """Load new weights. Raises EngineError and keeps the old weights when they do not fit."""
-        ...
+    @property
+    @abstractmethod
+    def running(self) -> Collection[RowT]:
+        """Requests being decoded."""
 
     @property
     def num_running(self) -> int:
-        """Requests being decoded."""
-        ...
+        """Their number."""
+        return len(self.running)
 
     @property
     def num_waiting(self) -> int:
         """Requests waiting for a place."""
-        ...
+        return len(self._waiting)
 
     @property
-    def progress(self) -> Mapping[str, int]:
+    def progress(self) -> dict[str, int]:
         """Tokens sampled so far of each running request, by request id."""
-        ...
+        return {row.request.request_id: len(row.token_ids) for row in self.running}
+
+    def add(self, request: SampleRequest) -> None:
+        """Queue a request. Raises EngineError when its prompt is empty or too long, or its id is in use."""
+        ids_in_use = self._waiting.keys() | self.progress.keys()
+        self._waiting[request.request_id] = self._row(request, checked_max_tokens(request, ids_in_use, self._capacity))
+
+    @abstractmethod
+    def _row(self, request: SampleRequest, max_tokens: int) -> RowT:
+        """The row of a new request."""
+
+    def sampled(self, request_id: str, start: int) -> SampledTokens | None:
+        """The tokens of a running request from number `start` on; None when there is none."""
+        for row in self.running:
+            if row.request.request_id == request_id and len(row.token_ids) > start:
+                return row.sampled(start)
+        return None
+
+    @abstractmethod
+    def cancel(self, request_id: str) -> None:
+        """Remove a waiting or running request. Unknown ids are ignored."""
+
+    @abstractmethod
+    def step(self) -> Ended:
+        """Admit waiting requests, and decode one token of each running one. Returns those that have ended.
+
+        Raises EngineError before a policy is loaded, and for NaN logits.
+        """
+
+    @abstractmethod
+    def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
+        """Load new weights. Raises EngineError and keeps the old weights when they do not fit."""
 
 
 class SteppedEngine:
     """An Engine. Use as `async with SteppedEngine(step_engine, metrics) as engine:`."""
 
-    def __init__(self, engine: StepEngine, metrics: GenerationMetrics) -> None:
+    def __init__(self, engine: StepEngine[Any], metrics: GenerationMetrics) -> None:
         self.name = engine.name
         self._engine = engine
         self._metrics = metrics
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = False
         self._paused_until_s: float | None = None
-        self._idle_s = 0.0
-        self._progress: Mapping[str, int] = {}
+        self.idle_s = 0.0
+        self.progress: Mapping[str, int] = {}  # after the last step
         # These belong to the event loop: unfinished futures, and those of them that no guest waits for.
         self._open: set[asyncio.Future[Any]] = set()
         self._rollouts: set[asyncio.Future[Completion]] = set()
@@ -106,10 +190,8 @@ class SteppedEngine:
         self._thread.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._commands.put(self._close)
+    async def __aexit__(self, *_: object) -> None:
+        self._commands.put(lambda: setattr(self, "_closing", True))
         await asyncio.to_thread(self._thread.join, _JOIN_LIMIT_S)
         if not self._failure.done():
             self._end_all(EngineStopped("the engine is stopping"))
@@ -136,11 +218,6 @@ class SteppedEngine:
         return len(self._rollouts)
 
     @property
-    def progress(self) -> Mapping[str, int]:
-        """Tokens sampled so far of each request being decoded, by request id, after the last step."""
-        return self._progress
-
-    @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
         return self._engine.num_tokens
@@ -149,11 +226,6 @@ class SteppedEngine:
     def paused(self) -> bool:
         """Whether decoding is paused."""
         return self._paused_until_s is not None
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds without decoding since the start."""
-        return self._idle_s
 
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
         """A future of the completion. Cancelling it cancels the request."""
@@ -248,7 +320,8 @@ class SteppedEngine:
                     self._step()
                 else:
                     self._wait(reason)
-                self._do_commands()
+                while not self._commands.empty():
+                    self._commands.get()()
         except Exception as error:  # waiting callers must get any error
             log.exception("the engine failed")
             stopped = EngineStopped(f"the engine failed: {error}")
@@ -274,20 +347,16 @@ class SteppedEngine:
         except queue.Empty:
             command = None
         waited_s = time.monotonic() - started_s
-        self._idle_s += waited_s
+        self.idle_s += waited_s
         self._metrics.idle_seconds.labels(reason.value).inc(waited_s)
         if command is not None:
             command()
-
-    def _do_commands(self) -> None:
-        while not self._commands.empty():
-            self._commands.get()()
 
     def _step(self) -> None:
         tokens_before = self._engine.num_tokens
         ended = self._engine.step()
         self._metrics.tokens.inc(self._engine.num_tokens - tokens_before)
-        self._progress = self._engine.progress
+        self.progress = self._engine.progress
         self._metrics.running_rollouts.set(self._engine.num_running)
         if ended:
             delivery = [(self._sampling.pop(request_id), completion) for request_id, completion in ended]
@@ -300,9 +369,6 @@ class SteppedEngine:
             self._post(_set_error, future, error)
         else:
             self._sampling[request.request_id] = future
-
-    def _close(self) -> None:
-        self._closing = True
 
     def _post(self, call: Callable[..., None], *arguments: Any) -> None:
         self._loop.call_soon_threadsafe(call, *arguments)

@@ -7,27 +7,36 @@ tensors of the policy's files, each rounded to its parameter's type. After an er
 A step is one pass over the newest tokens of all running requests, and one pass over new prompts when some are admitted.
 New weights are copied in place between two steps. The keys and values in the cache are kept, as in PipelineRL
 (in-flight updates, 2509.19128 section 4), so that requests continue.
+
+INVARIANT of `Decoder`: the model's own code computes everything that differs between families: norms, rotary positions,
+experts, scales, the head, and which keys each layer sees. Here are only the masks for rows of different lengths, whose
+cache is in slots.py, and the choice of the states that get logits. The first weights are checked: on short rows, the
+logits with the cache must be those of the model's plain forward pass with its own attention.
+
+transformers finds attention and masks in two registries, by the name in `attn_implementation`. A mask function there
+gets the number of earlier tokens from the cache; here that is one number for each row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function
 
-from nouscoder.domain.tokens import Completion, SampledTokens
-from nouscoder.generation.engines.base import (
-    EngineError,
-    EnginePlaces,
-    EngineUnusable,
-    SampleRequest,
-    checked_max_tokens,
-)
-from nouscoder.generation.engines.decoder import Decoder
-from nouscoder.generation.engines.slots import ExpertRecorder, KeyValueCache, PromptPass, Row, Slots
-from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts, tied_names
+from nouscoder.generation.engines.architecture import Parameters, model_config
+from nouscoder.generation.engines.base import EngineError, EnginePlaces, EngineUnusable, SampleRequest
+from nouscoder.generation.engines.slots import DecodePass, ExpertRecorder, KeyValueCache, PromptPass, Slots
+from nouscoder.generation.engines.stepped import Ended, Row, StepEngine
+from nouscoder.policy_folder.inspection import engine_fault, positions_of
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
+from nouscoder.policy_folder.pretrained import build_model
 from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
 _MAX_PROMPT_PASS_TOKENS = 16384
@@ -35,68 +44,44 @@ _MAX_PROMPT_PASS_TOKENS = 16384
 _JOIN_SHARE = 8
 _PAD_ID = 0  # any id is right, because nothing attends to padding
 
-Ended = list[tuple[str, Completion]]
-
 
 class ModelWeights:
     """The weights of `model`, which are changed in place.
 
-    Of an adapter whose base is in the model already, only the tensors are read that this adapter or the one before it
-    changes. They are computed from the base.
+    Of an adapter whose base is in the model, only what it or the one before it changes is read and computed again.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters: dict[str, Tensor] = model.state_dict()
-        self._tied = tied_names({name: tensor.data_ptr() for name, tensor in self._parameters.items()})
+        self._parameters = Parameters(model.state_dict(keep_vars=True))
         self._base: tuple[tuple[Path, FileState], ...] = ()  # of the adapter in use; () for whole weights
         self._changed: frozenset[str] = frozenset()
 
     def load(self, files: Sequence[Path], source: str) -> None:
-        """Load the policy in these files; `source` names it in messages.
-
-        Raises EngineError for a file that cannot be read, weights that do not fit the model or the adapter, and values
-        that are not finite.
-        """
+        """Load the policy in these files; `source` names it. Raises EngineError when it does not fit the model."""
         try:
             policy = PolicyTensors(files)
             is_base_here = bool(policy.base) and policy.base == self._base
             names = policy.changed | self._changed if is_base_here else None
-            policy.check_tied(self._tied, source)
-            weights = dict(policy.read(names, next(iter(self._parameters.values())).device))
+            policy.check_tied(self._parameters.tied, source)
+            weights = dict(policy.read(names, self._parameters.device))
         except WeightsUnusable as error:
             raise EngineError(str(error)) from error
         try:
             weights = merge_experts(weights)
         except ValueError as error:
             raise EngineError(f"{files[0].parent}: {error}") from error
-        self._check(weights, source)
-        if not is_base_here:
-            self._check_all_are_there(weights, source)
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                self._parameters[name].copy_(tensor)
-        self._base, self._changed = policy.base, policy.changed
-
-    def _check(self, weights: dict[str, Tensor], source: str) -> None:
-        unknown = sorted(set(weights) - set(self._parameters))
-        if unknown:
-            raise EngineError(f"{source}: {unknown[0]} is not a parameter of the policy")
+        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        self._parameters.check_shapes(shapes, source, is_whole=not is_base_here)
         for name, tensor in weights.items():
-            if tensor.shape != self._parameters[name].shape:
-                wanted, found = list(self._parameters[name].shape), list(tensor.shape)
-                raise EngineError(f"{source}: {name} has shape {found}, the policy needs {wanted}")
             if not bool(torch.isfinite(tensor).all()):
                 raise EngineError(f"{source}: {name} holds values that are not finite")
-
-    def _check_all_are_there(self, weights: dict[str, Tensor], source: str) -> None:
-        # Tied parameters share storage and are saved once.
-        covered = {self._parameters[name].data_ptr() for name in weights}
-        missing = sorted(name for name, tensor in self._parameters.items() if tensor.data_ptr() not in covered)
-        if missing:
-            raise EngineError(f"{source}: {missing[0]} is missing")
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                self._parameters.tensors[name].copy_(tensor)
+        self._base, self._changed = policy.base, policy.changed
 
 
-class TorchEngine:
+class TorchEngine(StepEngine[Row]):
     """See the module. Not thread-safe: one thread uses it. After an EngineError from `step` it cannot be used again."""
 
     name = "torch"
@@ -113,10 +98,7 @@ class TorchEngine:
         dtype: str = "float32",
         records_experts: bool = False,
     ) -> None:
-        """Build the architecture of `policy_folder`/config.json without weights. Raises EngineUnusable.
-
-        `records_experts`: completions have the experts that the policy chose; it must have some.
-        """
+        """Build the architecture without weights. `records_experts`: completions have them. Raises EngineUnusable."""
         torch.set_num_threads(threads)
         try:
             self._device = torch.device(device)
@@ -125,48 +107,24 @@ class TorchEngine:
         except (RuntimeError, ValueError) as error:
             raise EngineUnusable(str(error)) from error
         self._weights = ModelWeights(self._decoder.model)
-        self._capacity = min(max_tokens_total, self._decoder.positions)
-        self._places = EnginePlaces(max_running, guest_places)
+        super().__init__(EnginePlaces(max_running, guest_places), min(max_tokens_total, self._decoder.positions))
         self._cache = KeyValueCache(self._places.total, self._capacity)
         self._slots = Slots(self._cache, self._places.total, self._capacity, self._device)
-        self._waiting: dict[str, Row] = {}
-        self.policy_version: int | None = None
-        self.num_tokens = 0
         self._steps_since_join = 0
 
     @property
-    def num_running(self) -> int:
+    def running(self) -> list[Row]:
         """Requests being decoded."""
-        return len(self._slots)
+        return self._slots.rows
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests waiting for a slot."""
-        return len(self._waiting)
-
-    @property
-    def progress(self) -> dict[str, int]:
-        """Tokens sampled so far of each running request, by request id."""
-        return {row.request.request_id: len(row.token_ids) for row in self._slots.rows}
-
-    def add(self, request: SampleRequest) -> None:
-        """Queue a request. Raises EngineError naming it."""
-        ids_in_use = self._waiting.keys() | {row.request.request_id for row in self._slots.rows}
-        max_tokens = checked_max_tokens(request, ids_in_use, self._capacity)
-        self._waiting[request.request_id] = Row(request, tuple(request.prompt_token_ids), max_tokens)
+    def _row(self, request: SampleRequest, max_tokens: int) -> Row:
+        return Row(request, max_tokens)
 
     def cancel(self, request_id: str) -> None:
         """Remove a request."""
         if self._waiting.pop(request_id, None) is None:
             rows = enumerate(self._slots.rows)
             self._slots.leave([slot for slot, row in rows if row.request.request_id == request_id])
-
-    def sampled(self, request_id: str, start: int) -> SampledTokens | None:
-        """The tokens of a running request from number `start` on."""
-        for row in self._slots.rows:
-            if row.request.request_id == request_id and len(row.token_ids) > start:
-                return row.sampled(start)
-        return None
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Load new weights. The cache is kept."""
@@ -201,8 +159,8 @@ class TorchEngine:
         prompts: set[tuple[int, ...]] = set()
         width = 0
         for row in admitted:
-            prompts.add(row.prompt_token_ids)
-            width = max(width, len(row.prompt_token_ids))
+            prompts.add(row.prompt)
+            width = max(width, len(row.prompt))
             if rows and width * len(prompts) > _MAX_PROMPT_PASS_TOKENS:
                 break
             rows.append(row)
@@ -210,17 +168,17 @@ class TorchEngine:
 
     def _join(self, rows: list[Row]) -> Ended:
         """Compute each distinct prompt once, copy it to the slots of its requests, and sample their first tokens."""
-        prompts = list(dict.fromkeys(row.prompt_token_ids for row in rows))
+        prompts = list(dict.fromkeys(row.prompt for row in rows))
         position = {prompt: index for index, prompt in enumerate(prompts)}
-        sources = torch.tensor([position[row.prompt_token_ids] for row in rows], device=self._device)
-        passing = self._cache.prompt_pass(len(self._slots), sources)
+        sources = torch.tensor([position[row.prompt] for row in rows], device=self._device)
+        passing = PromptPass(self._cache, len(self._slots), sources)
         logits = self._prompt_logits(prompts, passing)[sources]
         for row in rows:
             del self._waiting[row.request.request_id]
         if self._recorder is not None:
             chosen = self._recorder.take(len(prompts), max(map(len, prompts)))
             for row in rows:
-                row.experts.append(chosen[position[row.prompt_token_ids], : len(row.prompt_token_ids)])
+                row.experts.append(chosen[position[row.prompt], : len(row.prompt)])
         self._steps_since_join = 0
         return self._sample(self._slots.join(rows), logits)
 
@@ -236,7 +194,7 @@ class TorchEngine:
     def _decode(self) -> Ended:
         longest = 1 + max(row.cached_tokens for row in self._slots.rows)
         lengths = self._slots.lengths
-        passing = self._cache.decode_pass(lengths, longest)
+        passing = DecodePass(self._cache, lengths, longest)
         logits = self._decoder.logits(self._slots.last_tokens[:, None], lengths[:, None], passing)
         self._slots.advance()
         if self._recorder is not None:
@@ -260,12 +218,154 @@ class TorchEngine:
         ended: list[int] = []
         finished: Ended = []
         for slot, row, token_id, logprob in zip(slots, rows, choice.token_ids.tolist(), logprobs, strict=True):
-            row.token_ids.append(token_id)
-            row.logprobs.append(logprob)
-            row.versions.append(version)
-            reason = row.finish_reason
-            if reason is not None:
+            row.take(token_id, logprob, version)
+            if (reason := row.finish_reason) is not None:
                 ended.append(slot)
-                finished.append((row.request.request_id, row.completion(reason)))
+                finished.append((row.request.request_id, row.sampled().ended(reason)))
         self._slots.leave(ended)
         return finished
+
+
+# The decoder.
+
+
+SLOTS_ATTENTION = "nouscoder_slots"
+
+
+# What the registries get.
+
+
+def slots_mask(
+    *,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor,
+    mask_function: Callable[..., Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    local_size: int | None = None,
+    **_: object,
+) -> Tensor | None:
+    """The additive mask [rows or 1, 1, queries, keys]; None when it is plainly causal and all tokens are new.
+
+    `q_offset`: earlier tokens, of all rows or of each one [rows]. `mask_function`: the model's, of
+    (row, head, query, key), integers that broadcast. `local_size`: its window or chunk.
+    """
+    if isinstance(q_offset, int):
+        if mask_function is causal_mask_function or (local_size is not None and kv_length <= local_size):
+            return None
+        q_offset, batch_size = torch.tensor([q_offset], device=device), 1
+    queries = q_offset[:, None, None, None]
+    if q_length > 1:
+        queries = queries + torch.arange(q_length, device=device)[:, None]
+    rows, keys = torch.arange(batch_size, device=device), torch.arange(kv_length, device=device)
+    seen = mask_function(rows[:, None, None, None], rows[:1], queries, keys)
+    return torch.where(seen, 0.0, float("-inf")).to(dtype)
+
+
+def slots_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
+) -> tuple[Tensor, Tensor | None]:
+    """torch's attention; with soft caps or sinks, which that does not have, the model's own computation."""
+    if settings.get("softcap") is None and settings.get("s_aux") is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+    if attention_mask is None:
+        width = query.shape[2]
+        attention_mask = query.new_full((width, width), float("-inf")).triu_(1)[None, None]
+    own: Any = sys.modules[type(module).__module__]
+    output: tuple[Tensor, Tensor | None] = own.eager_attention_forward(
+        module, query, key, value, attention_mask, **settings
+    )
+    return output
+
+
+AttentionInterface.register(SLOTS_ATTENTION, slots_attention)
+AttentionMaskInterface.register(SLOTS_ATTENTION, slots_mask)
+
+
+# The model.
+
+# Bounds of the check: on the largest difference of a log-probability in float32, where another order of the sums makes
+# 1e-5 to 1e-3; on the mean difference in 16 bits, where rounding makes 0.01 to 0.1.
+_LARGEST, _MEAN_OF_16_BITS = 1e-2, 0.3
+_CHECKED_WIDTH, _CHECKED_PROMPTS, _CHECKED_WINDOW = 12, (8, 5), 4
+
+
+class Decoder:
+    """`model`: without gradients. `positions`: the most tokens of a row."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        """Build the architecture without weights. Raises EngineUnusable, and what torch raises without the device."""
+        config = model_config(folder)
+        # A Llama has no layer types: its attention is always full.
+        if fault := engine_fault("torch", config.model_type, getattr(config, "layer_types", None) or ()):
+            raise EngineUnusable(f"{folder}: {fault}")
+        model: Any = build_model(AutoModelForCausalLM, config, attn_implementation=SLOTS_ATTENTION, dtype=dtype)
+        self.model = model.eval().requires_grad_(False).to(device)
+        self.config = self.model.config
+        self.positions: int = positions_of(config.to_dict()) or config.max_position_embeddings
+        self._device = device
+        self._last: Tensor | None = None
+        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
+
+    def logits(
+        self, token_ids: Tensor, positions: Tensor, passing: PromptPass | DecodePass, last: Tensor | None = None
+    ) -> Tensor:
+        """Logits [rows, vocabulary] after the token in column `last` of each row of `token_ids` [rows, width].
+
+        Without `last` there is one column. `positions` [rows or 1, width] are those of the tokens in their sequences.
+        """
+        self._last = last
+        output = self.model(input_ids=token_ids, position_ids=positions, past_key_values=passing, use_cache=False)
+        logits: Tensor = output.logits[:, 0]
+        return logits
+
+    def _keep_last(self, head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
+        """Of the head's input, keep one state of each row, so that no other logits are computed."""
+        if self._last is None:
+            return None
+        (states,) = inputs
+        return (states[torch.arange(len(states), device=states.device), self._last][:, None],)
+
+    @torch.inference_mode()
+    def check(self, source: str) -> None:
+        """Compare two short rows with their plain forward pass. Raises EngineError naming `source` when they differ."""
+        rows, width = len(_CHECKED_PROMPTS), _CHECKED_WIDTH
+        ids = (7 + 5 * torch.arange(rows * width, device=self._device)).view(rows, width) % self.config.vocab_size
+        window = getattr(self.config, "sliding_window", None)
+        try:
+            if window:
+                self.config.sliding_window = _CHECKED_WINDOW
+            ours = self._log_p_with_cache(ids)
+            self.model.set_attn_implementation("eager")
+            self._last = None
+            plain = self.model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+        finally:
+            if window:
+                self.config.sliding_window = window
+            self.model.set_attn_implementation(SLOTS_ATTENTION)
+        starts = [length - 1 for length in _CHECKED_PROMPTS]
+        wanted = torch.stack([plain[row, start : start + ours.shape[1]] for row, start in enumerate(starts)])
+        # NaN, which infinite logits give, is found when it is sampled from.
+        differences = (ours - wanted).abs().nan_to_num()
+        is_exact = self.model.dtype is torch.float32
+        difference = float(differences.max() if is_exact else differences.mean())
+        if difference > (_LARGEST if is_exact else _MEAN_OF_16_BITS):
+            raise EngineError(
+                f"{source}: the torch engine computes this {self.config.model_type} wrong: a log-probability differs by"
+                f' {difference:.3g} from transformers\' own; take generation.engine = "vllm"'
+            )
+
+    def _log_p_with_cache(self, ids: Tensor) -> Tensor:
+        """Log-probabilities [rows, steps, vocabulary] from a prompt pass, and from decoding the other tokens."""
+        lengths = torch.tensor(_CHECKED_PROMPTS, device=self._device)
+        rows, longest = torch.arange(len(lengths), device=self._device), int(lengths.max())
+        cache = KeyValueCache(len(lengths), _CHECKED_WIDTH)
+        positions = torch.arange(longest, device=self._device)[None]
+        found = [self.logits(ids[:, :longest], positions, PromptPass(cache, 0, rows), lengths - 1)]
+        for step in range(_CHECKED_WIDTH - longest):
+            at = lengths + step
+            passing = DecodePass(cache, at, longest + step + 1)
+            found.append(self.logits(ids[rows, at][:, None], at[:, None], passing))
+        return torch.stack(found, dim=1).float().log_softmax(-1)

@@ -12,6 +12,9 @@ that hold older keys and values are dealt with; decoding continues.
     keep         keep their keys and values of older weights     stays, with one key per version
 
 vLLM's engine process labels each token with the version that sampled it, so the spans are exact.
+
+INVARIANT of `VllmStaging`: a policy counts as staged only when every worker has all of it, checked byte for byte, and
+its tensors are those of the architecture. Staging never pauses vLLM, and never fails the engine unless vLLM has failed.
 """
 
 from __future__ import annotations
@@ -19,10 +22,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from nouscoder.config.generation import GenerationSection
@@ -30,10 +32,10 @@ from nouscoder.domain.policy import PolicyManifest, Rendezvous
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.generation.engines.base import EngineError, EnginePlaces, EngineStopped, SampleRequest
-from nouscoder.generation.engines.vllm_control import VllmControl, VllmStaging
 from nouscoder.generation.engines.vllm_requests import VllmRequests
 from nouscoder.generation.engines.vllm_start import start_vllm
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
+from nouscoder.generation.weights.receiver import ReceiverState, order_of
 
 log = logging.getLogger(__name__)
 
@@ -76,13 +78,13 @@ class VllmEngine:
         self._architecture = Architecture(folder)
         self._capacity = min(settings.engine_tokens, self._architecture.max_tokens)
         self._places = EnginePlaces(settings.max_running, settings.guest_places)
-        self._version: int | None = None
+        self.policy_version: int | None = None  # of the weights in use
         self._weights: dict[str, Any] = {}  # where those in use came from: the fields of PolicyUpdateInfo
         self._paused_until_s: float | None = None
         self._updating = False
         self._changing = asyncio.Lock()  # held for each change of vLLM's state: pause, resume, update
         self._clock = IdleClock(metrics)
-        self._num_tokens = 0
+        self.num_tokens = 0  # sampled since the start
         self._rollouts: set[asyncio.Future[Completion]] = set()
 
     async def __aenter__(self) -> Self:
@@ -97,20 +99,13 @@ class VllmEngine:
         self._watching = asyncio.create_task(self._watch())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._watching.cancel()
         self._fail(EngineStopped("the engine is stopping"))
         await asyncio.gather(self._watching, return_exceptions=True)
         async with self._changing:
             await asyncio.to_thread(self._llm.shutdown)
         self._failure.exception()  # retrieved, so that asyncio does not report it as never retrieved
-
-    @property
-    def policy_version(self) -> int | None:
-        """Version of the weights in use."""
-        return self._version
 
     @property
     def num_running(self) -> int:
@@ -126,11 +121,6 @@ class VllmEngine:
     def num_rollouts(self) -> int:
         """Requests that no guest made and that have not ended."""
         return len(self._rollouts)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens sampled since the start."""
-        return self._num_tokens
 
     @property
     def progress(self) -> Mapping[str, int]:
@@ -169,10 +159,7 @@ class VllmEngine:
         return self._requests.sampled(starts)
 
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
-        """Check the files, then load them during a pause. Returns the seconds for which decoding paused.
-
-        A caller that is cancelled does not interrupt an update that has begun.
-        """
+        """As Engine.load_policy. A caller that is cancelled does not interrupt an update that has begun."""
         self._check_runs()
         source = f"policy version {policy_version}, {files[-1]}"
         await asyncio.to_thread(self._architecture.check, files, source)
@@ -181,32 +168,29 @@ class VllmEngine:
 
     @property
     def num_receivers(self) -> int:
-        """As StagingEngine.num_receivers: each worker receives the whole policy."""
+        """Processes that receive a policy, each as a rank of the rendezvous, from 1 on: each worker the whole one."""
         return self._settings.vllm.tensor_parallel_size
 
     @property
     def version_in_memory(self) -> int | None:
-        """As StagingEngine.version_in_memory."""
+        """The version in use, if it was received from the learner's memory: its bytes are still here."""
         version: int | None = self._weights.get("staged")
         return version
 
     async def stage_policy(self, manifest: PolicyManifest, rendezvous: Rendezvous) -> None:
-        """As StagingEngine.stage_policy."""
+        """Receive and check a policy while sampling goes on. Raises EngineError when it does not come whole."""
         self._check_runs()
         await self._staging.stage(manifest, rendezvous, self.version_in_memory)
 
     async def load_staged(self, policy_version: int) -> float:
-        """As StagingEngine.load_staged. A caller that is cancelled does not interrupt it."""
+        """As `load_policy`, with the policy that was staged last."""
         self._check_runs()
         self._staging.check(policy_version)
         weights = {"staged": policy_version}
         return await asyncio.shield(asyncio.ensure_future(self._update(weights, policy_version)))
 
     async def pause(self, limit_s: float) -> None:
-        """Pause until `resume`, for at most `limit_s` seconds.
-
-        When this returns no step runs, and every token that was sampled is counted and among `sampled`.
-        """
+        """Pause as Engine.pause. When this returns, every token that was sampled is counted and among `sampled`."""
         async with self._change():
             self._paused_until_s = time.monotonic() + limit_s
             try:
@@ -228,12 +212,12 @@ class VllmEngine:
 
     def _admit(self) -> None:
         """Give waiting requests to vLLM while there is room."""
-        if self._version is not None and not (self.paused or self._updating or self._failure.done()):
-            self._requests.admit(self._places, self._version)
+        if self.policy_version is not None and not (self.paused or self._updating or self._failure.done()):
+            self._requests.admit(self._places, self.policy_version)
         self._account()
 
     def _on_step(self, num_tokens: int) -> None:
-        self._num_tokens += num_tokens
+        self.num_tokens += num_tokens
         self._metrics.tokens.inc(num_tokens)
 
     @asynccontextmanager
@@ -277,10 +261,10 @@ class VllmEngine:
         except EngineStopped:
             raise
         except EngineError as error:
-            if self._version is not None:
-                await self._load_again(self._version, error)
+            if self.policy_version is not None:
+                await self._load_again(self.policy_version, error)
             raise
-        self._version, self._weights = policy_version, weights
+        self.policy_version, self._weights = policy_version, weights
         if self._settings.vllm.on_update == "keep":
             self._requests.restart_unstarted(policy_version)
 
@@ -300,20 +284,18 @@ class VllmEngine:
             self._account()
             if self._llm.errored:
                 self._fail(EngineStopped("the engine failed: vLLM's engine process has ended"))
-            elif self._pause_is_over and not self._changing.locked():
+                return
+            is_over = self._paused_until_s is not None and time.monotonic() >= self._paused_until_s
+            if is_over and not self._changing.locked():
                 log.warning("the pause reached its time limit: decoding continues")
                 await self.resume()
-
-    @property
-    def _pause_is_over(self) -> bool:
-        return self._paused_until_s is not None and time.monotonic() >= self._paused_until_s
 
     def _account(self) -> None:
         self._metrics.running_rollouts.set(self._requests.num_running)
         self._clock.set(self._idle_reason())
 
     def _idle_reason(self) -> IdleReason | None:
-        if self._version is None:
+        if self.policy_version is None:
             return IdleReason.NO_POLICY
         if self.paused or self._updating:
             return IdleReason.PAUSED
@@ -331,3 +313,130 @@ class VllmEngine:
             log.error("the engine failed", exc_info=error)
         self._failure.set_exception(error)
         self._requests.end_all(error)
+
+
+# The calls that change the state of vLLM: each has a limit and known errors.
+
+
+# A pause ends after the step in progress; the other calls are instant.
+_CALL_LIMIT_S = 120.0
+_LOOK_AGAIN_S = 0.05
+_OUTPUTS_EVERY_S = 0.001
+
+
+class VllmControl:
+    """The calls of an AsyncLLM that change its state. One caller at a time uses them.
+
+    Each raises EngineError when vLLM refuses it, and EngineStopped when vLLM has failed or gives no answer in time.
+    """
+
+    def __init__(self, llm: Any, update_limit_s: float) -> None:
+        self._llm = llm
+        self._update_limit_s = update_limit_s
+
+    async def pause(self) -> None:
+        """Stop decoding after the step in progress. Requests, keys and values stay."""
+        await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
+
+    async def await_outputs(self) -> None:
+        """Wait, during a pause, until the outputs of all steps have been read in this process.
+
+        vLLM sends the answer to `pause` behind the outputs of its last steps. But one task reads answers, and another
+        one the outputs, which under load is some steps behind.
+        """
+        await self._call(self._outputs_read())
+
+    async def _outputs_read(self) -> None:
+        outputs = self._llm.engine_core.outputs_queue
+        # The task that reads them waits in `get` when it has dealt with all. Without any request there is none yet.
+        while self._llm.output_handler is not None and (outputs.qsize() or not outputs._getters):
+            await asyncio.sleep(_OUTPUTS_EVERY_S)
+
+    async def resume(self) -> None:
+        """Decode again. Raises EngineStopped for every failure, because a paused engine is of no use."""
+        try:
+            await self._call(self._llm.resume_generation())
+        except EngineStopped:
+            raise
+        except EngineError as error:
+            raise EngineStopped(f"vLLM stays paused: {error}") from error
+
+    async def forget_keys_and_values(self) -> None:
+        """Empty the KV cache, during a pause. Running requests are computed again from their tokens."""
+        await self._call(self._llm.reset_prefix_cache(reset_running_requests=True))
+
+    async def load(self, weights: Mapping[str, Any], policy_version: int) -> None:
+        """Load weights in every worker, during a pause, and label tokens with their version from now on.
+
+        `weights` are the fields of PolicyUpdateInfo (vllm_files.py). After EngineError the weights are undefined until
+        another load has succeeded.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        request = WeightTransferUpdateRequest(update_info=dict(weights))
+        await self._call(self._llm.start_weight_update())
+        await self._call(self._llm.update_weights(request), self._update_limit_s)
+        await self._call(self._llm.finish_weight_update(str(policy_version)), self._update_limit_s)
+
+    async def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """Each worker's answer to a `method` of StagingWorker. Raises EngineError; late answers fail no engine."""
+        try:
+            async with asyncio.timeout(self._update_limit_s):
+                answers: list[Any] = await self._llm.collective_rpc(method, args=arguments)
+        except TimeoutError as error:
+            raise EngineError(f"vLLM did not answer {method} within {self._update_limit_s:.0f} s") from error
+        except Exception as error:
+            raise self._failure(error) from error
+        return answers
+
+    async def _call(self, call: Awaitable[Any], limit_s: float = _CALL_LIMIT_S) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await call
+        except TimeoutError as error:
+            raise EngineStopped(f"vLLM did not answer a call within {limit_s:.0f} s") from error
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> EngineError:
+        reason = str(error) or type(error).__name__
+        if self._llm.errored:
+            return EngineStopped(f"the engine failed: {reason}")
+        return EngineError(f"vLLM refused a call: {reason}")
+
+
+class VllmStaging:
+    """Has vLLM's workers receive policies from the learner's memory while they decode, one after the other."""
+
+    def __init__(self, control: VllmControl, architecture: Architecture, limit_s: float) -> None:
+        self._control = control
+        self._architecture = architecture
+        self._limit_s = limit_s
+        self._checked: int | None = None
+
+    async def stage(self, manifest: PolicyManifest, rendezvous: Rendezvous, in_use: int | None) -> None:
+        """Return when all workers have the policy. Raises EngineError when one of them cannot get it in time."""
+        policy_version, self._checked = manifest.policy_version, None
+        await self._control.ask("stage_policy", order_of(manifest, rendezvous, self._limit_s), in_use)
+        try:
+            async with asyncio.timeout(self._limit_s):
+                while not await self._all_ready(policy_version):
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+        except TimeoutError:
+            raise EngineError(f"policy version {policy_version} did not arrive within {self._limit_s:g} s") from None
+        for shapes in await self._control.ask("staged_shapes", policy_version):
+            found = {name: tuple(shape) for name, shape in shapes.items()}
+            self._architecture.check_shapes(found, f"policy version {policy_version}, from the learner's memory")
+        self._checked = policy_version
+
+    def check(self, policy_version: int) -> None:
+        """Raises EngineError unless this is the policy that `stage` staged last."""
+        if self._checked != policy_version:
+            raise EngineError(f"policy version {policy_version} is not staged")
+
+    async def _all_ready(self, policy_version: int) -> bool:
+        reports = await self._control.ask("staged_report", policy_version)
+        for report in reports:
+            if report["state"] == ReceiverState.FAILED:
+                raise EngineError(f"policy version {policy_version} from the learner's memory: {report['reason']}")
+        return all(report["state"] == ReceiverState.READY for report in reports)

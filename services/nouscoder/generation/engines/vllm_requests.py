@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, VersionSpan, float32, int32
@@ -19,6 +18,7 @@ from nouscoder.generation.engines.base import (
     EngineStopped,
     SampleRequest,
     checked_max_tokens,
+    seed_from,
     seed_of,
 )
 
@@ -57,7 +57,7 @@ def _stream_of(request: SampleRequest) -> int:
     """
     seed = seed_of(request)
     if request.num_kept:
-        seed = int.from_bytes(blake2b(f"{seed}/{request.num_kept}".encode(), digest_size=8).digest(), "little")
+        seed = seed_from(seed, request.num_kept)
     return seed % _MAX_SEED
 
 
@@ -69,10 +69,7 @@ def prompt_of(request: SampleRequest, policy_version: int) -> Any:
 
 
 def completion_of(request_id: str, output: Any) -> Completion:
-    """The completion in vLLM's final output of a request. Raises EngineError naming the request.
-
-    vLLM says for each token which weights sampled it: the spans come from its engine process, not from a clock here.
-    """
+    """The completion in vLLM's output, whose engine process tells the version of each token. Raises EngineError."""
     answer = output.outputs[0]
     name = f"request {request_id}"
     if answer.finish_reason not in ("stop", "length"):
@@ -82,10 +79,7 @@ def completion_of(request_id: str, output: Any) -> Completion:
 
 
 def sampled_of(request_id: str, state: Any, start: int) -> SampledTokens | None:
-    """The tokens from number `start` on that vLLM has sampled for a request, from the state of its output.
-
-    None when there is none. Raises EngineError naming the request.
-    """
+    """The tokens from number `start` on that vLLM has sampled, None when there is none. Raises EngineError."""
     token_ids = state.detokenizer.output_token_ids
     if len(token_ids) <= start:
         return None
@@ -187,10 +181,7 @@ class VllmRequests:
             await asyncio.sleep(_TICK_S)
 
     def restart_unstarted(self, policy_version: int) -> None:
-        """Give requests without a token to vLLM again, so that none finds its prompt in the cache of older weights.
-
-        They lose nothing: the random stream of a request begins with its first token.
-        """
+        """Give requests without a token to vLLM again: the cache may have their prompts of older weights."""
         states = self._llm.output_processor.request_states
         for row in self._running.values():
             state = states.get(row.collector.request_id)

@@ -32,10 +32,7 @@ OnStep = Callable[[int], None]
 
 
 def start_vllm(settings: GenerationSection, folder: Path, max_tokens_total: int, on_step: OnStep) -> Any:
-    """An AsyncLLM of the architecture in `folder`, with random weights. Takes a minute; raises EngineUnusable.
-
-    `on_step` gets the number of tokens that each step has sampled.
-    """
+    """An AsyncLLM with random weights. `on_step` gets each step's number of tokens. Raises EngineUnusable."""
     _set_environment(settings)
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform

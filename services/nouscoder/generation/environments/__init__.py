@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from nouscoder.config.generation import AgentSection, EntryPointSection, InterpreterSection, ToolsSection
 from nouscoder.generation.environments.agent import Agent, AgentSessions
 from nouscoder.generation.environments.base import Environment, EnvironmentUnusable
-from nouscoder.generation.environments.feedback import Feedback
-from nouscoder.generation.environments.interpreter import WithInterpreter
 from nouscoder.generation.environments.prompts import SingleTurn
+from nouscoder.generation.environments.tools import Feedback, Tools, WithInterpreter
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 if TYPE_CHECKING:
     from nouscoder.config import Config
-    from nouscoder.generation.environments.tools import Tools
 
 __all__ = ["open_environment"]
 

@@ -60,16 +60,11 @@ class _Close:
     done: asyncio.Future[None]
 
 
-@dataclass(frozen=True, slots=True)
-class _GiveBack:
-    """The API has lost the agent."""
-
-
 @dataclass(slots=True)
 class _Session:
     about: About
     session_id: str = field(default_factory=lambda: secrets.token_hex(12))
-    requests: asyncio.Queue[_Turn | _Close | _GiveBack] = field(default_factory=asyncio.Queue)
+    requests: asyncio.Queue[_Turn | _Close | None] = field(default_factory=asyncio.Queue)
     claimed: asyncio.Event = field(default_factory=asyncio.Event)
     is_ended: bool = False
 
@@ -111,7 +106,7 @@ class AgentSessions:
     def give_back(self, session_id: str) -> None:
         """Nobody will ask for anything under this session. Before its first turn another agent gets it."""
         if session_id in self._claimed:
-            self._claimed[session_id].requests.put_nowait(_GiveBack())
+            self._claimed[session_id].requests.put_nowait(None)
 
     def give_back_all(self) -> None:
         """The API has ended, and has forgotten its sessions."""
@@ -139,8 +134,8 @@ class AgentSessions:
                 self._last_claim_s = time.monotonic()
                 log.warning("sessions wait for an agent: POST /v1/sessions", extra={"sessions": self._free.qsize()})
 
-    async def request(self, session: _Session, limit_s: float) -> _Turn | _Close | _GiveBack:
-        """What the agent asks for next. Raises SessionAbandoned."""
+    async def request(self, session: _Session, limit_s: float) -> _Turn | _Close | None:
+        """What the agent asks for next; None: the API has lost it. Raises SessionAbandoned."""
         self.num_waiting += 1
         try:
             async with asyncio.timeout(limit_s):
@@ -159,8 +154,8 @@ class AgentSessions:
             self.on_end(session.session_id, why)
 
 
-def _fail(request: _Turn | _Close | _GiveBack, error: Exception) -> None:
-    if not isinstance(request, _GiveBack) and not request.done.done():
+def _fail(request: _Turn | _Close | None, error: Exception) -> None:
+    if request is not None and not request.done.done():
         request.done.set_exception(error)
         request.done.exception()  # retrieved, because nobody may wait for it any more
 
@@ -185,10 +180,7 @@ class Agent:
         self._max_tokens_total = max_tokens_total
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
-        """Wait for an agent and do what it asks, until it closes the session.
-
-        Raises SessionAbandoned, ToolUnavailable when the API has lost the agent after its first turn, and EngineError.
-        """
+        """Do what an agent asks until it closes the session. Raises as Environment.rollout."""
         session, episode = _Session(self._about(task)), self._prompts.empty(task, sampler)
         text: str | None = None
         why = _WITH_ROLLOUT
@@ -206,9 +198,9 @@ class Agent:
                         return rollout
                     case _Close() as closing:
                         _fail(closing, AgentFault("the session has no completion yet, so there is nothing to reward"))
-                    case _GiveBack() if text is None:
+                    case None if text is None:
                         await self._sessions.agent_of(session)
-                    case _GiveBack():
+                    case None:
                         raise ToolUnavailable("the API in OpenAI's form has ended, and its sessions with it")
         except SessionAbandoned as error:
             why = str(error)
@@ -219,15 +211,16 @@ class Agent:
     async def _sampled(self, episode: Episode, turn: _Turn, text: str | None) -> str | None:
         """Sample a turn. Returns the text of the newest completion: `text` when nothing can be sampled."""
         num_tokens = episode.num_tokens + len(turn.given)
+        why_not = ""
         if not episode.tokens_left:
-            _fail(turn, AgentFault("the session has sampled as many tokens as generation.sampling.max_new_tokens"))
-            return text
-        if num_tokens >= self._max_tokens_total:
-            _fail(
-                turn,
-                AgentFault(f"the session would have {num_tokens} tokens; together with a completion it may have"
-                           f" {self._max_tokens_total} (generation.max_tokens_total)"),
-            )  # fmt: skip
+            why_not = "the session has sampled as many tokens as generation.sampling.max_new_tokens"
+        elif num_tokens >= self._max_tokens_total:
+            why_not = (
+                f"the session would have {num_tokens} tokens; together with a completion it may have"
+                f" {self._max_tokens_total} (generation.max_tokens_total)"
+            )
+        if why_not:
+            _fail(turn, AgentFault(why_not))
             return text
         try:
             episode.give(turn.given)

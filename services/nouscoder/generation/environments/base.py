@@ -5,13 +5,11 @@ Prompts, messages, chat templates, stop conditions, turns and tools belong to th
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
 from nouscoder.domain.rollout import Rollout, Task
-from nouscoder.domain.tokens import Completion
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.generation.engines.base import SampleRequest
+from nouscoder.generation.engines.base import Sampler as Sampler
 
 
 class EnvironmentUnusable(Unusable):
@@ -23,10 +21,7 @@ class TaskRefused(NousCoderError):
 
 
 class ProblemRefused(TaskRefused):
-    """No worker can make a rollout of the problem: its prompt cannot be encoded, or leaves no room for an answer.
-
-    The problem is not asked again.
-    """
+    """No worker can encode the problem's prompt, or it leaves no room for an answer. The problem is not asked again."""
 
 
 class SessionAbandoned(NousCoderError):
@@ -37,14 +32,6 @@ class ToolUnavailable(NousCoderError):
     """A tool gave no answer in time. The task is given back: the rollout can be made later, or by another worker."""
 
 
-class Sampler(Protocol):
-    """The part of an engine that an environment needs."""
-
-    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        """A future of the completion. Cancelling it cancels the request."""
-        ...
-
-
 class Environment(Protocol):
     """Makes rollouts. It keeps no state between rollouts, so many may run at once."""
 
@@ -52,4 +39,3 @@ class Environment(Protocol):
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
         """Run the task. Raises TaskRefused, ToolUnavailable, SessionAbandoned, or EngineError from the sampler."""
-        ...

@@ -8,19 +8,22 @@ finished rollout holds exactly these tokens. Text is never tokenised a second ti
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from hashlib import blake2b
+from pathlib import Path
+from typing import Any
 
 from nouscoder.config.generation import EnvironmentSection
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, int32
-from nouscoder.generation.engines.base import PromptTooLong, SampleRequest
+from nouscoder.generation.engines.base import PromptTooLong, SampleRequest, seed_from
 from nouscoder.generation.environments.base import EnvironmentUnusable, ProblemRefused, Sampler, TaskRefused
-from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 # The rollouts of a group have the same prompt, and their tasks arrive one after another.
 _CACHED_PROMPTS = 256
@@ -62,10 +65,7 @@ class Episode:
         self._tokens += token_ids
 
     async def sample(self, max_tokens: int | None = None) -> Completion:
-        """Sample the next turn of at most `max_tokens` tokens after all tokens so far.
-
-        Raises EngineError, and ProblemRefused when the prompt leaves no room.
-        """
+        """Sample the next turn, of at most `max_tokens` tokens. Raises EngineError, and ProblemRefused without room."""
         limit = self.tokens_left if max_tokens is None else min(max_tokens, self.tokens_left)
         request = SampleRequest(
             request_id=self._task.rollout_id if not self._num_turns else f"{self._task.rollout_id}/{self._num_turns}",
@@ -86,9 +86,8 @@ class Episode:
         return completion
 
     def give_reply(self, reply: Sequence[int], max_tokens_total: int) -> bool:
-        """Append the reply after which the policy writes its next turn. Returns whether there is another turn.
+        """Append a reply, and return whether there is another turn: not after an empty reply, and not without room.
 
-        There is none after an empty reply, and none without room for the reply and one sampled token:
         `max_tokens_total` is the engine's limit of given and sampled tokens.
         """
         if not reply or not self.tokens_left or self.num_tokens + len(reply) >= max_tokens_total:
@@ -97,10 +96,7 @@ class Episode:
         return True
 
     def finished(self, text: str, own_reward: float | None = None) -> Rollout:
-        """The rollout, with the `text` to grade. `own_reward` takes the place of the verdict's.
-
-        Raises TaskRefused when the tokens are not a valid rollout.
-        """
+        """The rollout with the `text` to grade, and its `own_reward`, if any. Raises TaskRefused if it is invalid."""
         try:
             return assemble_rollout(self._task, self._parts, text, own_reward)
         except ValueError as error:
@@ -109,9 +105,7 @@ class Episode:
     def _seed_of_turn(self) -> int:
         """The seed of this turn's random stream, derived from the task's seed and the number of the turn."""
         seed = self._task.sampling.seed
-        if not seed or not self._num_turns:
-            return seed
-        return int.from_bytes(blake2b(f"{seed}/{self._num_turns}".encode(), digest_size=8).digest(), "little")
+        return seed_from(seed, self._num_turns) if seed and self._num_turns else seed
 
 
 class Prompts:
@@ -217,3 +211,25 @@ class SingleTurn:
         """Sample one completion of the task's prompt."""
         episode = self._prompts.begin(task, sampler)
         return episode.finished(self._prompts.text_of(await episode.sample()))
+
+
+# The process that counts the tokens of prompts before a run starts.
+
+
+def counted(request: dict[str, Any]) -> dict[str, Any]:
+    """{"counts"} in the order of the texts of {"folder", "environment", "texts": [PromptText, ...]}, or {"fault"}."""
+    settings = EnvironmentSection.model_validate(request["environment"])
+    try:
+        prompts = Prompts(load_tokenizer(Path(request["folder"])), settings)
+        texts = [PromptText._make(text)._replace(languages=tuple(text[3])) for text in request["texts"]]
+        return {"counts": prompts.count(texts)}
+    except (TokenizerError, EnvironmentUnusable) as error:
+        return {"fault": str(error)}
+
+
+def count_stdin() -> None:
+    """Answer the request on stdin on stdout."""
+    # As if it were not installed: the tokenizer's library would load it, and a tokenizer does not need it.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    out, sys.stdout = sys.stdout, sys.stderr  # libraries print
+    json.dump(counted(json.load(sys.stdin)), out)

@@ -17,18 +17,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nouscoder.domain.conversation import Message, Role
-from nouscoder.domain.tokens import Completion, FinishReason
-from nouscoder.generation.environments.agent import AgentFault
-from nouscoder.generation.metrics import ApiCounts, ApiTokens
-from nouscoder.generation.openai.completions import AnswerForm, PromptEncoder, event
-from nouscoder.generation.openai.sampling import CompletionPiece, ended_as
+from nouscoder.domain.tokens import FinishReason
+from nouscoder.generation.environments.agent import AgentFault, AgentSessions
+from nouscoder.generation.metrics import ApiTokens
+from nouscoder.generation.openai.completions import AnswerForm, Serving, event
+from nouscoder.generation.openai.sampling import CompletionPiece, piece_of
 from nouscoder.generation.openai.schema import (
     ApiFault,
     ChatRequest,
@@ -39,31 +39,12 @@ from nouscoder.generation.openai.schema import (
     parsed_body,
 )
 
+if TYPE_CHECKING:
+    from nouscoder.generation.openai.front import LinkedSessions
+
 KEY_BEGIN = "nc-session-"
 _MOST_CLAIMS = 1024  # agents that wait for a session
 _KEPT_ENDED = 4096  # sessions that have ended, so that their agents are told why
-
-
-class AgentDesk(Protocol):
-    """The sessions of a run, as AgentSessions in the worker has them."""
-
-    on_end: Callable[[str, str], None]
-
-    async def claim(self) -> tuple[str, dict[str, Any]]:
-        """As AgentSessions.claim."""
-        ...
-
-    def turn(self, session_id: str, given: Sequence[int], max_tokens: int | None) -> asyncio.Future[Completion]:
-        """As AgentSessions.turn."""
-        ...
-
-    def close(self, session_id: str, reward: float | None, answer: str | None) -> asyncio.Future[None]:
-        """As AgentSessions.close."""
-        ...
-
-    def give_back(self, session_id: str) -> None:
-        """As AgentSessions.give_back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +72,11 @@ class AgentSession:
 
 
 class Agents:
-    """The sessions that agents have claimed here. `name` is the model's; a completion may take `limit_s` seconds."""
+    """The sessions that agents have claimed here."""
 
-    def __init__(
-        self,
-        desk: AgentDesk,
-        name: str,
-        encoder: PromptEncoder,
-        decode: Callable[[Sequence[int]], str],
-        stop_ids: frozenset[int],
-        limit_s: float,
-        counts: ApiCounts,
-    ) -> None:
+    def __init__(self, desk: AgentSessions | LinkedSessions, serving: Serving) -> None:
         self._desk = desk
-        self._name = name
-        self._encoder = encoder
-        self._decode = decode
-        self._stop_ids = stop_ids
-        self._limit_s = limit_s
-        self._counts = counts
+        self._serving = serving
         self._by_id: dict[str, AgentSession] = {}
         self._by_key: dict[bytes, AgentSession] = {}
         self._num_claims = 0
@@ -141,18 +108,18 @@ class Agents:
         session = AgentSession(session_id, client, about["sampling"])
         self._by_id[session_id] = self._by_key[_digest(key)] = session
         self._forget_old()
-        return {"id": session_id, "key": key, "model": self._name, **about}
+        return {"id": session_id, "key": key, "model": self._serving.name, **about}
 
     async def chat(self, session: AgentSession, body: bytes) -> tuple[bytes, str]:
         """The answer to a request for the next turn, and its media type. Raises ApiFault and EngineError."""
         request = await parsed_body(ChatRequest, body)
         _check_sampling(session, request)
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(self._serving.limit_s):
                 turn = await asyncio.shield(self._answering(session, request))
         except TimeoutError:
-            raise ApiFault(503, f"the completion took longer than {self._limit_s:g} s", code="timeout") from None
-        form = AnswerForm(self._name, self._decode, is_chat=True, with_logprobs=request.logprobs)
+            raise self._serving.too_slow() from None
+        form = AnswerForm(self._serving, is_chat=True, with_logprobs=request.logprobs)
         if not request.stream:
             return form.whole([turn.piece], turn.num_prompt_tokens), "application/json"
         events = [form.part(0, turn.piece, 0)]
@@ -198,25 +165,20 @@ class Agents:
     async def _turn(self, session: AgentSession, request: ChatRequest, messages: list[Message]) -> _Turn:
         if session.said:
             new = messages[len(session.said) :]
-            given = await self._encoder.of_replies(new, session.ended_with, session.client)
+            given = await self._serving.encoder.of_replies(new, session.ended_with, session.client)
         else:
-            given = await self._encoder.of_chat(request, session.client)
-        limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
+            given = await self._serving.encoder.of_chat(request, session.client)
         try:
-            completion = await self._desk.turn(session.session_id, given, min(limits, default=None))
+            completion = await self._desk.turn(session.session_id, given, request.most_tokens)
         except AgentFault as error:
             _check_going_on(session)
             raise invalid(str(error), "messages", "context_length_exceeded") from None
-        stopped = completion.finish_reason is FinishReason.STOP
-        last = completion.token_ids[-1]
-        shown = len(completion.token_ids) - (stopped and last in self._stop_ids)
-        token_ids, logprobs = completion.token_ids[:shown].tolist(), completion.logprobs[:shown].tolist()
-        piece = CompletionPiece(self._decode(token_ids), token_ids, logprobs, ended_as(completion))
+        piece = piece_of(completion, self._serving.decode, self._serving.stop_ids)
         num_prompt_tokens = session.num_tokens + len(given)
-        self._counts.count_tokens(ApiTokens.PROMPT.value, len(given))
-        self._counts.count_tokens(ApiTokens.COMPLETION.value, len(completion.token_ids))
+        self._serving.counts.count_tokens(ApiTokens.PROMPT.value, len(given))
+        self._serving.counts.count_tokens(ApiTokens.COMPLETION.value, len(completion.token_ids))
         session.said = [*messages, Message(Role.ASSISTANT, piece.text)]
-        session.ended_with = last if stopped else None
+        session.ended_with = completion.token_ids[-1] if completion.finish_reason is FinishReason.STOP else None
         session.num_tokens = num_prompt_tokens + len(completion.token_ids)
         session.num_turns += 1
         return _Turn(piece, num_prompt_tokens)

@@ -22,10 +22,11 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -39,12 +40,12 @@ from nouscoder.config.generation import OpenAISection
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.prompt import AUTO, PromptSettings
 from nouscoder.generation.engines import open_engine
-from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, GuestEngine
 from nouscoder.generation.environments.agent import AgentSessions
-from nouscoder.generation.metrics import ApiCounts, ApiMetrics, ApiRoute, GenerationMetrics
-from nouscoder.generation.openai.agents import KEY_BEGIN, AgentDesk, Agents, AgentSession
-from nouscoder.generation.openai.completions import Completions, PreparedRequest, PromptEncoder, event
-from nouscoder.generation.openai.guests import GuestEngine, open_desk
+from nouscoder.generation.metrics import ApiMetrics, ApiRoute, GenerationMetrics
+from nouscoder.generation.openai.agents import KEY_BEGIN, Agents, AgentSession
+from nouscoder.generation.openai.completions import Completions, PreparedRequest, PromptEncoder, Serving, event
+from nouscoder.generation.openai.guests import open_desk
 from nouscoder.generation.openai.places import PlaceTaken, RequestPlace, RequestPlaces
 from nouscoder.generation.openai.process import start_front
 from nouscoder.generation.openai.sampling import ApiSampler
@@ -59,6 +60,9 @@ from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import shards_of
 
+if TYPE_CHECKING:
+    from nouscoder.generation.openai.front import LinkedCounts, LinkedSessions
+
 log = logging.getLogger(__name__)
 
 OPEN = frozenset({"/healthz", "/readyz"})
@@ -70,29 +74,21 @@ _SESSION = "nouscoder.session"  # of the agent whose key the request has
 _NO_AGENTS = "there are no sessions of agents: generation.environment.kind is not agent"
 
 
+@dataclass(frozen=True, slots=True)
 class ApiGate:
     """ASGI middleware around `app`: admits and counts requests. `hosts`: public names of a service without tokens."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        api_keys: ApiKeys,
-        hosts: Collection[str],
-        places: RequestPlaces,
-        counts: ApiCounts,
-        agents: Agents | None = None,
-    ) -> None:
-        self._agents = agents
-        self._app = app
-        self._api_keys = api_keys
-        self._hosts = frozenset(host.lower() for host in hosts)
-        self._places = places
-        self._counts = counts
+    app: ASGIApp
+    api_keys: ApiKeys
+    hosts: frozenset[str]
+    places: RequestPlaces
+    counts: ApiMetrics | LinkedCounts
+    agents: Agents | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http" or scope["path"] in OPEN:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         started_s = time.monotonic()
         answer = _Answer(send)
@@ -103,7 +99,7 @@ class ApiGate:
             raise
         finally:
             route = scope["path"] if scope["path"] in _ROUTES else ApiRoute.OTHER.value
-            self._counts.count_request(route, str(answer.status), time.monotonic() - started_s)
+            self.counts.count_request(route, str(answer.status), time.monotonic() - started_s)
 
     async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         headers = {bytes(name).lower(): bytes(value).decode("latin-1") for name, value in scope["headers"]}
@@ -111,29 +107,29 @@ class ApiGate:
             kind, _, secret = headers.get(b"authorization", "").partition(" ")
             secret = secret.strip() if kind.lower() == "bearer" else ""
             session = None
-            if self._agents is not None and secret.startswith(KEY_BEGIN):
-                session = self._agents.session_of(secret)
+            if self.agents is not None and secret.startswith(KEY_BEGIN):
+                session = self.agents.session_of(secret)
             client = self._client(scope, headers, secret, session)
         except ApiFault as fault:
             await response(fault)(scope, receive, answer.send)
             return
         try:
-            with self._places.place(client) as place:
-                await self._app({**scope, CLIENT_KEY: client, _PLACE: place, _SESSION: session}, receive, answer.send)
+            with self.places.place(client) as place:
+                await self.app({**scope, CLIENT_KEY: client, _PLACE: place, _SESSION: session}, receive, answer.send)
         except PlaceTaken as error:
             await answer.cut(busy(str(error)), scope, receive)
 
     def _client(self, scope: Scope, headers: dict[bytes, str], secret: str, session: AgentSession | None) -> str:
         """Whose request it is. Raises ApiFault when it is not admitted."""
-        if not self._api_keys.is_open:
+        if not self.api_keys.is_open:
             if session is not None:
                 return session.client
-            key = self._api_keys.find(secret) if secret else None
+            key = self.api_keys.find(secret) if secret else None
             if key is None:
                 message = "a valid token is required: Authorization: Bearer TOKEN"
                 raise ApiFault(401, message, code="invalid_api_key")
             return key.client
-        foreign = foreign_part(headers.get(b"host"), headers.get(b"origin"), self._hosts)
+        foreign = foreign_part(headers.get(b"host"), headers.get(b"origin"), self.hosts)
         if foreign is not None:
             message = (
                 f"{foreign}: a service without tokens takes no request from another site; name the site in"
@@ -305,18 +301,16 @@ async def serve_api(
     folder: Path,
     capacity: int,
     engine: GuestEngine,
-    counts: ApiCounts,
+    counts: ApiMetrics | LinkedCounts,
     listening: socket.socket,
     stack: AsyncExitStack,
     *,
     thinking: str = AUTO,
-    sessions: AgentDesk | None = None,
+    sessions: AgentSessions | LinkedSessions | None = None,
 ) -> None:
     """Serve on a listening socket until `stack` closes. `thinking` is for requests that say nothing of it.
 
-    `sessions` are those of agents, if agents make the rollouts of the run.
-
-    Raises ApiKeysUnusable, TlsUnusable and EngineUnusable.
+    `sessions` are those of agents, if any. Raises ApiKeysUnusable, TlsUnusable and EngineUnusable.
     """
     try:
         # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
@@ -326,15 +320,14 @@ async def serve_api(
         raise EngineUnusable(str(error)) from error
     prompts = PromptEncoder(encoder, capacity, PromptSettings(thinking=thinking).enable_thinking)
     sampler = ApiSampler(engine, decoder.decode, stop_ids, settings.slots)
-    limit_s, agents = settings.request_limit_s, None
-    completions = Completions(name, engine, sampler, prompts, decoder.decode, limit_s, counts)
-    if sessions is not None:
-        agents = Agents(sessions, name, prompts, decoder.decode, stop_ids, limit_s, counts)
-    app = make_app(completions, settings.max_body_bytes, agents)
+    serving = Serving(name, prompts, decoder.decode, stop_ids, settings.request_limit_s, counts)
+    agents = None if sessions is None else Agents(sessions, serving)
+    app = make_app(Completions(serving, engine, sampler), settings.max_body_bytes, agents)
     budget = MemoryBudget(_BODIES_IN_BUDGET * settings.max_body_bytes)
     app.add_middleware(CountMemory, budget=budget, is_open_path=OPEN.__contains__, refusals=_REFUSALS)
     places = RequestPlaces(settings.max_requests)
-    app.add_middleware(ApiGate, _api_keys(settings), settings.hosts, places, counts, agents)
+    hosts = frozenset(host.lower() for host in settings.hosts)
+    app.add_middleware(ApiGate, _api_keys(settings), hosts, places, counts, agents)
     await serve_http(app, listening, stack, http_context(settings.tls))
 
 
@@ -382,10 +375,9 @@ async def start_openai(
 
 @asynccontextmanager
 async def serving_folder(config: Config, folder: Path) -> AsyncIterator[str]:
-    """Serve the policy in `folder` at `config.generation.openai.http`, as version 0. Gives the address in use.
+    """Serve the policy in `folder` as version 0, for an evaluation. Gives the address in use.
 
-    It needs no broker, no learner and no rollouts: it is for an evaluation of the policy. Raises EngineUnusable,
-    PolicyUnusable, WeightsMissing and AddressError.
+    Raises EngineUnusable, PolicyUnusable, WeightsMissing and AddressError.
     """
     async with AsyncExitStack() as stack:
         metrics = GenerationMetrics()

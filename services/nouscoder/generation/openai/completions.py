@@ -12,15 +12,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.rollout import Sampling
 from nouscoder.formats.json_values import give_way
-from nouscoder.generation.metrics import ApiCounts, ApiTokens
-from nouscoder.generation.openai.guests import GuestEngine
+from nouscoder.generation.engines.base import GuestEngine, seed_from
+from nouscoder.generation.metrics import ApiMetrics, ApiTokens
 from nouscoder.generation.openai.places import RequestPlace
 from nouscoder.generation.openai.sampling import ApiSampler, CompletionPiece, StreamUnread, WantedCompletion
 from nouscoder.generation.openai.schema import (
@@ -39,10 +38,12 @@ from nouscoder.http_server.memory_budget import charge_decoded
 from nouscoder.policy_folder.chat_template import PROCESSES
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
+if TYPE_CHECKING:
+    from nouscoder.generation.openai.front import LinkedCounts
+
 CHARACTERS_OF_TOKEN = 16  # more than the mean of any text that a policy is asked
 _MOST_WAITING = 100_000  # of prompts and completions: requests with a place wait with one at a time
 _BYTES_OF_TOKEN = 40
-_BYTES_OF_SAMPLED = 128  # id, log-probability, text
 _FEW_TOKENS = 2_000  # of an answer that is written in the event loop
 _REPLACEMENT = "\ufffd"
 Made = TypeVar("Made")
@@ -65,10 +66,7 @@ class PromptEncoder:
         self._rendering = FairSlots(PROCESSES, _MOST_WAITING, lambda waiting, busy: None)
 
     async def of_chat(self, request: ChatRequest, client: str) -> tuple[int, ...]:
-        """Token ids [prompt tokens] of a conversation. Raises ApiFault.
-
-        A policy without a chat template takes one message of a user, as its text.
-        """
+        """Token ids [prompt tokens] of messages; without a chat template, of one of a user. Raises ApiFault."""
         messages = [message.message() for message in request.messages]
         self._check_length(sum(len(message.content) for message in messages), "messages")
         if self._tokenizer.has_chat_template:
@@ -147,15 +145,31 @@ class PromptEncoder:
         return tuple(ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What every answer needs. `name` is the model's. A request is given up after `limit_s` seconds.
+
+    `decode` is used in the event loop; `encoder` has a tokenizer of its own.
+    """
+
+    name: str
+    encoder: PromptEncoder
+    decode: Callable[[Sequence[int]], str]
+    stop_ids: frozenset[int]
+    limit_s: float
+    counts: ApiMetrics | LinkedCounts
+
+    def too_slow(self) -> ApiFault:
+        """The refusal of a request that took too long."""
+        return ApiFault(503, f"the completion took longer than {self.limit_s:g} s", code="timeout")
+
+
 class AnswerForm:
     """How one answer is written, whole or in parts: as a chat completion, or as the completion of a text."""
 
-    def __init__(
-        self, name: str, decode: Callable[[Sequence[int]], str], *, is_chat: bool, with_logprobs: bool
-    ) -> None:
-        """`name` is the model's, `decode` the tokenizer's."""
-        self._name = name
-        self._decode = decode
+    def __init__(self, serving: Serving, *, is_chat: bool, with_logprobs: bool) -> None:
+        self._name = serving.name
+        self._decode = serving.decode
         self._is_chat = is_chat
         self._with_logprobs = with_logprobs
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
@@ -258,26 +272,12 @@ class PreparedRequest:
 
 
 class Completions:
-    """Samples for requests that name the model `name`. A request is given up after `limit_s` seconds."""
+    """Samples for requests that name the model."""
 
-    def __init__(
-        self,
-        name: str,
-        engine: GuestEngine,
-        sampler: ApiSampler,
-        encoder: PromptEncoder,
-        decode: Callable[[Sequence[int]], str],
-        limit_s: float,
-        counts: ApiCounts,
-    ) -> None:
-        """`decode` is used in the event loop; `encoder` has a tokenizer of its own."""
-        self._name = name
+    def __init__(self, serving: Serving, engine: GuestEngine, sampler: ApiSampler) -> None:
+        self._serving = serving
         self._engine = engine
         self._sampler = sampler
-        self._encoder = encoder
-        self._decode = decode
-        self._limit_s = limit_s
-        self._counts = counts
 
     @property
     def policy_version(self) -> int:
@@ -290,20 +290,16 @@ class Completions:
     @property
     def models(self) -> list[str]:
         """The names that a request may give. Raises ApiFault before the first policy."""
-        return [self._name, f"{self._name}@{self.policy_version}"]
+        return [self._serving.name, f"{self._serving.name}@{self.policy_version}"]
 
     async def of_chat(self, body: bytes, place: RequestPlace) -> PreparedRequest:
-        """The request in the body of /v1/chat/completions, which takes its place.
-
-        Raises ApiFault, MemoryBudgetExceeded, QueueFull and PlaceTaken.
-        """
+        """The request, which takes its place. Raises ApiFault, MemoryBudgetExceeded, QueueFull and PlaceTaken."""
         request = await parsed_body(ChatRequest, body)
         self._check_model(request.model)
         place.take(request.n)
-        prompt = await self._encoder.of_chat(request, place.client)
-        limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
-        form = AnswerForm(self._name, self._decode, is_chat=True, with_logprobs=request.logprobs)
-        return self._prepared(request, [prompt], min(limits, default=None), form, place.client)
+        prompt = await self._serving.encoder.of_chat(request, place.client)
+        form = AnswerForm(self._serving, is_chat=True, with_logprobs=request.logprobs)
+        return self._prepared(request, [prompt], request.most_tokens, form, place.client)
 
     async def of_text(self, body: bytes, place: RequestPlace) -> PreparedRequest:
         """The request in the body of /v1/completions. Raises as `of_chat`."""
@@ -313,21 +309,17 @@ class Completions:
         if num_prompts * request.n > MAX_CHOICES:  # before they are encoded, which takes long
             raise invalid(f"n: {num_prompts} prompts times n must be at most {MAX_CHOICES}", "n")
         place.take(num_prompts * request.n)
-        prompts = await self._encoder.of_completion(request, place.client)
-        form = AnswerForm(self._name, self._decode, is_chat=False, with_logprobs=request.logprobs is not None)
+        prompts = await self._serving.encoder.of_completion(request, place.client)
+        form = AnswerForm(self._serving, is_chat=False, with_logprobs=request.logprobs is not None)
         return self._prepared(request, prompts, request.max_tokens or DEFAULT_COMPLETION_TOKENS, form, place.client)
 
     async def whole(self, prepared: PreparedRequest) -> bytes:
         """The answer. Raises EngineError, MemoryBudgetExceeded, and ApiFault when it takes too long."""
-
-        def ended(piece: CompletionPiece) -> None:
-            charge_decoded(_BYTES_OF_SAMPLED * len(piece.token_ids))
-
         try:
-            async with asyncio.timeout(self._limit_s):
-                pieces = await self._sampler.whole(prepared.wanted, prepared.client, ended)
+            async with asyncio.timeout(self._serving.limit_s):
+                pieces = await self._sampler.whole(prepared.wanted, prepared.client)
         except TimeoutError:
-            raise self._too_slow() from None
+            raise self._serving.too_slow() from None
         self._count_ends(pieces)
         if sum(len(piece.token_ids) for piece in pieces) <= _FEW_TOKENS:
             return prepared.form.whole(pieces, prepared.num_prompt_tokens)
@@ -337,14 +329,16 @@ class Completions:
         """The answer as server-sent events. Raises as `whole`."""
         ends: list[CompletionPiece] = []
         try:
-            async with aclosing(self._sampler.pieces(prepared.wanted, prepared.client, self._limit_s)) as pieces:
+            async with aclosing(
+                self._sampler.pieces(prepared.wanted, prepared.client, self._serving.limit_s)
+            ) as pieces:
                 async for index, piece in pieces:
                     yield event(prepared.form.part(index, piece, self.policy_version))
                     if piece.ending:
                         ends.append(piece)
                         self._count_ends([piece])
         except TimeoutError:
-            raise self._too_slow() from None
+            raise self._serving.too_slow() from None
         except StreamUnread as error:
             raise ApiFault(408, str(error), code="timeout") from None
         if prepared.with_usage:
@@ -369,29 +363,21 @@ class Completions:
         seed = secrets.randbits(64) if request.seed is None else request.seed
         wanted: list[WantedCompletion] = []
         for prompt in prompts:
-            room = self._encoder.capacity - len(prompt)
+            room = self._serving.encoder.capacity - len(prompt)
             max_tokens = min(room, limit or room)
-            for _ in range(request.n):
-                sampling = Sampling(request.temperature, request.top_p, max_tokens, _seed(seed, len(wanted)))
+            for _ in range(request.n):  # a seed of 0 would let an engine choose
+                sampling = Sampling(request.temperature, request.top_p, max_tokens, seed_from(seed, len(wanted)) or 1)
                 wanted.append(WantedCompletion(prompt, sampling, request.stops))
         num_prompt_tokens = sum(map(len, prompts))
-        self._counts.count_tokens(ApiTokens.PROMPT.value, num_prompt_tokens)
+        self._serving.counts.count_tokens(ApiTokens.PROMPT.value, num_prompt_tokens)
         with_usage = request.stream_options.include_usage
         return PreparedRequest(wanted, form, num_prompt_tokens, request.stream, with_usage, client)
 
     def _count_ends(self, ends: Sequence[CompletionPiece]) -> None:
         num_tokens = sum(piece.ending.num_tokens for piece in ends if piece.ending)
-        self._counts.count_tokens(ApiTokens.COMPLETION.value, num_tokens)
-
-    def _too_slow(self) -> ApiFault:
-        return ApiFault(503, f"the completion took longer than {self._limit_s:g} s", code="timeout")
+        self._serving.counts.count_tokens(ApiTokens.COMPLETION.value, num_tokens)
 
 
 def event(record: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: " + json.dumps(record).encode() + b"\n\n"
-
-
-def _seed(seed: int, choice: int) -> int:
-    """The seed of one completion of a request, above 0, because 0 lets an engine choose."""
-    return int.from_bytes(blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest(), "little") or 1

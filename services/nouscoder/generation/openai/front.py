@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class LinkedEngine:
 
 
 class LinkedSessions:
-    """An AgentDesk that is in the worker."""
+    """AgentSessions that are in the worker."""
 
     def __init__(self, link: FrontLink) -> None:
         self._link = link
@@ -124,21 +124,17 @@ class LinkedSessions:
     def take(self, record: Record) -> None:
         """Handle a message of the worker."""
         asked = self._asked.get(record.get("id", ""))
-        waits = asked is not None and not asked.done()
-        match record:
-            case {"session_ended": str() as session_id, "why": str() as why}:
-                self.on_end(session_id, why)
-            case {"session": str() as session_id, "about": about}:
-                if asked is not None and waits:
-                    asked.set_result((session_id, about))
-                else:
-                    self.give_back(session_id)
-            case {"error": _} if asked is not None and waits:
-                asked.set_exception(error_of(record))
-            case {"end": _} if asked is not None and waits:
-                asked.set_result(completion_of(record))
-            case {"closed": _} if asked is not None and waits:
-                asked.set_result(None)
+        if "session_ended" in record:
+            self.on_end(record["session_ended"], record["why"])
+        elif asked is None or asked.done():
+            if "session" in record:
+                self.give_back(record["session"])
+        elif "error" in record:
+            asked.set_exception(error_of(record))
+        elif "session" in record:
+            asked.set_result((record["session"], record["about"]))
+        else:
+            asked.set_result(None if "closed" in record else completion_of(record))
 
     def _ask(self, record: Record) -> tuple[str, asyncio.Future[Any]]:
         """The name of a request, which is sent if there is one, and the future of its answer."""
@@ -186,40 +182,25 @@ async def serve(link_number: int, listening_number: int) -> None:
     sessions = LinkedSessions(link) if begin["has_agents"] else None
     async with AsyncExitStack() as stack:
         try:
-            await _listen(begin, engine, counts, socket.socket(fileno=listening_number), stack, sessions)
+            # Its libraries are loaded here, after torch is kept out.
+            from nouscoder.generation.openai.api import serve_api
+
+            settings = OpenAISection.model_validate(begin["settings"])
+            folder, listening = Path(begin["folder"]), socket.socket(fileno=listening_number)
+            parts = (begin["name"], folder, begin["capacity"], engine, counts, listening, stack)
+            await serve_api(settings, *parts, thinking=begin["thinking"], sessions=sessions)
         except Unusable as error:
             link.send({"unusable": str(error)})
             return
         sending = asyncio.create_task(counts.send(link))
         link.send({"ready": True})
-        await _follow(records, engine, sessions)
-        sending.cancel()
-
-
-async def _listen(
-    begin: Record,
-    engine: LinkedEngine,
-    counts: LinkedCounts,
-    listening: socket.socket,
-    stack: AsyncExitStack,
-    sessions: LinkedSessions | None,
-) -> None:
-    """Raises Unusable."""
-    from nouscoder.generation.openai.api import serve_api
-
-    settings = OpenAISection.model_validate(begin["settings"])
-    folder, capacity, thinking = Path(begin["folder"]), begin["capacity"], begin["thinking"]
-    parts = (engine, counts, listening, stack)
-    await serve_api(settings, begin["name"], folder, capacity, *parts, thinking=thinking, sessions=sessions)
-
-
-async def _follow(records: AsyncIterator[Record], engine: LinkedEngine, sessions: LinkedSessions | None) -> None:
-    async for record in records:
-        engine.take(record)
+        async for record in records:
+            engine.take(record)
+            if sessions is not None:
+                sessions.take(record)
         if sessions is not None:
-            sessions.take(record)
-    if sessions is not None:
-        sessions.end()
+            sessions.end()
+        sending.cancel()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Protocol
 
 from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import Engine, EngineStopped, SampleRequest
@@ -22,23 +21,6 @@ GUEST_SHARE = 0.02
 PROMPT_TOKENS = 4  # reading them costs an engine about as much as sampling one token, or less
 CREDIT_TOKENS = 64.0
 _LOOK_S = 0.02
-
-
-class GuestEngine(Protocol):
-    """What the API uses of an engine."""
-
-    @property
-    def policy_version(self) -> int | None:
-        """The version in use; None before the first."""
-        ...
-
-    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        """As Engine.sample."""
-        ...
-
-    async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
-        """As Engine.sampled."""
-        ...
 
 
 class GuestShare:

@@ -35,8 +35,6 @@ _PIECES_EVERY_S = 0.05
 
 
 class _Front:
-    """One process and its samples."""
-
     def __init__(self, desk: GuestDesk, metrics: ApiMetrics, sessions: AgentSessions | None) -> None:
         self._desk = desk
         self._sessions = sessions
@@ -177,8 +175,7 @@ def start_front(
 ) -> asyncio.Future[None]:
     """Serve the API in a process of its own until `stack` closes. Returns a future that is done when it listens.
 
-    The future raises EngineUnusable with the reason when the first process did not. A run does not depend on the API,
-    so a process that has ended is started again and again, with growing waits.
+    The future raises EngineUnusable when the first process did not. One that ends is started again, with growing waits.
     """
     listens: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     listens.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -19,9 +19,9 @@ from typing import Any
 
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, FinishReason
-from nouscoder.generation.engines.base import SampleRequest
-from nouscoder.generation.openai.guests import GuestEngine
+from nouscoder.generation.engines.base import GuestEngine, SampleRequest
 from nouscoder.http_server.fair_queue import FairSlots
+from nouscoder.http_server.memory_budget import charge_decoded
 
 # What a tokenizer writes for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\ufffd"
@@ -30,6 +30,7 @@ _READ_EVERY_S = 0.05
 _UNREAD_PIECES = 256
 UNREAD_LIMIT_S = 20.0  # for the next place among them
 _TOKENS_AT_ONCE = 64  # decoded in the event loop
+_BYTES_OF_SAMPLED = 128  # id, log-probability, text
 _MOST_WAITING = 100_000  # each request waits with one completion at a time, and has a place itself
 
 
@@ -105,10 +106,6 @@ class _Sample:
         self.completing.cancel()
 
 
-def _nothing(_: object) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class CompletionEnd:
     """How a completion ended: why, after how many tokens (the stop token included), and sampled by which versions.
@@ -124,10 +121,7 @@ class CompletionEnd:
 
 @dataclass(frozen=True, slots=True)
 class CompletionPiece:
-    """A part of a completion: its text, and the tokens of the text with their log-probabilities. The last has an end.
-
-    Text that is held back, because it may begin a stop string, comes later than its tokens.
-    """
+    """A part of a completion; the last has an end. Text that may begin a stop string comes later than its tokens."""
 
     text: str
     token_ids: Sequence[int]
@@ -153,23 +147,15 @@ class ApiSampler:
         self._stop_ids = stop_ids
         self._slots = FairSlots(slots, _MOST_WAITING, lambda waiting, busy: None)
 
-    async def whole(
-        self, wanted: Sequence[WantedCompletion], client: str, on_end: Callable[[CompletionPiece], None] = _nothing
-    ) -> list[CompletionPiece]:
-        """The completions, each as one piece. `on_end` gets each when it has ended. Raises EngineError."""
+    async def whole(self, wanted: Sequence[WantedCompletion], client: str) -> list[CompletionPiece]:
+        """The completions, each as one piece, whose memory is counted. Raises EngineError and MemoryBudgetExceeded."""
         running: list[asyncio.Task[CompletionPiece]] = []
-
-        async def ended(sample: _Sample) -> CompletionPiece:
-            piece = await self._whole(sample)
-            on_end(piece)
-            return piece
-
         try:
             for position, one in enumerate(wanted):
                 if (failed := next((task for task in running if task.done() and task.exception()), None)) is not None:
                     failed.result()
                 sample = await self._begun(one, client, is_first=not position)
-                running.append(asyncio.create_task(ended(sample)))
+                running.append(asyncio.create_task(self._whole(sample)))
                 running[-1].add_done_callback(sample.end)
             return list(await asyncio.gather(*running))
         finally:
@@ -178,10 +164,7 @@ class ApiSampler:
     async def pieces(
         self, wanted: Sequence[WantedCompletion], client: str, limit_s: float
     ) -> AsyncGenerator[tuple[int, CompletionPiece]]:
-        """The pieces of all completions as they come, each with the position of its completion.
-
-        Raises EngineError, TimeoutError after `limit_s` seconds, and StreamUnread.
-        """
+        """The pieces as they come, with their completion's place. Raises EngineError, TimeoutError and StreamUnread."""
         coming: asyncio.Queue[tuple[int, CompletionPiece] | Exception] = asyncio.Queue()
         room = asyncio.Semaphore(_UNREAD_PIECES)
 
@@ -218,13 +201,11 @@ class ApiSampler:
     async def _whole(self, sample: _Sample) -> CompletionPiece:
         if sample.wanted.stops:
             async with aclosing(self._pieces(sample)) as pieces:
-                return _joined([piece async for piece in pieces])
-        completion = await sample.completing
-        shown = _shown(completion)
-        token_ids = completion.token_ids[:shown].tolist()
-        return CompletionPiece(
-            self._decode(token_ids), token_ids, completion.logprobs[:shown].tolist(), ended_as(completion)
-        )
+                whole = _joined([piece async for piece in pieces])
+        else:
+            whole = piece_of(await sample.completing, self._decode, self._stop_ids)
+        charge_decoded(_BYTES_OF_SAMPLED * len(whole.token_ids))
+        return whole
 
     async def _pieces(self, sample: _Sample) -> AsyncGenerator[CompletionPiece]:
         text, num_read = TextStream(self._decode, sample.wanted.stops), 0
@@ -273,7 +254,13 @@ class ApiSampler:
 
         A request waits with one completion at a time, and those after its first one give way to first ones.
         """
-        request = self._request(wanted)
+        request = SampleRequest(
+            request_id=f"http-{secrets.token_hex(12)}",
+            prompt_token_ids=wanted.prompt_token_ids,
+            sampling=wanted.sampling,
+            stop_token_ids=self._stop_ids,
+            is_guest=True,
+        )
         begun: asyncio.Future[asyncio.Future[Completion]] = asyncio.get_running_loop().create_future()
 
         async def hold() -> None:
@@ -295,19 +282,20 @@ class ApiSampler:
                 begun.result().cancel()
             raise
 
-    def _request(self, wanted: WantedCompletion) -> SampleRequest:
-        return SampleRequest(
-            request_id=f"http-{secrets.token_hex(12)}",
-            prompt_token_ids=wanted.prompt_token_ids,
-            sampling=wanted.sampling,
-            stop_token_ids=self._stop_ids,
-            is_guest=True,
-        )
-
 
 def _shown(completion: Completion) -> int:
     """The number of tokens without the stop token."""
     return len(completion.token_ids) - (completion.finish_reason is FinishReason.STOP)
+
+
+def piece_of(
+    completion: Completion, decode: Callable[[Sequence[int]], str], stop_ids: frozenset[int]
+) -> CompletionPiece:
+    """A completion of an engine as one piece, without its stop token."""
+    shown = len(completion.token_ids)
+    shown -= completion.finish_reason is FinishReason.STOP and completion.token_ids[-1] in stop_ids
+    token_ids, logprobs = completion.token_ids[:shown].tolist(), completion.logprobs[:shown].tolist()
+    return CompletionPiece(decode(token_ids), token_ids, logprobs, ended_as(completion))
 
 
 def ended_as(completion: Completion) -> CompletionEnd:

@@ -173,6 +173,12 @@ class ChatRequest(SamplingRequest):
     logprobs: bool = False
     chat_template_kwargs: TemplateSettings = TemplateSettings()
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of a completion; None: as many as fit."""
+        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return min(limits, default=None)
+
 
 class CompletionRequest(SamplingRequest):
     """The body of /v1/completions. A prompt is a text or token ids; there may be several."""
@@ -198,10 +204,7 @@ class ClaimRequest(_Model):
 
 
 class CloseRequest(_Model):
-    """The body of /v1/sessions/ID/reward: `answer` is graded in place of the last completion, if there is one.
-
-    `reward` takes the place of the reward of the verdict.
-    """
+    """The body of /v1/sessions/ID/reward: another `answer` to grade, a `reward` in place of the verdict's."""
 
     reward: float | None = None
     answer: str | None = None
@@ -238,10 +241,7 @@ def _fault_in(error: ValidationError) -> ApiFault:
 
 
 async def parsed_body(kind: type[Parsed], body: bytes) -> Parsed:
-    """As `parsed`, for a body of anybody: bounded, and beside the event loop when it is large.
-
-    Also raises MemoryBudgetExceeded and QueueFull.
-    """
+    """As `parsed`, beside the event loop when the body is large. Also raises MemoryBudgetExceeded and QueueFull."""
 
     def parse(body: bytes, values: ValueCount) -> Parsed:
         return parsed(kind, body)

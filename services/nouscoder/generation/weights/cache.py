@@ -8,7 +8,6 @@ process are removed at the start. Only this user may enter the folder.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +15,7 @@ from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from nouscoder.atomic_files import sha256_of
+from nouscoder.atomic_files import FolderInUse, lock_file, sha256_of
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.errors import ExitCode, NousCoderError, Unusable
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta
@@ -122,18 +121,14 @@ class PolicyCache:
     def _take(self) -> TextIO:
         try:
             private_folder(self._folder)
-            lock = (self._folder / ".lock").open("w")
+            in_use = f"another process uses generation.cache {self._folder}: each needs its own"
+            lock = lock_file(self._folder / ".lock", in_use)
         except NotPrivate as error:
             raise PolicyCacheUnusable(f"generation.cache: {error}") from error
+        except FolderInUse as error:
+            raise PolicyCacheUnusable(str(error)) from None
         except OSError as error:
             raise PolicyCacheUnusable(f"generation.cache {self._folder} cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise PolicyCacheUnusable(
-                f"another process uses generation.cache {self._folder}: each needs its own"
-            ) from None
         for ending in (_PART, _DELTA):
             for part in self._folder.glob(f"{_POLICIES}/*{ending}"):
                 part.unlink(missing_ok=True)
@@ -143,57 +138,53 @@ class PolicyCache:
 
 
 async def _write_checked(final: Path, pieces: AsyncIterator[bytes], sha256: str, num_bytes: int) -> None:
-    part = final.with_name(final.name + _PART)
     digest, arrived, written, waiting = hashlib.sha256(), 0, 0, list[bytes]()
-    try:
-        with _naming_faults(final):
-            final.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as output:
+    with _appearing(final) as part:
+        with part.open("wb") as output:
 
-                def write() -> None:
-                    nonlocal written
-                    data = b"".join(waiting)
-                    waiting.clear()
-                    output.write(data)
-                    digest.update(data)
-                    written += len(data)
+            def write() -> None:
+                nonlocal written
+                data = b"".join(waiting)
+                waiting.clear()
+                output.write(data)
+                digest.update(data)
+                written += len(data)
 
-                async with aclosing(pieces) as closing:  # type: ignore[type-var]
-                    async for piece in closing:
-                        arrived += len(piece)
-                        if arrived > num_bytes:
-                            break
-                        waiting.append(piece)
-                        if arrived - written >= _WRITTEN_BYTES:
-                            await asyncio.to_thread(write)
-                await asyncio.to_thread(write)
-            if arrived != num_bytes:
-                raise PolicyUnusable(f"{final.name} has {arrived} bytes or more, not {num_bytes}")
-            if digest.hexdigest() != sha256:
-                raise PolicyUnusable(f"{final.name} has the SHA-256 {digest.hexdigest()}, not {sha256}")
-            part.replace(final)
-    finally:
-        part.unlink(missing_ok=True)
+            async with aclosing(pieces) as closing:  # type: ignore[type-var]
+                async for piece in closing:
+                    arrived += len(piece)
+                    if arrived > num_bytes:
+                        break
+                    waiting.append(piece)
+                    if arrived - written >= _WRITTEN_BYTES:
+                        await asyncio.to_thread(write)
+            await asyncio.to_thread(write)
+        if arrived != num_bytes:
+            raise PolicyUnusable(f"{final.name} has {arrived} bytes or more, not {num_bytes}")
+        if digest.hexdigest() != sha256:
+            raise PolicyUnusable(f"{final.name} has the SHA-256 {digest.hexdigest()}, not {sha256}")
 
 
 def _make(final: Path, shard: Shard, base: Path, delta: Path) -> None:
-    part = final.with_name(final.name + _PART)
-    try:
-        with _naming_faults(final):
+    with _appearing(final) as part:
+        try:
             apply_delta(base, delta, part)
-            sha256 = sha256_of(part)
-            if sha256 != shard.sha256:
-                raise PolicyUnusable(f"{final.name} made from a delta has the SHA-256 {sha256}, not {shard.sha256}")
-            part.replace(final)
-    except DeltaUnusable as error:
-        raise PolicyUnusable(str(error)) from error
-    finally:
-        part.unlink(missing_ok=True)
+        except DeltaUnusable as error:
+            raise PolicyUnusable(str(error)) from error
+        sha256 = sha256_of(part)
+        if sha256 != shard.sha256:
+            raise PolicyUnusable(f"{final.name} made from a delta has the SHA-256 {sha256}, not {shard.sha256}")
 
 
 @contextmanager
-def _naming_faults(path: Path) -> Iterator[None]:
+def _appearing(final: Path) -> Iterator[Path]:
+    """A place beside `final`, which becomes `final` after the block. Raises PolicyUnusable if it cannot be written."""
+    part = final.with_name(final.name + _PART)
     try:
-        yield
+        final.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        part.replace(final)
     except OSError as error:
-        raise PolicyUnusable(f"{path} cannot be written: {error.strerror or error}") from error
+        raise PolicyUnusable(f"{final} cannot be written: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -55,7 +55,7 @@ class Policies:
         self._source = source or FolderSource()
         self._memory = memory
         self._tokenizer = tokenizer
-        self._current: PolicyManifest | None = None
+        self.current: PolicyManifest | None = None  # in use
         self._files: tuple[Path, ...] = ()  # of version 0 in use
         self._loading = False
         self._pending: list[int] = []  # versions that are loaded or wait for it
@@ -66,21 +66,13 @@ class Policies:
         self._unpinned.set()
 
     @property
-    def current(self) -> PolicyManifest | None:
-        """The policy in use."""
-        return self._current
-
-    @property
     def is_pinned(self) -> bool:
         """Whether newer policies wait because the one in use is pinned."""
         return bool(self._pins)
 
     @asynccontextmanager
     async def pinned(self, policy_version: int, limit_s: float) -> AsyncIterator[None]:
-        """Keep the policy in use until the end of the block, but for `limit_s` seconds at most.
-
-        Raises PolicyRefused when another version is in use.
-        """
+        """Keep the policy in use in the block, for `limit_s` seconds at most. Raises PolicyRefused for another."""
         pin = object()
         self._pins.add(pin)
         self._unpinned.clear()
@@ -101,44 +93,39 @@ class Policies:
             await self._taken.wait_for(lambda: self._version >= policy_version)
 
     async def update(self, manifest: PolicyManifest) -> float:
-        """Load a policy that a client requests. Returns the seconds for which decoding paused.
+        """Load a policy that a client requests; that in use changes nothing. Returns the seconds of the pause.
 
-        A request for the policy in use succeeds and changes nothing. Raises PolicyRefused for an older version or for
-        other weights with the same version, PoliciesDiffer and PolicyUnusable.
+        Raises PolicyRefused for an older version or other weights of the same one, PoliciesDiffer and PolicyUnusable.
         """
-        self._check_tokenizer(manifest)
-        if self._is_known(manifest):
-            return self._known_again(manifest)
-        files = await self._files_unless_staged(manifest)  # outside the turn, because a fetch may take long
-        async with self._turn(manifest.policy_version):
-            return self._known_again(manifest) if self._is_known(manifest) else await self._take(manifest, files)
+        pause_s = await self._taken_if_newer(manifest)
+        return self._known_again(manifest) if pause_s is None else pause_s
 
     async def follow(self, manifest: PolicyManifest) -> bool:
-        """Load a policy that the broker announces. Returns False when it is not newer than the one in use.
+        """Load an announced policy; False if it is not newer. Raises PolicyUnusable, PolicyGone, PoliciesDiffer."""
+        if await self._taken_if_newer(manifest) is not None:
+            return True
+        await self._check_weights(manifest)
+        return False
 
-        Raises PolicyUnusable, PolicyGone, PoliciesDiffer.
-        """
+    async def _taken_if_newer(self, manifest: PolicyManifest) -> float | None:
+        """Load a policy that is newer than the one in use. Returns the seconds of the pause; None when it is not."""
         self._check_tokenizer(manifest)
         if self._is_known(manifest):
-            await self._check_weights(manifest)
-            return False
-        files = await self._files_unless_staged(manifest)
+            return None
+        files = await self._files_unless_staged(manifest)  # outside the turn, because a fetch may take long
         async with self._turn(manifest.policy_version):
-            if self._is_known(manifest):
-                return False
-            await self._take(manifest, files)
-            return True
+            return None if self._is_known(manifest) else await self._take(manifest, files)
 
     @property
     def _version(self) -> int:
-        return -1 if self._current is None else self._current.policy_version
+        return -1 if self.current is None else self.current.policy_version
 
     def _is_known(self, manifest: PolicyManifest) -> bool:
         return manifest.policy_version <= self._version
 
     def _known_again(self, manifest: PolicyManifest) -> float:
         """0 for the policy in use. Raises PolicyRefused for any other."""
-        current = self._current
+        current = self.current
         assert current is not None
         if (manifest.policy_version, manifest.digest) == (current.policy_version, current.digest):
             return 0.0
@@ -158,7 +145,7 @@ class Policies:
 
     async def _check_weights(self, manifest: PolicyManifest) -> None:
         """Compare version 0 of the learner with that in use, which came from the files that the run began with."""
-        current = self._current
+        current = self.current
         if current is None or manifest.policy_version or current.policy_version:
             return
         if manifest.weights == current.weights or not (manifest.weights and current.weights and self._files):
@@ -227,7 +214,7 @@ class Policies:
         except EngineError as error:
             raise PolicyUnusable(str(error)) from error
         async with self._taken:
-            self._current, self._files = manifest, (files or ()) if not manifest.policy_version else ()
+            self.current, self._files = manifest, (files or ()) if not manifest.policy_version else ()
             self._taken.notify_all()
         log.info("policy taken over", extra={"policy_version": manifest.policy_version, "pause_s": round(pause_s, 4)})
         return pause_s
@@ -236,8 +223,7 @@ class Policies:
 async def follow_policies(manifests: AsyncIterator[PolicyManifest], policies: Policies) -> None:
     """Load the policies of `manifests` until cancelled. Each load is tried up to 4 times.
 
-    Raises PolicyUnusable when the first policy or three in a row cannot be loaded, and PolicyGone when no newer policy
-    comes within 900 s after one that the learner has removed.
+    Raises PolicyUnusable when the first or three in a row cannot be loaded, and PolicyGone 900 s after a removed one.
     """
     bad_in_a_row = 0
     limit_s: float | None = None

@@ -8,7 +8,6 @@ values. Any failure ends in the state `failed`, with its reason, and never in an
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -21,8 +20,6 @@ from torch import Tensor
 from nouscoder.domain.policy import PolicyManifest, Rendezvous, Shard, WeightTransfer
 from nouscoder.policy_transfer.group import TransferError
 from nouscoder.policy_transfer.transfer import changed, receive_shards, tensors_of
-
-log = logging.getLogger(__name__)
 
 
 class ReceiverState(StrEnum):
@@ -53,10 +50,7 @@ class PolicyReceiver:
     def __init__(
         self, order: dict[str, Any], rank: int, device: torch.device, base: PolicyReceiver | None = None
     ) -> None:
-        """Begin to receive what `order_of` describes, as this rank of the rendezvous. `device` is the worker's.
-
-        `base` has the policy that the order names as its base, if any.
-        """
+        """Receive what `order_of` describes, as this rank. `device` is the worker's, `base` that of the order."""
         self._shards = [Shard(*shard) for shard in order["shards"]]
         self._sent = [Shard(*file) for file in order["sent"]]
         self._base = base

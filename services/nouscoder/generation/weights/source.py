@@ -13,18 +13,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import PolicyManifest, Rendezvous, Shard, Transport
-from nouscoder.generation.engines.base import EngineError, EngineStopped, StagingEngine
+from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.weights.cache import PolicyCache, PolicyGone, PolicyUnusable
 from nouscoder.policy_folder.weights_files import FileState, state_of
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBusy, PeerError, PeerNotFound, PeerUnreachable
 from nouscoder.rpc.learner_client import LearnerClient, RemoteFile
+
+if TYPE_CHECKING:
+    from nouscoder.generation.engines.vllm import VllmEngine
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +38,6 @@ _AGAIN_S = 1.0
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 # Many engines ask for a new policy at once, and the learner sends to a few at a time.
 _BUSY = Retry("a transfer from the learner's memory", (PeerBusy,), for_s=120.0, wait_s=0.2)
-
-
-class PolicySource(Protocol):
-    """Makes the weights of a policy available on this machine."""
-
-    async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The checked shards, in the order of the manifest; those of the base of an adapter come before them.
-
-        Raises PolicyUnusable, PolicyGone.
-        """
-        ...
 
 
 def check_shard(shard: Shard, path: Path) -> None:
@@ -84,10 +77,7 @@ class FolderSource:
         self._bases = CheckedShards()
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The shards in the folder of the manifest, and before them those of its base.
-
-        The learner removes old versions, but never version 0.
-        """
+        """The checked shards, after those of the base, which is never removed. Raises PolicyUnusable and PolicyGone."""
         if manifest.transport is not Transport.FOLDER:
             raise PolicyUnusable(
                 f"policy version {manifest.policy_version} must be fetched from the learner:"
@@ -131,14 +121,11 @@ class LearnerSource:
         log.info("fetching the policy folder from the learner")
         for file in await self._patiently("the policy's files", self._client.first_files):
             if not file.name.endswith(_WEIGHTS):
-                await self._patiently(file.name, lambda file=file: self._keep_first(file))  # type: ignore[misc]
+                await self._patiently(file.name, partial(self._keep_first, file))
         return self._cache.first_folder
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The shards in the cache, and before them those of the base. The manifest's folder is not used.
-
-        Missing and damaged ones are fetched.
-        """
+        """As FolderSource.files_of, but in the cache. Missing and damaged ones are fetched."""
         async with self._one_at_a_time:
             base = () if manifest.base is None else await self._here(manifest.base, self._bases.check)
             files = (*base, *await self._here(manifest, check_shard))
@@ -166,7 +153,9 @@ class LearnerSource:
             if await self._fetch_changes(manifest, missing):
                 result = FetchResult.CHANGES
             else:
-                await self._fetch_whole(manifest, missing)
+                for path, shard in ((self._cache.paths_of(manifest)[at], manifest.shards[at]) for at in missing):
+                    what = f"policy version {version}, {shard.name}"
+                    await self._patiently(what, partial(self._keep, version, path, shard))
                 result = FetchResult.FETCHED
         except PeerNotFound as error:
             result = FetchResult.GONE
@@ -181,12 +170,6 @@ class LearnerSource:
             "policy fetched",
             extra={"policy_version": version, "fetch_s": round(seconds, 3), "result": result.value},
         )
-
-    async def _fetch_whole(self, manifest: PolicyManifest, missing: Sequence[int]) -> None:
-        version, paths = manifest.policy_version, self._cache.paths_of(manifest)
-        for path, shard in ((paths[index], manifest.shards[index]) for index in missing):
-            what = f"policy version {version}, {shard.name}"
-            await self._patiently(what, lambda path=path, shard=shard: self._keep(version, path, shard))  # type: ignore[misc]
 
     async def _fetch_changes(self, manifest: PolicyManifest, missing: Sequence[int]) -> bool:
         """Make the missing shards from the policy before. False when it is not here or the shards came out wrong."""
@@ -221,6 +204,9 @@ class LearnerSource:
             raise PeerUnreachable(f"{what} did not arrive within {self._patience_s:.0f} s: {error}") from error
 
 
+PolicySource = FolderSource | LearnerSource
+
+
 def _is_whole(check: Callable[[Shard, Path], None], shard: Shard, path: Path) -> bool:
     try:
         check(shard, path)
@@ -232,7 +218,7 @@ def _is_whole(check: Callable[[Shard, Path], None], shard: Shard, path: Path) ->
 class LearnerMemory:
     """Has the learner send policies to the processes of one engine, without files, one at a time."""
 
-    def __init__(self, client: LearnerClient, engine: StagingEngine, metrics: GenerationMetrics) -> None:
+    def __init__(self, client: LearnerClient, engine: VllmEngine, metrics: GenerationMetrics) -> None:
         self._client = client
         self._engine = engine
         self._metrics = metrics
