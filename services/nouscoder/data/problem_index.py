@@ -75,20 +75,15 @@ class IndexedProblem:
 
     def with_tests(self, tests: Tests) -> Problem:
         """The whole problem."""
-        rules = self.rules
+        names = ("limits", "comparator", "text_is_code", "prelude", "profile", "languages")
         return Problem(
             self.problem_id,
             self.prompt,
             tests,
-            limits=rules.limits,
-            comparator=rules.comparator,
-            text_is_code=rules.text_is_code,
-            prelude=rules.prelude,
-            profile=rules.profile,
+            **{name: getattr(self.rules, name) for name in names},
             prompt_template=self.prompt_template,
             public_tests=None if self.public_tests is None else self.public_tests.tests,
             starter_code=self.starter_code,
-            languages=rules.languages,
         )
 
 
@@ -226,10 +221,7 @@ def fitting(config: Config, problems: Sequence[Problem]) -> tuple[list[Problem],
 
 
 def all_held_out(config: Config) -> list[Problem]:
-    """All problems of evaluation.problems, else a share of the training file, else all of problems.held_out.
-
-    Raises ProblemFileError.
-    """
+    """Of evaluation.problems, else a share of the training file, else problems.held_out. Raises ProblemFileError."""
     if config.evaluation.problems:
         return load_problems(Path(config.evaluation.problems))
     share = config.problems.held_out_share
@@ -382,10 +374,7 @@ def _is_of_the_owner(folder: Path, source: Path) -> bool:
 
 @contextmanager
 def _locked(folder: Path, source: Path) -> Iterator[Path | None]:
-    """Lock the folder while an index is built. Gives what was made of it.
-
-    Raises ProblemFileError when the folder cannot be written.
-    """
+    """Lock the folder of the index. Gives what was made of it. Raises ProblemFileError when it cannot be written."""
     try:
         made = make_folder(folder)
         if folder.stat().st_uid not in (0, os.geteuid(), source.stat().st_uid):

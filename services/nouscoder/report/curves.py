@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
 
-from nouscoder.report.charts import Chart, Series, Values, line_chart, share_chart, table
+from nouscoder.report.charts import Chart, Series, Values, framed, line_chart, share_chart, table
 from nouscoder.report.markup import escape
 from nouscoder.report.run_data import EvaluationData, Record, RunData, number
 
@@ -72,20 +72,13 @@ def pass_rate_chart(run: RunData, batches: Sequence[Lines]) -> Chart:
     )
 
 
-def overlaid(
-    title: str,
-    curves: Mapping[str, Mapping[float, float]],
-    *,
-    xs: Sequence[float] = (),
-    note: str = "",
-    high: float = 1,
-) -> Chart:
+def overlaid(title: str, curves: Mapping[str, Mapping[float, float]], xs: Sequence[float], note: str = "") -> Chart:
     """A chart of shares by step. The curves may have values at different steps; `xs` are more steps of the axis."""
     steps = sorted({*xs, *(step for curve in curves.values() for step in curve)})
     series = tuple(
         Series(name, tuple(curve.get(step) for step in steps), joined=True) for name, curve in curves.items() if curve
     )
-    return Chart(title, "step", tuple(steps), series, low=0, high=high, note=note)
+    return Chart(title, "step", tuple(steps), series, low=0, high=1, note=note)
 
 
 def common_k(evaluations: Iterable[EvaluationData]) -> int | None:
@@ -204,12 +197,9 @@ def _over(batches: Sequence[Lines], fold: Fold, key: str) -> Values:
 
 
 def figure(drawn: Drawn) -> str:
-    """The figure. Its values are also a table, for readers without a script."""
-    chart = drawn.chart
-    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    values = f'<details><summary>values</summary><div class="values" tabindex="0">{table(chart)}</div></details>'
-    caption = f"<figcaption><h3>{escape(chart.title)}</h3>{_legend(drawn)}</figcaption>"
-    return f'<figure>{caption}{drawn.svg}<div class="readout" aria-live="polite" hidden></div>{note}{values}</figure>'
+    """The figure, with a place for the values at the pointer."""
+    chart, readout = drawn.chart, '<div class="readout" aria-live="polite" hidden></div>'
+    return framed(chart.title, _legend(drawn), f"{drawn.svg}{readout}", chart.note, table(chart))
 
 
 def _legend(drawn: Drawn) -> str:

@@ -5,25 +5,20 @@ canonical_solution, test (`def check(candidate)`), entry_point. MBPP: task_id, t
 test_imports, test_setup_code; MBPP+ has `test` too, a program. Tests whose arguments and results are literals become
 call tests (also of the plus sets), so that a program never sees the results. Others stay asserts.
 
-AceCode-87K (TIGER-Lab/AceCode-87K): a question and `test_cases`, a list of asserts written by a model.
+AceCode-87K (TIGER-Lab/AceCode-87K): a question and `test_cases`, a list of asserts written by a model. A row has id,
+source, question, test_cases, inferences ([{model_name, completions, pass_rate}]) and context_messages.
 
-A row has id, source, question, test_cases, inferences ([{model_name, completions, pass_rate}]) and context_messages.
+LeetCodeDataset (newfacade/LeetCodeDataset): problems about a method, with tests `assert candidate(...) == value`. The
+asserts are parsed and never executed. A row with a statement of another form is rejected.
 
-LeetCodeDataset (newfacade/LeetCodeDataset): problems about a method, with tests `assert candidate(...) == value`.
+BigCodeBench (bigcode/bigcodebench): a task that needs libraries, with `test`, a unittest.TestCase. A row has task_id,
+complete_prompt, instruct_prompt, canonical_solution, code_prompt, test, entry_point and libs. Each test method becomes
+a case. The candidates' libraries must be installed (verifier.sandbox.site_packages).
 
-The asserts are parsed and never executed. A row with a statement of another form is rejected.
-
-BigCodeBench (bigcode/bigcodebench): a task that needs libraries, with `test`, a unittest.TestCase.
-
-A row has task_id, complete_prompt, instruct_prompt, canonical_solution, code_prompt, test, entry_point and libs. Each
-test method becomes a case. The candidates' libraries must be installed (verifier.sandbox.site_packages).
-
-The test programs of HumanEval+ and MBPP+ as call tests, so that a program never sees the expected results.
-
-A program keeps `inputs` and `results` as literals and compares in a loop, `assertion(f(*inp), exp, atol)`. Only the
-plain comparison is taken: equal, or within atol. EvalPlus judges some tasks otherwise (as sets, any result but None,
-one of two results, a root of a polynomial); those keep their program, which may need numpy in the sandbox. Source:
-tools/humaneval and tools/mbpp of evalplus, to_original_fmt.py.
+A test program of HumanEval+ and MBPP+ keeps `inputs` and `results` as literals and compares in a loop,
+`assertion(f(*inp), exp, atol)`. Only the plain comparison is taken: equal, or within atol. EvalPlus judges some tasks
+otherwise (as sets, any result but None, one of two results, a root of a polynomial); those keep their program, which
+may need numpy in the sandbox. Source: tools/humaneval and tools/mbpp of evalplus, to_original_fmt.py.
 """
 
 from __future__ import annotations
