@@ -21,7 +21,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -147,7 +147,6 @@ class ProblemIndex:
         }
 
     def _read(self, problem_id: str) -> IndexedProblem:
-        """The problem with this id. Raises NotInIndex."""
         row = self._database.execute("SELECT record FROM problems WHERE problem_id = ?", (problem_id,)).fetchone()
         if row is None:
             raise NotInIndex(problem_id)
@@ -248,16 +247,11 @@ def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: 
     _write_index(_stored(problems, store), file, key)
 
 
-class _Row(NamedTuple):
-    """A row of the index. `languages` are joined by commas."""
+_Row = tuple[str, str, bytes]  # the name of a problem, its languages joined by commas, and its record
 
-    problem_id: str
-    languages: str
-    record: bytes
 
-    @classmethod
-    def of(cls, problem: Problem, kept: StoredTests) -> Self:
-        return cls(problem.problem_id, ",".join(problem.languages), _record(problem, kept))
+def _row(problem: Problem, kept: StoredTests) -> _Row:
+    return problem.problem_id, ",".join(problem.languages), _record(problem, kept)
 
 
 def _write_index(records: Iterable[_Row], file: Path, key: str) -> None:
@@ -286,7 +280,7 @@ def _write_index(records: Iterable[_Row], file: Path, key: str) -> None:
 
 
 def _stored(problems: Iterable[Problem], store: TestStore) -> Iterator[_Row]:
-    return (_Row.of(problem, store.put(problem.tests)) for problem in problems)
+    return (_row(problem, store.put(problem.tests)) for problem in problems)
 
 
 def _records(source: Path, store: TestStore) -> Iterator[_Row]:
@@ -301,7 +295,7 @@ def _records(source: Path, store: TestStore) -> Iterator[_Row]:
             if not store.has(stored.digest):
                 stored = store.put(stack.enter_context(own.opened(stored.digest)))
             problem = row.problem(StdinTests(()))  # the record holds no tests
-            yield _Row.of(problem, stored)
+            yield _row(problem, stored)
 
 
 def _record(problem: Problem, kept: StoredTests) -> bytes:

@@ -380,7 +380,6 @@ class _Synthesis:
     def _made(
         self, seed_id: str, written: WrittenProblem, programs: Sequence[str], results: RecordLog
     ) -> ReferencedProblem:
-        """The problem with the tests that are kept. Raises NoProblem."""
         passed = [set(results.get(result_key(submission_of(written, code)))["passed"]) for code in programs]
         kept = kept_tests(written, passed, self._settings.at_least)
         problem = Problem(

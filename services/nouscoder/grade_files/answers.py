@@ -213,8 +213,10 @@ async def _remote_answers(
             assert problems is not None
             problem = _problem_of(entry, problems)
             request = await asyncio.to_thread(_request, entry, problem, problems.tests)
-        named = [language_name(str(name)) for name in (request.get("language") or PYTHON[0], *_others(request))]
-        language = _language(request.get("completion"), named, _tests_type(request))
+        others, tests = request.get("other_languages"), request.get("tests")
+        names = (request.get("language") or PYTHON[0], *(others if isinstance(others, list) else ()))
+        kind = str(tests.get("type", "")) if isinstance(tests, dict) else ""
+        language = _language(request.get("completion"), [language_name(str(name)) for name in names], kind)
         return {**language, **await client.grade_record(request)}
 
     tls = None if ca is None else _tls(ca)
@@ -244,16 +246,6 @@ def _language(completion: object, languages: Sequence[str], tests_type: str) -> 
     several = isinstance(completion, str) and len(languages) > 1
     found = extract_program(str(completion), languages) if several else None
     return {"language": languages[0] if found is None else found.language}
-
-
-def _others(request: dict[str, Any]) -> Sequence[object]:
-    others = request.get("other_languages")
-    return others if isinstance(others, list) else ()
-
-
-def _tests_type(request: dict[str, Any]) -> str:
-    tests = request.get("tests")
-    return str(tests.get("type", "")) if isinstance(tests, dict) else ""
 
 
 def _tls(ca: Path) -> ssl.SSLContext:
@@ -289,6 +281,5 @@ def _submission(entry: Entry, problem: IndexedProblem, tests: Tests) -> Submissi
 
 
 def _request(entry: Entry, problem: IndexedProblem, store: TestStore) -> dict[str, Any]:
-    """The sample as a request of POST /v1/grade, with the tests in it."""
     with store.opened(problem.tests_digest) as tests:
         return request_of(_submission(entry, problem, tests))

@@ -187,6 +187,14 @@ def scrolled_table(kind: str, names: Iterable[str], rows: Iterable[str]) -> str:
     )
 
 
+def legend_of(marks: Iterable[tuple[str, str]]) -> str:
+    """The names of series, each after its mark, which is SVG."""
+    swatches = (
+        f'<li><svg viewBox="0 0 22 10" aria-hidden="true">{mark}</svg>{escape(name)}</li>' for mark, name in marks
+    )
+    return f'<ul class="legend">{"".join(swatches)}</ul>'
+
+
 def framed(title: str, legend: str, drawing: str, note: str, values: str) -> str:
     """A drawing as a figure. Its values are also a table, for readers without a script."""
     noted = f'<p class="note">{escape(note)}</p>' if note else ""
@@ -324,7 +332,8 @@ class BarChart:
 
 def bar_figure(chart: BarChart) -> str:
     """The chart with its title, a legend when it has several series, and its values as a table."""
-    legend = "" if len(chart.series) == 1 else f'<ul class="legend">{"".join(map(_mark, range(9), chart.series))}</ul>'
+    marks = (f'<rect class="fill-{index}" x="6" width="10" height="10"/>' for index in range(len(chart.series)))
+    legend = "" if len(chart.series) == 1 else legend_of(zip(marks, (one.name for one in chart.series), strict=True))
     return framed(chart.title, legend, _bar_rows(chart), chart.note, _table(chart))
 
 
@@ -359,13 +368,6 @@ def _bar(chart: BarChart, value: float | None, index: int, top: float, zero: flo
         f'<rect class="fill-{index}" x="{left:.1f}" y="{top + 2:g}" width="{width:.1f}" height="{_BAR - 4}"/>',
         text,
     ]
-
-
-def _mark(index: int, series: Series) -> str:
-    swatch = (
-        f'<svg viewBox="0 0 22 10" aria-hidden="true"><rect class="fill-{index}" x="6" width="10" height="10"/></svg>'
-    )
-    return f"<li>{swatch}{escape(series.name)}</li>"
 
 
 def _table(chart: BarChart) -> str:

@@ -134,7 +134,6 @@ def _figures(runs: Sequence[ComparedRun]) -> dict[int, tuple[str, Sequence[Pictu
 
 
 def _k(runs: Sequence[ComparedRun]) -> int | None:
-    """The k of the page's pass@k."""
     return common_k(each for run in runs for each in run.evaluated.values())
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
 
-from nouscoder.report.charts import Chart, Series, Values, framed, line_chart, share_chart, table
-from nouscoder.report.markup import escape
+from nouscoder.report.charts import Chart, Series, Values, framed, legend_of, line_chart, share_chart, table
 from nouscoder.report.run_data import EvaluationData, Record, RunData, number
 
 Lines = Sequence[Record]
@@ -164,7 +163,6 @@ def _batch_charts(batches: Sequence[Lines]) -> list[Chart]:
 
 
 def _step_charts(metrics: Sequence[Record]) -> list[Chart]:
-    """Charts with one point per step."""
     xs = tuple(number(line, "step") or 0.0 for line in metrics)
 
     def chart(title: str, name: str, key: str, low: float | None = None) -> Chart:
@@ -199,15 +197,8 @@ def _over(batches: Sequence[Lines], fold: Fold, key: str) -> Values:
 def figure(drawn: Drawn) -> str:
     """The figure, with a place for the values at the pointer."""
     chart, readout = drawn.chart, '<div class="readout" aria-live="polite" hidden></div>'
-    return framed(chart.title, _legend(drawn), f"{drawn.svg}{readout}", chart.note, table(chart))
-
-
-def _legend(drawn: Drawn) -> str:
-    items = []
-    for index, series in enumerate(drawn.chart.series):
-        swatch = f'<svg viewBox="0 0 22 10" aria-hidden="true">{_mark(drawn, index)}</svg>'
-        items.append(f"<li>{swatch}{escape(series.name)}</li>")
-    return f'<ul class="legend">{"".join(items)}</ul>'
+    legend = legend_of((_mark(drawn, index), series.name) for index, series in enumerate(chart.series))
+    return framed(chart.title, legend, f"{drawn.svg}{readout}", chart.note, table(chart))
 
 
 def _mark(drawn: Drawn, index: int) -> str:

@@ -244,7 +244,6 @@ def evaluation_of(record: Record | None) -> EvaluationData | None:
 
 
 def _pass_at_k(record: Record) -> dict[int, float]:
-    """For k above 1."""
     rates = _rates(record.get("pass_at_k"))
     return {int(k): rate for k, rate in rates.items() if k.isdecimal() and int(k) > 1}
 

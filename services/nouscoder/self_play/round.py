@@ -385,7 +385,6 @@ class Round:
                 self._judgements[name] = judgement
 
     def _solving(self, problem: Problem) -> list[Task]:
-        """The solver's tasks of a problem."""
         most, name = self.config.generation.sampling.max_new_tokens, problem.problem_id
         return [
             Task(

@@ -7,18 +7,7 @@ each step), OUT.parquet.dropped.jsonl (the step and the reason of each dropped p
 INVARIANT: each problem of the inputs is in the output or dropped by exactly one step, and the output appears complete
 or not at all. The hash of the output depends on the problems and their order alone, not on compression or on a path.
 
-A recipe is the TOML file that names the inputs and the filters of a whole selection, in their order:
-
-    name = "deepcoder"
-    inputs = ["problems.parquet"]
-
-    [[steps]]
-    filter = "num_tests"
-    at_least = 5
-
-    [imports."problems.parquet"]   # how a file that the recipe names is made when it does not exist
-    format = "deepcoder"
-    files = ["hub:agentica-org/DeepCoder-Preview-Dataset?subset=taco"]
+A recipe is the TOML file that names the inputs and the filters of a whole selection, in their order (docs/recipes.md).
 """
 
 from __future__ import annotations

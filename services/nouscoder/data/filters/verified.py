@@ -121,7 +121,6 @@ async def _remote(client: AsyncClient, program: CandidateProgram) -> str:
 
 
 def _request(program: CandidateProgram) -> dict[str, Any]:
-    """The request of POST /v1/grade, with the tests in it."""
     with program.candidate.store.opened(program.candidate.record.stored.digest) as tests:
         return request_of(program.submission(tests))
 

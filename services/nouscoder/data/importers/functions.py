@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from nouscoder.data.importers.fields import (
     Reason,
@@ -96,22 +95,16 @@ def call_cases(check: str) -> Iterator[CallCase]:
 
 def call_case(statement: ast.stmt, function: str) -> CallCase:
     """The case of `assert function(...) == value`, whose arguments and value are literals. Raises Rejected."""
-    if not (
-        isinstance(statement, ast.Assert)
-        and isinstance(statement.test, ast.Compare)
-        and len(statement.test.ops) == 1
-        and isinstance(statement.test.ops[0], ast.Eq)
-        and isinstance(statement.test.left, ast.Call)
-        and isinstance(statement.test.left.func, ast.Name)
-        and statement.test.left.func.id == function
-    ):
-        form = f"not of the form assert {function}(...) == value: {ast.unparse(statement)[:100]}"
-        raise Rejected(Reason.UNREADABLE_TESTS, form)
-    call = statement.test.left
+    match statement:
+        case ast.Assert(ast.Compare(ast.Call(ast.Name(name)) as call, [ast.Eq()], [value])) if name == function:
+            pass
+        case _:
+            form = f"not of the form assert {function}(...) == value: {ast.unparse(statement)[:100]}"
+            raise Rejected(Reason.UNREADABLE_TESTS, form)
     try:
         kwargs = {str(keyword.arg): plain(ast.literal_eval(keyword.value)) for keyword in call.keywords if keyword.arg}
         args = tuple(plain(ast.literal_eval(argument)) for argument in call.args)
-        expected = plain(ast.literal_eval(statement.test.comparators[0]))
+        expected = plain(ast.literal_eval(value))
     except ValueError as error:
         raise Rejected(Reason.UNREADABLE_TESTS, f"not a literal: {error}") from None
     if len(kwargs) != len(call.keywords):
@@ -124,16 +117,8 @@ _RELATIVE, _LEAST_ABSOLUTE = 1e-7, 1e-6
 _PLAIN = "exact_match = out == exp"
 
 
-@dataclass(frozen=True, slots=True)
-class PlusTests:
-    """Call tests, and how their results are compared."""
-
-    tests: CallTests
-    comparator: Comparator
-
-
-def plus_tests(module: ast.Module, entry_point: str | None) -> PlusTests | None:
-    """The tests of a program of this form; None for another program.
+def plus_tests(module: ast.Module, entry_point: str | None) -> tuple[CallTests, Comparator] | None:
+    """The tests of a program of this form, and how results are compared; None for another program.
 
     `entry_point` is what a HumanEval+ program calls `candidate`; None for MBPP+, whose program has the function's own
     name. Raises Rejected for a program that gives the function no name.
@@ -159,7 +144,7 @@ def plus_tests(module: ast.Module, entry_point: str | None) -> PlusTests | None:
     except (KeyError, ValueError, Rejected):  # values that are no literals, or no JSON
         return None
     absolute = max(atol, _LEAST_ABSOLUTE)
-    return PlusTests(tests, Comparator(absolute_tolerance=absolute, relative_tolerance=_RELATIVE))
+    return tests, Comparator(absolute_tolerance=absolute, relative_tolerance=_RELATIVE)
 
 
 def _function(body: list[ast.stmt], name: str) -> ast.FunctionDef | None:
@@ -193,8 +178,7 @@ def _compared(body: list[ast.stmt]) -> tuple[str, float] | None:
     return None
 
 
-# As EvalPlus compares floats.
-_FLOATS = Comparator(absolute_tolerance=1e-6, relative_tolerance=1e-7)
+_FLOATS = Comparator(absolute_tolerance=_LEAST_ABSOLUTE, relative_tolerance=_RELATIVE)  # as EvalPlus compares floats
 
 
 def read_humaneval(row: Row, number: int) -> ReferencedProblem:
@@ -237,8 +221,8 @@ def read_mbpp(row: Row, number: int) -> ReferencedProblem:
 def _humaneval_tests(code: str, entry_point: str) -> tuple[CallTests | AssertTests, Comparator]:
     module = parsed_python(code)
     if plus := plus_tests(module, entry_point):
-        return plus.tests, plus.comparator
-    check = next((node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
+        return plus
+    check = _function(module.body, "check")
     try:
         if check is not None:
             cases = tuple(call_case(statement, "candidate") for statement in check.body)
@@ -269,9 +253,7 @@ def _mbpp_tests(code: str, listed: list[object], setup: str) -> tuple[CallTests 
     """`code` is the program of MBPP+, empty for MBPP."""
     if not code:
         return AssertTests(tuple(checked(case) for case in listed), setup), Comparator()
-    if plus := plus_tests(parsed_python(code), None):
-        return plus.tests, plus.comparator
-    return AssertTests((code,), setup), Comparator()
+    return plus_tests(parsed_python(code), None) or (AssertTests((code,), setup), Comparator())
 
 
 _RUN = """

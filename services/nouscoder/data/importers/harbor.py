@@ -134,7 +134,6 @@ def _image(files: PackageFiles, folder: str) -> _Image:
 
 
 def _copied(files: PackageFiles, folder: str, workdir: str, words: list[str]) -> dict[str, str]:
-    """The files of a COPY by their places."""
     *sources, to = words
     target = posixpath.normpath(posixpath.join(workdir, to))
     if not (_PLACES.fullmatch(target) or target.split("/")[1] == "tests"):
@@ -232,7 +231,6 @@ def _answer(files: PackageFiles) -> str:
 
 
 def _native(files: PackageFiles, version: Any) -> ReferencedProblem:
-    """The problem of which `data export harbor` made the folder."""
     if version != 1:
         raise _unsupported(f"metadata.nouscoder is {version!r:.20}, and this version reads 1")
     try:

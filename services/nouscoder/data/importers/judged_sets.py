@@ -147,7 +147,6 @@ def _number(value: Any, name: str, most: float) -> float:
 
 
 def _cases(value: Any, given: str = "input", wanted: str = "output") -> StdinTests:
-    """Tests from a list of records."""
     cases = decoded(value or [])
     if not isinstance(cases, list) or not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test case")

@@ -169,7 +169,6 @@ def read_kodcode(row: Row, number: int) -> ReferencedProblem:
 
 
 def _imports(module: ast.Module, name: str) -> bool:
-    """Whether a file imports this module, at any place."""
     found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
     return name in found | {node.module for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
 
