@@ -139,15 +139,15 @@ class BadRecord(Unusable):
 
 
 @dataclass(frozen=True, slots=True)
-class JsonRecord:
-    """One value of a file. `number` is its line, or its place in the array, counted from 1. `fault`: it is not JSON."""
+class SourceRow:
+    """A value of a file. `number` is its line, or its place in the file, counted from 1. `fault`: it cannot be read."""
 
     number: int
     value: Any
     fault: str = ""
 
 
-def read_records(path: Path) -> Iterator[JsonRecord]:
+def read_records(path: Path) -> Iterator[SourceRow]:
     """The records of a file; `-` is standard input. A line that is not JSON is a record with a fault.
 
     A file whose first character is [ holds one array. Raises UnreadableFile, also for a fault inside an array.
@@ -203,19 +203,19 @@ def _is_line_of_arrays(head: bytes) -> bool:
     return True
 
 
-def _lines(file: IO[bytes]) -> Iterator[JsonRecord]:
+def _lines(file: IO[bytes]) -> Iterator[SourceRow]:
     for number, line in enumerate(bounded_lines(file), 1):
         if not line.strip():
             continue
         try:
-            yield JsonRecord(number, bounded_json(line))
+            yield SourceRow(number, bounded_json(line))
         except FileRefused as error:
-            yield JsonRecord(number, None, str(error))
+            yield SourceRow(number, None, str(error))
         except ValueError as error:
-            yield JsonRecord(number, None, f"not JSON: {error}")
+            yield SourceRow(number, None, f"not JSON: {error}")
 
 
-def _array(path: Path, file: IO[str]) -> Iterator[JsonRecord]:
+def _array(path: Path, file: IO[str]) -> Iterator[SourceRow]:
     """The items of an array. A piece is read when the text so far does not end an item."""
     decoder = json.JSONDecoder()
     text, at, number, piece = file.read(_PIECE).lstrip(), 1, 0, _PIECE
@@ -238,7 +238,7 @@ def _array(path: Path, file: IO[str]) -> Iterator[JsonRecord]:
             piece = min(2 * piece, MAX_LINE_BYTES)  # so that a long item is not scanned for each piece
             continue
         number, piece, at = number + 1, _PIECE, end
-        yield JsonRecord(number, value)
+        yield SourceRow(number, value)
 
 
 # Packages: folders of files, also in a zip archive.

@@ -25,7 +25,7 @@ from typing import Any
 
 from nouscoder.client import AsyncClient, BadRequest, Unreachable
 from nouscoder.config import VerifierSection
-from nouscoder.data.bounded_files import JsonRecord, read_records
+from nouscoder.data.bounded_files import SourceRow, read_records
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.prompt import PYTHON
 from nouscoder.domain.submission import MathTests, Profile, Submission, Tests, TestsReference, language_name
@@ -104,7 +104,7 @@ def _samples(number: int, record: dict[str, Any]) -> Iterator[Entry]:
             yield Entry(number, own_id, str(name), fault=f"{key} is not text")
 
 
-def _generations(record: JsonRecord, programs: list[Any], problem_ids: Sequence[str] | None) -> Iterator[Entry]:
+def _generations(record: SourceRow, programs: list[Any], problem_ids: Sequence[str] | None) -> Iterator[Entry]:
     place = record.number - 1
     if problem_ids is None or place >= len(problem_ids):
         fault = f"a list of programs for problem {record.number}, but --problems has {len(problem_ids or ())}"

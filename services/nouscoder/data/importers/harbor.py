@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from nouscoder.config import load_config
-from nouscoder.data.bounded_files import FileRefused, PackageFiles
+from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow
 from nouscoder.data.importers.fields import Reason, Rejected, Row
-from nouscoder.data.importers.rows import Format, SourceRow, package_rows
+from nouscoder.data.importers.rows import Format, package_rows
 from nouscoder.data.problems import ProblemBody, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CheckerTests, JudgeProgram, Limits, StdinCase

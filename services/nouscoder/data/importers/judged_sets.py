@@ -39,7 +39,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nouscoder.data.bounded_files import FileRefused, PackageFiles, packages_at, yaml_mapping
+from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow, packages_at, yaml_mapping
 from nouscoder.data.importers.contests import packed_cases
 from nouscoder.data.importers.fields import (
     MAX_REFERENCES,
@@ -54,7 +54,7 @@ from nouscoder.data.importers.fields import (
     stdin_tests,
     text,
 )
-from nouscoder.data.importers.rows import Format, SourceRow, column_names, file_rows
+from nouscoder.data.importers.rows import Format, column_names, file_rows
 from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (

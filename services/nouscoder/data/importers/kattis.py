@@ -18,9 +18,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nouscoder.data.bounded_files import FileRefused, PackageFiles, yaml_mapping
+from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow, yaml_mapping
 from nouscoder.data.importers.fields import MAX_REFERENCES, Reason, Rejected, Row
-from nouscoder.data.importers.rows import Format, SourceRow, package_rows
+from nouscoder.data.importers.rows import Format, package_rows
 from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (

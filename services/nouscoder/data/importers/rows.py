@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from nouscoder.data.bounded_files import MAX_LINE_BYTES, FileRefused, bounded_lines, opened, packages_at, read_records
+from nouscoder.data.bounded_files import (
+    MAX_LINE_BYTES,
+    FileRefused,
+    SourceRow,
+    bounded_lines,
+    opened,
+    packages_at,
+    read_records,
+)
 from nouscoder.data.importers.fields import Row
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean
@@ -28,15 +36,6 @@ from nouscoder.installation import how_to_install
 
 _BATCH_ROWS = 16
 _SMALL_GROUP_BYTES = 64 * 1024**2
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRow:
-    """A row and its number in the file, counted from 1. `fault`: it cannot be read."""
-
-    number: int
-    value: Any
-    fault: str = ""
 
 
 def file_rows(path: Path, skip: int) -> Iterator[SourceRow]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.data.bounded_files import FileRefused
+from nouscoder.data.bounded_files import FileRefused, SourceRow
 from nouscoder.data.importers.fields import Reason, Rejected
 from nouscoder.data.importers.formats import format_named
 from nouscoder.data.importers.options import Columns, ImportOptions
@@ -24,7 +24,6 @@ from nouscoder.data.importers.rows import (
     PREFIX,
     Format,
     HubRows,
-    SourceRow,
     file_rows,
     hub_rows,
     num_rows,
