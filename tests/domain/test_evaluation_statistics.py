@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from nouscoder.domain.estimates import bootstrap_interval, sign_test
 from nouscoder.domain.problem import GradingRules
-from nouscoder.evaluation.compare import NotComparable, compare
-from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
+from nouscoder.evaluation.outcomes import NotComparable, Outcome, ProblemOutcomes, compare, results
 from nouscoder.evaluation.problems import (
     EvaluatedProblem,
     NothingToEvaluate,

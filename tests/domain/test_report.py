@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.report import write_report
 from nouscoder.report.charts import Chart, Series, dumbbell, format_number, line_chart, nice_ticks, share_chart, table
 from nouscoder.report.curves import by_batch, time_chart
 from nouscoder.report.markup import MAX_CHARACTERS, clip, escape
-from nouscoder.report.page import NothingToReport
+from nouscoder.report.page import NothingToReport, write_report
 from nouscoder.report.run_data import EvaluationData, EvaluationSample, number, read_run
 from nouscoder.report.samples import Change, chosen, pairs
 

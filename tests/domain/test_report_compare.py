@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.errors import NousCoderError
-from nouscoder.report import write_comparison, write_report
 from nouscoder.report.charts import Chart, Series, line_chart
+from nouscoder.report.compare import write_comparison
+from nouscoder.report.page import write_report
 from nouscoder.report.run_data import NotARun, read_run
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reports.md"

@@ -12,7 +12,7 @@ from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import EvaluatedProblem
-from nouscoder.report import write_comparison
+from nouscoder.report.compare import write_comparison
 from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
 from nouscoder.report.objectives_page import write_objectives_page
 from nouscoder.report.samples import write_rollouts_page

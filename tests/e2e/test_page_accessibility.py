@@ -18,7 +18,7 @@ from tests.e2e.report_pages import (
     write_run,
 )
 
-from nouscoder.report import write_report
+from nouscoder.report.page import write_report
 
 PAGES = ("run", "evaluation", "rollouts", "objectives", "comparison")
 OPENED = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"

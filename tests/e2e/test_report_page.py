@@ -32,7 +32,7 @@ from nouscoder.domain.batch import GradedRollout
 from nouscoder.domain.rollout import Sampling, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.report import write_report
+from nouscoder.report.page import write_report
 
 if TYPE_CHECKING:
     from nouscoder.learner.metrics.step import TrainedBatch

@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import load_config
-from nouscoder.data.filters.near_duplicates import NearIndex, NgramHasher, jaccard, rows_per_band, words_of
+from nouscoder.data.filters.duplicates import NearIndex, NgramHasher, jaccard, rows_per_band, words_of
 from nouscoder.data.filters.run import FILTERS, Selection, import_missing, read_recipe, select
-from nouscoder.data.filters.step import CannotFilter, GradingTarget
+from nouscoder.data.filters.step import CannotFilter
 from nouscoder.data.problem_parquet import column, load_problems, read_parquet
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.errors import Unusable
+from nouscoder.grade_files.answers import GradingTarget
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tests.openai_mock import MockServer, completion, serving
 
 from nouscoder.data.asking import NotAnswered
-from nouscoder.data.filters.embedding_duplicates import near_earlier
-from nouscoder.data.filters.judge_votes import JudgeVotes, Vote, vote_of
+from nouscoder.data.filters.models import JudgeVotes, Vote, near_earlier, vote_of
 from nouscoder.data.filters.run import Selection, read_recipe, select
 from nouscoder.data.filters.step import CannotFilter
 from nouscoder.data.problem_parquet import read_parquet

@@ -14,12 +14,18 @@ from tests.openai_mock import MockServer, completion, serving
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
+from nouscoder.data import synthesis
 from nouscoder.data.asking import NotAnswered
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import Reference
-from nouscoder.data.synthesis import run as synthesis
-from nouscoder.data.synthesis.run import CannotSynthesize, kept_tests
-from nouscoder.data.synthesis.written import NoProblem, SeedRejection, WrittenProblem, written_problem
+from nouscoder.data.synthesis import (
+    CannotSynthesize,
+    NoProblem,
+    SeedRejection,
+    WrittenProblem,
+    kept_tests,
+    written_problem,
+)
 from nouscoder.domain.submission import CallCase, CallTests
 
 RIGHT = "def add(a, b=0):\n    return a + b\n"

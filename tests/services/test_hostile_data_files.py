@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 import zstandard
 
-from nouscoder.data import bounded_files, json_records
-from nouscoder.data.bounded_files import FileRefused, packages_at, yaml_mapping
+from nouscoder.data import bounded_files
+from nouscoder.data.bounded_files import FileRefused, UnreadableFile, packages_at, read_records, yaml_mapping
 from nouscoder.data.importers import rows
 from nouscoder.data.importers.fields import Rejected, decoded, parsed_python
 from nouscoder.data.importers.run import CannotImport, import_files
-from nouscoder.data.json_records import UnreadableFile, read_records
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import ProblemFileError, read_bodies
 from nouscoder.errors import Unusable
@@ -84,8 +83,7 @@ def compressed(text: bytes, ending: str) -> bytes:
 def test_a_record_without_an_end_is_not_held_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, begin: bytes, says: str
 ) -> None:
-    for module in (bounded_files, json_records):
-        monkeypatch.setattr(module, "MAX_LINE_BYTES", 2 * MIB)
+    monkeypatch.setattr(bounded_files, "MAX_LINE_BYTES", 2 * MIB)
     file = tmp_path / f"rows.jsonl.{ending}"
     file.write_bytes(compressed(begin + b" " * 64 * MIB, ending))
     with measured(24 * MIB), pytest.raises(UnreadableFile, match=f"rows.jsonl.{ending}.* {says}"):
@@ -105,8 +103,8 @@ def test_a_file_that_breaks_after_good_rows_leaves_nothing(tmp_path: Path) -> No
 
 def test_a_record_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists take 25 times as much memory as their text."""
-    monkeypatch.setattr(json_records, "_LIGHT_BYTES", 1000)
-    monkeypatch.setattr(json_records, "_MAX_WEIGHT", 1000)
+    monkeypatch.setattr(bounded_files, "_LIGHT_BYTES", 1000)
+    monkeypatch.setattr(bounded_files, "_MAX_WEIGHT", 1000)
     lines, array, text = tmp_path / "rows.jsonl", tmp_path / "rows.json", f"[{'[],' * 2000}[]]"
     lines.write_text(json.dumps({"problem": "?", "answer": "1"}) + '\n{"answer": ' + text + "}\n")
     array.write_text("[" + f"[{'[],' * MIB}[]]" + "]")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.domain.preference import PairRule
-from nouscoder.evaluation.scored_samples import NoScores, ScoredProblem, ScoredSample
+from nouscoder.evaluation.samples import NoScores, ScoredProblem, ScoredSample
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.reward_model import train
 from nouscoder.reward_model.evaluate import Mean, NothingToScore, evaluate_best_of_n, pair_accuracy, rm_bench

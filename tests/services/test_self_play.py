@@ -34,8 +34,9 @@ from nouscoder.run.folder import RunFolder
 from nouscoder.run.view import PlainView, View
 from nouscoder.self_play import run as rounds
 from nouscoder.self_play.judgement import proposal_text
-from nouscoder.self_play.known import Known, NoExample
-from nouscoder.self_play.pool_files import (
+from nouscoder.self_play.proposing import graded_proposals, room_for_answers, train_proposer
+from nouscoder.self_play.round import ACCEPTED, JUDGED, Known, NoExample, RolloutLog, Round, RoundWork
+from nouscoder.self_play.run import (
     PROPOSE,
     TRAIN,
     advance_pool,
@@ -45,8 +46,6 @@ from nouscoder.self_play.pool_files import (
     pool_record,
     write_problems,
 )
-from nouscoder.self_play.proposing import graded_proposals, room_for_answers, train_proposer
-from nouscoder.self_play.round import ACCEPTED, JUDGED, RolloutLog, Round, RoundWork
 from nouscoder.verifier.grading.grader import local_grader
 
 FILE = """

@@ -25,7 +25,7 @@ from nouscoder.config.broker import (
     PrioritiesCurriculum,
     SubsetCurriculum,
 )
-from nouscoder.data.json_records import checked_records
+from nouscoder.data.bounded_files import checked_records
 from nouscoder.data.pass_rates import read_pass_rates
 from nouscoder.domain.curriculum import (
     Choice,

@@ -226,7 +226,7 @@ def data_filter(
     from nouscoder.config import load_config
     from nouscoder.config.recipe import SELECTIONS, recipe_path
     from nouscoder.data.filters.run import import_missing, read_recipe, select
-    from nouscoder.data.filters.step import GradingTarget
+    from nouscoder.grade_files.answers import GradingTarget
 
     if not recipe.suffix and not recipe.exists():
         recipe, folder = recipe_path(str(recipe), SELECTIONS), folder or Path.cwd()
@@ -264,12 +264,13 @@ def data_synthesize(
 
     from nouscoder.config import load_config
     from nouscoder.data.asking import ServedModel
-    from nouscoder.data.synthesis.run import SynthesisSettings, Verifier, synthesize
+    from nouscoder.data.synthesis import SynthesisSettings, synthesize
+    from nouscoder.grade_files.answers import GradingTarget
 
     writer = ServedModel(url=url, model=model)
     solver = ServedModel(url=solver_url or url, model=solver_model or model)
     settings = SynthesisSettings(writer, solver, num_tests, at_least, solutions, temperature, max_tokens, at_once)
-    verifier = Verifier(load_config(config_file, overrides or []), server, token)
+    verifier = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
     with goes_on(AGAIN):
         summary = synthesize(seeds, out, settings, verifier)
     typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())

@@ -104,8 +104,8 @@ def eval_run(
 ) -> None:
     """Sample a model on problems, grade the samples, and report pass@k. Run again, it continues where it stopped."""
     from nouscoder.config import load_config
-    from nouscoder.evaluation.compare import summary_text
     from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
+    from nouscoder.evaluation.outcomes import summary_text
     from nouscoder.evaluation.samples import SamplingSettings
 
     if url and not model:
@@ -138,7 +138,7 @@ def eval_compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two evaluations problem by problem: exact test, paired bootstrap, and the problems that differ."""
-    from nouscoder.evaluation.compare import compare
+    from nouscoder.evaluation.outcomes import compare
 
     found = compare(a, b, profile)
     typer.echo(json.dumps(found.record()) if as_json else found.text())

@@ -22,7 +22,8 @@ def report_run(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder: runs/NAME, or that of a plan's stage")],
 ) -> None:
     """Write report.html and rollouts.html of a run into its folder."""
-    from nouscoder.report import run_folder, write_report
+    from nouscoder.report.page import write_report
+    from nouscoder.report.run_data import run_folder
 
     typer.echo(f"the report is in {write_report(run_folder(run))}")
 
@@ -33,6 +34,6 @@ def report_compare(
     to: Annotated[Path, typer.Option("--to", help="the page")] = Path("comparison.html"),
 ) -> None:
     """Write one page with the curves of several runs: reward, evaluations, lengths, pass@k, entropy."""
-    from nouscoder.report import write_comparison
+    from nouscoder.report.compare import write_comparison
 
     typer.echo(f"the comparison is in {write_comparison(to, runs)}")

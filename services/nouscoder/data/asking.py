@@ -7,11 +7,12 @@ key of an answer is a digest of the whole request, so the log is also the cache,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -20,6 +21,8 @@ from nouscoder.formats.body import Body
 from nouscoder.openai_server import CompletionFailed, OpenAIServer
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog, key_of
+
+Item = TypeVar("Item")
 
 
 class NotAnswered(NousCoderError):
@@ -33,41 +36,30 @@ class ServedModel(Body):
     model: str = Field(min_length=1, description="its name at the server")
 
 
-class Question(Protocol):
-    """Something to ask."""
+@dataclass(frozen=True, slots=True)
+class Question(ABC):
+    """Something to ask a model. `asked` is all else that the answer depends on."""
 
-    @property
-    def served(self) -> ServedModel:
-        """Who is asked."""
-        ...
+    served: ServedModel
+    asked: dict[str, Any]
 
     @property
     def key(self) -> str:
         """A digest of all that the answer depends on."""
-        ...
+        return key_of({"model": self.served.model, **self.asked})
 
+    @abstractmethod
     async def ask(self, server: OpenAIServer) -> dict[str, Any]:
         """The record of the answer. Raises CompletionFailed."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class ChatQuestion:
-    """A request of a chat completion with one message. `settings` are its other fields, such as the temperature."""
-
-    served: ServedModel
-    content: str
-    settings: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        """See Question."""
-        return key_of({"model": self.served.model, "content": self.content, "settings": self.settings})
+class ChatQuestion(Question):
+    """A request of a chat completion: the `content` of its one message, and its other `settings`."""
 
     async def ask(self, server: OpenAIServer) -> dict[str, Any]:
         """See Question."""
-        messages = [{"role": "user", "content": self.content}]
-        answer = await server.complete(self.served.model, messages, **self.settings)
+        messages = [{"role": "user", "content": self.asked["content"]}]
+        answer = await server.complete(self.served.model, messages, **self.asked["settings"])
         # Half of a surrogate pair, which JSON can carry, is no text that can be sent or kept in a problem.
         text = answer.text.encode("utf8", "replace").decode()
         return {"answer": text, "finish_reason": answer.finish_reason}
@@ -79,36 +71,49 @@ def open_answers(path: Path) -> RecordLog:
 
 
 def ask_all(questions: Sequence[Question], answers: RecordLog, at_once: int, name: str) -> None:
-    """Ask every question without an answer, at most `at_once` at a time. `name` is that of the progress bar.
-
-    Raises NotAnswered at the first question that gets none.
-    """
+    """Ask every question without an answer, `at_once` at a time. Raises NotAnswered at the first that gets none."""
     missing = {question.key: question for question in questions if question.key not in answers}
     if missing:
-        try:
-            asyncio.run(_ask_all([*missing.values()], answers, at_once, name))
-        except ExceptionGroup as group:  # of the workers, which all stop when one fails
-            raise first_error(group) from None
+        asyncio.run(_ask_all(missing, answers, at_once, name))
 
 
-async def _ask_all(questions: Sequence[Question], answers: RecordLog, at_once: int, name: str) -> None:
+async def _ask_all(missing: dict[str, Question], answers: RecordLog, at_once: int, name: str) -> None:
     async with AsyncExitStack() as stack:
-        urls = {question.served.url for question in questions}
+        urls = {question.served.url for question in missing.values()}
         servers = {
             url: await stack.enter_async_context(OpenAIServer(url, num_connections=at_once)) for url in sorted(urls)
         }
-        advance = stack.enter_context(progress_bar(name, len(questions)))
-        waiting = iter(questions)
 
-        async def work(waiting: Iterator[Question]) -> None:
-            for question in waiting:
-                try:
-                    answers.add(question.key, await question.ask(servers[question.served.url]))
-                except CompletionFailed as error:
-                    kept = "the other answers are kept: start again when the model is served there"
-                    raise NotAnswered(f"{error}; {kept} (such as by `vllm serve`), or give another address") from None
-                advance(1)
+        async def ask(question: Question) -> dict[str, Any]:
+            try:
+                return await question.ask(servers[question.served.url])
+            except CompletionFailed as error:
+                kept = "the other answers are kept: start again when the model is served there"
+                raise NotAnswered(f"{error}; {kept} (such as by `vllm serve`), or give another address") from None
 
+        advance = stack.enter_context(progress_bar(name, len(missing)))
+        await fill(answers, missing.items(), at_once, ask, advance)
+
+
+async def fill(
+    log: RecordLog,
+    missing: Iterable[tuple[str, Item]],
+    at_once: int,
+    make: Callable[[Item], Awaitable[dict[str, Any] | None]],
+    advance: Callable[[float], object] = lambda more: None,
+) -> None:
+    """Add what `make` makes for each key, `at_once` at a time; None is not added. Raises its first error."""
+    waiting = iter(missing)
+
+    async def work() -> None:
+        for key, item in waiting:
+            if (record := await make(item)) is not None:
+                log.add(key, record)
+            advance(1)
+
+    try:
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
-                group.create_task(work(waiting))
+                group.create_task(work())
+    except BaseExceptionGroup as failed:
+        raise first_error(failed) from None

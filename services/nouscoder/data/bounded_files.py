@@ -1,14 +1,17 @@
-"""Reads files that strangers made: compressed files, packages in folders or zip archives, and YAML.
+"""Reads files that strangers made: compressed files, JSON records, packages in folders or zip archives, and YAML.
 
-INVARIANT: what a file says of itself is not believed. In memory are at most MAX_LINE_BYTES of a line and
-MAX_PACKAGE_BYTES of a package. Nothing outside a package is read, and nothing is unpacked to the disk.
+INVARIANT: what a file says of itself is not believed. In memory are at most MAX_LINE_BYTES of a line, one record of a
+file, one piece of it, and MAX_PACKAGE_BYTES of a package. Nothing outside a package is read, and nothing is unpacked to
+the disk.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
+import re
 import stat
 import sys
 import zipfile
@@ -17,9 +20,18 @@ from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
+
+from pydantic import ValidationError
+
+from nouscoder.errors import Unusable
+from nouscoder.formats.body import Body, first_fault
+from nouscoder.formats.json_values import json_value, json_weight
+
+AnyBody = TypeVar("AnyBody", bound=Body)
 
 MAX_LINE_BYTES = 512 * 1024**2  # the largest rows of public data sets have about 150 MB
 MAX_PACKAGE_BYTES = 1024**3
@@ -44,10 +56,7 @@ class FileTooLarge(FileRefused):
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """The bytes of a file, or of standard input for `-`, decompressed and without UTF-8's mark at its begin.
-
-    Raises OSError, also for a broken file.
-    """
+    """The bytes of a file (`-`: stdin), decompressed, without UTF-8's mark. Raises OSError, also for a broken one."""
     import zstandard
 
     try:
@@ -111,6 +120,125 @@ def unpacked(data: bytes, most: int) -> bytes:
     if not unpacker.eof:
         raise FileRefused("it is cut off")
     return found
+
+
+# JSON records, one at a time: JSON lines, or one array, plain or compressed (.gz, .zst).
+
+_PIECE = 1024**2
+_LIGHT_BYTES = 8 * 1024**2  # the values of a text so long take at most 200 MiB
+_MAX_WEIGHT = 40_000_000  # of one record: about 2 GB
+_NEXT_ITEM = re.compile(r"[ \t\r\n,]*")
+
+
+class UnreadableFile(Unusable):
+    """A file cannot be read as a whole. The message names it."""
+
+
+class BadRecord(Unusable):
+    """A record of a file does not have the expected form. The message names the file, the record and the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """A value of a file. `number` is its line, or its place in the file, counted from 1. `fault`: it cannot be read."""
+
+    number: int
+    value: Any
+    fault: str = ""
+
+
+def read_records(path: Path) -> Iterator[SourceRow]:
+    """The records of a file; `-` is standard input. A line that is not JSON is a record with a fault.
+
+    A file whose first character is [ holds one array. Raises UnreadableFile, also for a fault inside an array.
+    """
+    try:
+        with opened(path) as file:
+            head = file.peek(_PIECE)
+            if head.lstrip()[:1] == b"[" and not _is_line_of_arrays(head):
+                yield from _array(path, io.TextIOWrapper(file, "utf8"))
+            else:
+                yield from _lines(file)
+    except (OSError, UnicodeDecodeError, FileRefused) as error:
+        raise UnreadableFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def checked_records(path: Path, form: type[AnyBody]) -> Iterator[AnyBody]:
+    """The records of a file, each of this form. Raises BadRecord for the first bad record, and UnreadableFile."""
+    for record in read_records(path):
+        if record.fault:
+            raise BadRecord(f"{path}, record {record.number}: {record.fault}")
+        yield checked(form, record.value, f"{path}, record {record.number}")
+
+
+def checked(form: type[AnyBody], value: Any, place: str) -> AnyBody:
+    """The value in this form. Raises BadRecord, which names the place."""
+    try:
+        return form.model_validate(value)
+    except ValidationError as error:
+        field, fault = first_fault(error)
+        raise BadRecord(f"{place}: {fault if field == 'body' else f'{field}: {fault}'}") from None
+
+
+def bounded_json(text: bytes | str) -> Any:
+    """The value of a JSON text. Raises ValueError, and FileRefused for one with too many values for the memory."""
+    _check_weight(text)
+    return json_value(text)
+
+
+def _check_weight(text: bytes | str) -> None:
+    if len(text) > _LIGHT_BYTES and json_weight(text, _MAX_WEIGHT) > _MAX_WEIGHT:
+        raise FileRefused("a record holds too many values")
+
+
+def _is_line_of_arrays(head: bytes) -> bool:
+    """Whether the first line is a whole array and another line follows: JSON lines, not one array."""
+    first, newline, rest = head.partition(b"\n")
+    if not newline or not rest.strip():
+        return False
+    try:
+        json_value(first)
+    except ValueError:
+        return False
+    return True
+
+
+def _lines(file: IO[bytes]) -> Iterator[SourceRow]:
+    for number, line in enumerate(bounded_lines(file), 1):
+        if not line.strip():
+            continue
+        try:
+            yield SourceRow(number, bounded_json(line))
+        except FileRefused as error:
+            yield SourceRow(number, None, str(error))
+        except ValueError as error:
+            yield SourceRow(number, None, f"not JSON: {error}")
+
+
+def _array(path: Path, file: IO[str]) -> Iterator[SourceRow]:
+    """The items of an array. A piece is read when the text so far does not end an item."""
+    decoder = json.JSONDecoder()
+    text, at, number, piece = file.read(_PIECE).lstrip(), 1, 0, _PIECE
+    while True:
+        at = _NEXT_ITEM.match(text, at).end()  # type: ignore[union-attr]  # it matches the empty text too
+        if text.startswith("]", at):
+            return
+        try:
+            value, end = decoder.raw_decode(text, at)
+            if end == len(text):  # a number may go on in the next piece
+                raise ValueError("the text ends here")
+        except (ValueError, RecursionError) as error:
+            if len(text) - at > MAX_LINE_BYTES:
+                raise FileRefused(f"entry {number + 1} is longer than {MAX_LINE_BYTES // 1024**2} MiB") from None
+            more = file.read(piece)
+            if not more:
+                raise UnreadableFile(f"{path}, entry {number + 1}: not JSON: {error}") from None
+            text, at = text[at:] + more, 0
+            _check_weight(text)
+            piece = min(2 * piece, MAX_LINE_BYTES)  # so that a long item is not scanned for each piece
+            continue
+        number, piece, at = number + 1, _PIECE, end
+        yield SourceRow(number, value)
 
 
 # Packages: folders of files, also in a zip archive.

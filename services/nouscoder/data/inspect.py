@@ -29,7 +29,7 @@ from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptSettings, PromptText
-from nouscoder.domain.submission import CallTests, Prelude, StdinTests, Submission
+from nouscoder.domain.submission import CallTests, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.grading.grader import Grader, local_grader
@@ -244,16 +244,7 @@ async def _run_all(
 
 
 async def _run(grader: Grader, problem: Problem, number: int, reference: Reference) -> ReferenceRound:
-    submission = Submission(
-        tests=problem.tests,
-        code=reference.code,
-        language=reference.language,
-        limits=problem.limits,
-        comparator=problem.comparator,
-        stop_on_first_failure=False,
-        profile=problem.profile,
-        prelude=problem.prelude if reference.language == "python" else Prelude.NONE,
-    )
+    submission = reference.submission(problem, stop_on_first_failure=False)
     with recorded() as outputs:
         try:
             verdict = await grader.grade(submission)

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from nouscoder.data.bounded_files import FileRefused
-from nouscoder.data.json_records import BadRecord, UnreadableFile, bounded_json, checked_records
+from nouscoder.data.bounded_files import BadRecord, FileRefused, UnreadableFile, bounded_json, checked, checked_records
 from nouscoder.domain.curriculum import CurriculumState
-from nouscoder.formats.body import Body, first_fault
+from nouscoder.formats.body import Body
 
 _REPORT = "report.json"
 _VERDICTS = "verdicts.jsonl"  # beside report.json; equal answers share a line, so it does not have the counts
@@ -99,12 +98,7 @@ def _records(path: Path) -> Iterator[PassRateBody]:
         yield from checked_records(file, PassRateBody)
         return
     for number, counts in enumerate(_counts(record), 1):
-        try:
-            yield PassRateBody.model_validate(counts)
-        except ValidationError as error:
-            field, fault = first_fault(error)
-            what = fault if field == "body" else f"{field}: {fault}"
-            raise BadRecord(f"{file}, problems, record {number}: {what}") from None
+        yield checked(PassRateBody, counts, f"{file}, problems, record {number}")
 
 
 def _object(file: Path) -> dict[str, Any]:

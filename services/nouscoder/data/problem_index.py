@@ -21,7 +21,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -75,20 +75,15 @@ class IndexedProblem:
 
     def with_tests(self, tests: Tests) -> Problem:
         """The whole problem."""
-        rules = self.rules
+        names = ("limits", "comparator", "text_is_code", "prelude", "profile", "languages")
         return Problem(
             self.problem_id,
             self.prompt,
             tests,
-            limits=rules.limits,
-            comparator=rules.comparator,
-            text_is_code=rules.text_is_code,
-            prelude=rules.prelude,
-            profile=rules.profile,
+            **{name: getattr(self.rules, name) for name in names},
             prompt_template=self.prompt_template,
             public_tests=None if self.public_tests is None else self.public_tests.tests,
             starter_code=self.starter_code,
-            languages=rules.languages,
         )
 
 
@@ -152,7 +147,6 @@ class ProblemIndex:
         }
 
     def _read(self, problem_id: str) -> IndexedProblem:
-        """The problem with this id. Raises NotInIndex."""
         row = self._database.execute("SELECT record FROM problems WHERE problem_id = ?", (problem_id,)).fetchone()
         if row is None:
             raise NotInIndex(problem_id)
@@ -226,10 +220,7 @@ def fitting(config: Config, problems: Sequence[Problem]) -> tuple[list[Problem],
 
 
 def all_held_out(config: Config) -> list[Problem]:
-    """All problems of evaluation.problems, else a share of the training file, else all of problems.held_out.
-
-    Raises ProblemFileError.
-    """
+    """Of evaluation.problems, else a share of the training file, else problems.held_out. Raises ProblemFileError."""
     if config.evaluation.problems:
         return load_problems(Path(config.evaluation.problems))
     share = config.problems.held_out_share
@@ -256,16 +247,11 @@ def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: 
     _write_index(_stored(problems, store), file, key)
 
 
-class _Row(NamedTuple):
-    """A row of the index. `languages` are joined by commas."""
+_Row = tuple[str, str, bytes]  # the name of a problem, its languages joined by commas, and its record
 
-    problem_id: str
-    languages: str
-    record: bytes
 
-    @classmethod
-    def of(cls, problem: Problem, kept: StoredTests) -> Self:
-        return cls(problem.problem_id, ",".join(problem.languages), _record(problem, kept))
+def _row(problem: Problem, kept: StoredTests) -> _Row:
+    return problem.problem_id, ",".join(problem.languages), _record(problem, kept)
 
 
 def _write_index(records: Iterable[_Row], file: Path, key: str) -> None:
@@ -294,7 +280,7 @@ def _write_index(records: Iterable[_Row], file: Path, key: str) -> None:
 
 
 def _stored(problems: Iterable[Problem], store: TestStore) -> Iterator[_Row]:
-    return (_Row.of(problem, store.put(problem.tests)) for problem in problems)
+    return (_row(problem, store.put(problem.tests)) for problem in problems)
 
 
 def _records(source: Path, store: TestStore) -> Iterator[_Row]:
@@ -309,7 +295,7 @@ def _records(source: Path, store: TestStore) -> Iterator[_Row]:
             if not store.has(stored.digest):
                 stored = store.put(stack.enter_context(own.opened(stored.digest)))
             problem = row.problem(StdinTests(()))  # the record holds no tests
-            yield _Row.of(problem, stored)
+            yield _row(problem, stored)
 
 
 def _record(problem: Problem, kept: StoredTests) -> bytes:
@@ -382,10 +368,7 @@ def _is_of_the_owner(folder: Path, source: Path) -> bool:
 
 @contextmanager
 def _locked(folder: Path, source: Path) -> Iterator[Path | None]:
-    """Lock the folder while an index is built. Gives what was made of it.
-
-    Raises ProblemFileError when the folder cannot be written.
-    """
+    """Lock the folder of the index. Gives what was made of it. Raises ProblemFileError when it cannot be written."""
     try:
         made = make_folder(folder)
         if folder.stat().st_uid not in (0, os.geteuid(), source.stat().st_uid):

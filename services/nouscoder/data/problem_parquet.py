@@ -7,9 +7,10 @@ schema names. INVARIANT: every digest of a file was in its store before the file
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from nouscoder.store.tests import StoredTests, TestStore
 _PLACE = b"nouscoder.tests"
 _IMPORT = b"nouscoder.import"
 _BATCH_ROWS = 256
+_PART_ROWS = 2000
 _MOST_RULES = 256
 _TEXTS = ("problem_id", "prompt", "prompt_template", "difficulty", "source", "family", "prelude", "profile")
 
@@ -105,8 +107,12 @@ def _comparator(text: str) -> Comparator:
     return Comparator(**record | {"kind": ComparatorKind(record["kind"])})
 
 
-def require_parquet() -> None:
-    """Raises ParquetUnusable when the library is missing, for commands that write a file after long work."""
+def require_new(out: Path, refused: Callable[[str], Unusable]) -> None:
+    """For commands that write a file after long work. Raises `refused`, and ParquetUnusable without the library."""
+    if out.suffix != ".parquet":
+        raise refused(f"--out {out} must end in .parquet")
+    if out.exists():
+        raise refused(f"{out} exists already: give another --out, or delete it")
     _libraries()
 
 
@@ -115,6 +121,15 @@ def write_rows(path: Path, rows: list[dict[str, Any]], tests: str) -> None:
     arrow, parquet = _libraries()
     schema = _schema(arrow, tests)
     parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), path, compression="zstd")
+
+
+def write_parts(folder: Path, rows: Iterable[dict[str, Any]], tests: str) -> list[Path]:
+    """Write rows to several files in a folder, which can be joined. At most the rows of one file are in memory."""
+    parts, left = list[Path](), iter(rows)
+    while part := list(islice(left, _PART_ROWS)):
+        parts.append(folder / f"{len(parts):06}.parquet")
+        write_rows(parts[-1], part, tests)
+    return parts
 
 
 def join(parts: list[Path], path: Path, tests: str, made_by: dict[str, Any] | None = None) -> None:

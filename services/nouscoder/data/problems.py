@@ -15,10 +15,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import to_json
 
-from nouscoder.data.bounded_files import FileRefused, bounded_lines, created, opened
-from nouscoder.data.json_records import bounded_json
+from nouscoder.data.bounded_files import FileRefused, bounded_json, bounded_lines, created, opened
 from nouscoder.domain.problem import Problem, language_fault
-from nouscoder.domain.submission import Prelude, Profile, Tests, language_name
+from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, language_name
 from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, TestsBody, all_faults, canonical_json
 from nouscoder.formats.json_values import TooManyValues, ValueCount
@@ -27,6 +26,11 @@ from nouscoder.formats.public_shapes import NotTests, rewritten
 # Public tests travel with each task.
 MAX_PUBLIC_BYTES = 16 * 1024
 _MOST_SHOWN = 4  # faults of one line
+_TEXTS = ("problem_id", "prompt", "prompt_template", "difficulty", "source", "family", "starter_code")
+_ORDER = (
+    *("problem_id", "prompt", "limits", "comparator", "prelude", "profile", "text_is_code", "prompt_template"),
+    *("difficulty", "source", "family", "starter_code", "languages"),
+)
 
 
 class ProblemFileError(Unusable):
@@ -97,20 +101,13 @@ class ProblemBody(Body):
     def record(self) -> Problem:
         """The domain record."""
         return Problem(
-            problem_id=self.problem_id,
-            prompt=self.prompt,
+            **{name: getattr(self, name) for name in (*_TEXTS, "text_is_code")},
             tests=self.tests.record(),
             limits=self.limits.record(),
             comparator=self.comparator.record(),
-            text_is_code=self.text_is_code,
-            family=self.family,
             prelude=Prelude(self.prelude),
             profile=Profile(self.profile),
-            prompt_template=self.prompt_template,
-            difficulty=self.difficulty,
-            source=self.source,
             public_tests=None if self.public_tests is None else self.public_tests.record(),
-            starter_code=self.starter_code,
             languages=tuple(self.languages),
         )
 
@@ -131,10 +128,7 @@ def save_problems(path: Path, problems: Iterable[Problem]) -> None:
 
 
 def read_bodies(path: Path) -> Iterator[ProblemBody]:
-    """The lines of a file, parsed. One at a time is in memory.
-
-    Raises ProblemFileError for an invalid line, which it names, and for a file without problems.
-    """
+    """The lines of a file, one at a time. Raises ProblemFileError for a wrong line and a file without problems."""
     seen: set[str] = set()
     try:
         with opened(path) as file:
@@ -204,21 +198,9 @@ def _fault(field: str, wrong: str) -> str:
 
 def line_of(problem: Problem) -> bytes:
     """The line of a problem file, with its newline."""
-    record: dict[str, Any] = {
-        "problem_id": problem.problem_id,
-        "prompt": problem.prompt,
-        "limits": asdict(problem.limits),
-        "comparator": ComparatorBody.of(problem.comparator).model_dump(),
-        "prelude": problem.prelude.value,
-        "profile": problem.profile.value,
-        "text_is_code": problem.text_is_code,
-        "prompt_template": problem.prompt_template,
-        "difficulty": problem.difficulty,
-        "source": problem.source,
-        "family": problem.family,
-        "starter_code": problem.starter_code,
-        "languages": problem.languages,
-    }
+    record: dict[str, Any] = {name: getattr(problem, name) for name in _ORDER}
+    record["limits"] = asdict(problem.limits)
+    record["comparator"] = ComparatorBody.of(problem.comparator).model_dump()
     if problem.public_tests is not None:
         record["public_tests"] = json.loads(canonical_json(problem.public_tests))
     head = json.dumps(record, ensure_ascii=False).encode()
@@ -232,13 +214,23 @@ class Reference:
     code: str
     language: str = "python"
 
+    def submission(self, problem: Problem, **others: Any) -> Submission:
+        """The program with the rules of this problem, and with `others` in place of a submission's defaults."""
+        return Submission(
+            tests=problem.tests,
+            code=self.code,
+            language=self.language,
+            limits=problem.limits,
+            comparator=problem.comparator,
+            profile=problem.profile,
+            prelude=problem.prelude if self.language == "python" else Prelude.NONE,
+            **others,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ReferencedProblem:
-    """A problem, its reference solutions and other facts about it, such as contest_date, if any.
-
-    `names_languages`: the data set says in which languages it is answered.
-    """
+    """A problem, its references and facts. `names_languages`: its data set says in which languages it is answered."""
 
     problem: Problem
     references: tuple[Reference, ...] = ()

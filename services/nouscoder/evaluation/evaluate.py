@@ -30,7 +30,7 @@ from nouscoder.data.problem_index import ProblemIndex, open_index_of
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable, WrongUse
-from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
+from nouscoder.evaluation.outcomes import REPORT, Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import (
     EvaluatedProblem,
     NothingToEvaluate,
@@ -54,7 +54,7 @@ from nouscoder.evaluation.samples import (
     verdict_key,
 )
 from nouscoder.extras import MODEL_LIBRARIES, require
-from nouscoder.grade_files.answers import local_answers, remote_answers
+from nouscoder.grade_files.answers import GradingTarget, answers_of
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.policy_folder.compose import CONFIG_FILE, with_yarn
@@ -161,8 +161,6 @@ def _served(config: Config, model: str, num_tokens: int, at_once: int, keys: Pat
 
 # The evaluation.
 
-REPORT = "report.json"
-
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
@@ -221,10 +219,11 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
             else:
                 check_prompt(problems, request.sampling.prompt)
                 jobs = server_jobs(problems, request.sampling)
-            if request.checkpoint is not None and (asked := _asked(request, jobs, samples)):
+            evaluation = _Evaluation(request, jobs, profiles, samples, verdicts)
+            if request.checkpoint is not None and (asked := evaluation.asked()):
                 asyncio.run(request.checkpoint.tokens_needed(asked))
-        asyncio.run(_fill(request, config, index, jobs, profiles, samples, verdicts))
-        return _write(request, jobs, profiles, samples, verdicts)
+        asyncio.run(evaluation.fill(config, index))
+        return evaluation.write()
 
 
 def _own_profile(problems: Sequence[EvaluatedProblem]) -> tuple[Profile, ...]:
@@ -234,94 +233,84 @@ def _own_profile(problems: Sequence[EvaluatedProblem]) -> tuple[Profile, ...]:
     return tuple(found)
 
 
-async def _fill(
-    request: EvaluationRequest,
-    config: Config,
-    index: ProblemIndex,
-    jobs: Sequence[SampleJob],
-    profiles: Sequence[Profile],
-    samples: RecordLog,
-    verdicts: RecordLog,
-) -> None:
-    """Sample and grade what is missing."""
-    async with AsyncExitStack() as stack:
-        sample: Sampler | None = None
-        url, key = request.url, ""
-        if request.checkpoint is not None and (asked := _asked(request, jobs, samples)):
-            url, key = await stack.enter_async_context(request.checkpoint.serving(config, asked, request.at_once))
-        if url:
-            server = await stack.enter_async_context(OpenAIServer(url, num_connections=request.at_once, key=key))
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """The samples that there must be, the profiles that grade them, and the logs of both."""
 
-            async def sample(job: SampleJob) -> dict[str, Any]:
-                return await sampled(server, request.sampling, job)
+    request: EvaluationRequest
+    jobs: Sequence[SampleJob]
+    profiles: Sequence[Profile]
+    samples: RecordLog
+    verdicts: RecordLog
 
-        answer, grade_at_once = await stack.enter_async_context(
-            remote_answers(request.verifier, index, request.token, request.ca)
-            if request.verifier
-            else local_answers(config, index)
+    def asked(self) -> list[dict[str, Any]]:
+        """A request for each problem of which a sample is missing."""
+        problems = {job.problem.problem_id: job.problem for job in self.jobs if job.key not in self.samples}
+        return [self.request.sampling.request(problem, 0) for problem in problems.values()]
+
+    async def fill(self, config: Config, index: ProblemIndex) -> None:
+        """Sample and grade what is missing."""
+        request = self.request
+        async with AsyncExitStack() as stack:
+            sample: Sampler | None = None
+            url, key = request.url, ""
+            if request.checkpoint is not None and (asked := self.asked()):
+                url, key = await stack.enter_async_context(request.checkpoint.serving(config, asked, request.at_once))
+            if url:
+                server = await stack.enter_async_context(OpenAIServer(url, num_connections=request.at_once, key=key))
+
+                async def sample(job: SampleJob) -> dict[str, Any]:
+                    return await sampled(server, request.sampling, job)
+
+            target = GradingTarget(config.verifier, request.verifier, request.token, request.ca)
+            answer, grade_at_once = await stack.enter_async_context(answers_of(target, index))
+            advance = stack.enter_context(progress_bar("evaluating", len(self.jobs)))
+            grading = SampleGrading(self.samples, self.verdicts, self.profiles, sample, answer, advance)
+            await grading.run(self.jobs, request.at_once, grade_at_once)
+
+    def write(self) -> dict[str, Any]:
+        """Write report.json and report.html."""
+        request, first = self.request, self.profiles[0].value
+        found: dict[str, ProblemOutcomes] = {}
+        for job in sorted(self.jobs, key=lambda job: job.position):
+            one = found.setdefault(job.problem.problem_id, ProblemOutcomes(job.problem))
+            one.samples.append(self._outcome(job))
+        record = {
+            "model": request.sampling.model,
+            "problem_file": request.problems.name,
+            "window": asdict(request.window),
+            "sampling": {"file": request.samples.name} if request.samples is not None else asdict(request.sampling),
+            **results(list(found.values()), [profile.value for profile in self.profiles]),
+        }
+        write_whole(request.out / REPORT, (json.dumps(record, indent=1) + "\n").encode())
+        chosen = {(one.problem.problem_id, at) for one in found.values() for at in one.examples(first)}
+        shown = [job for job in self.jobs if (job.problem.problem_id, job.position) in chosen]
+        shown = spread(sorted(shown, key=lambda job: (job.problem.problem_id, job.position)), MOST_SHOWN)
+        write_evaluation_report(request.out / "report.html", record, [self._shown(job) for job in shown])
+        return record
+
+    def _graded(self, job: SampleJob, profile: Profile) -> dict[str, Any]:
+        return self.verdicts.get(verdict_key(job.problem, answer_of(self.samples.get(job.key)), profile))
+
+    def _outcome(self, job: SampleJob) -> Outcome:
+        sample = self.samples.get(job.key)
+        return Outcome(
+            position=job.position,
+            num_characters=len(answer_text(sample)) + len(sample.get("reasoning", "")),
+            num_tokens=sample.get("num_tokens"),
+            is_truncated=sample["finish_reason"] == TRUNCATED,
+            verdicts={profile.value: self._graded(job, profile)["verdict"] for profile in self.profiles},
         )
-        advance = stack.enter_context(progress_bar("evaluating", len(jobs)))
-        grading = SampleGrading(samples, verdicts, profiles, sample, answer, advance)
-        await grading.run(jobs, request.at_once, grade_at_once)
 
-
-def _asked(request: EvaluationRequest, jobs: Sequence[SampleJob], samples: RecordLog) -> list[dict[str, Any]]:
-    """A request for each problem of which a sample is missing."""
-    problems = {job.problem.problem_id: job.problem for job in jobs if job.key not in samples}
-    return [request.sampling.request(problem, 0) for problem in problems.values()]
-
-
-def _write(
-    request: EvaluationRequest,
-    jobs: Sequence[SampleJob],
-    profiles: Sequence[Profile],
-    samples: RecordLog,
-    verdicts: RecordLog,
-) -> dict[str, Any]:
-    """Write report.json and report.html."""
-    found: dict[str, ProblemOutcomes] = {}
-    for job in sorted(jobs, key=lambda job: job.position):
-        one = found.setdefault(job.problem.problem_id, ProblemOutcomes(job.problem))
-        one.samples.append(_outcome(job, profiles, samples, verdicts))
-    record = {
-        "model": request.sampling.model,
-        "problem_file": request.problems.name,
-        "window": asdict(request.window),
-        "sampling": {"file": request.samples.name} if request.samples is not None else asdict(request.sampling),
-        **results(list(found.values()), [profile.value for profile in profiles]),
-    }
-    write_whole(request.out / REPORT, (json.dumps(record, indent=1) + "\n").encode())
-    chosen = {(one.problem.problem_id, at) for one in found.values() for at in one.examples(profiles[0].value)}
-    shown = [job for job in jobs if (job.problem.problem_id, job.position) in chosen]
-    shown = spread(sorted(shown, key=lambda job: (job.problem.problem_id, job.position)), MOST_SHOWN)
-    cards = [_shown(job, profiles[0], samples, verdicts) for job in shown]
-    write_evaluation_report(request.out / "report.html", record, cards)
-    return record
-
-
-def _outcome(job: SampleJob, profiles: Sequence[Profile], samples: RecordLog, verdicts: RecordLog) -> Outcome:
-    sample = samples.get(job.key)
-    answer = answer_of(sample)
-    return Outcome(
-        position=job.position,
-        num_characters=len(answer_text(sample)) + len(sample.get("reasoning", "")),
-        num_tokens=sample.get("num_tokens"),
-        is_truncated=sample["finish_reason"] == TRUNCATED,
-        verdicts={p.value: verdicts.get(verdict_key(job.problem, answer, p))["verdict"] for p in profiles},
-    )
-
-
-def _shown(job: SampleJob, profile: Profile, samples: RecordLog, verdicts: RecordLog) -> ShownSample:
-    sample = samples.get(job.key)
-    answer = answer_of(sample)
-    verdict = verdicts.get(verdict_key(job.problem, answer, profile))
-    return ShownSample(
-        problem_id=job.problem.problem_id,
-        position=job.position,
-        prompt=job.problem.prompt,
-        reasoning=sample.get("reasoning", ""),
-        answer=answer_text(sample),
-        verdict=verdict["verdict"],
-        detail=f"passed {verdict['passed']} of {verdict['total']} tests",
-        is_truncated=sample["finish_reason"] == TRUNCATED,
-    )
+    def _shown(self, job: SampleJob) -> ShownSample:
+        sample, verdict = self.samples.get(job.key), self._graded(job, self.profiles[0])
+        return ShownSample(
+            problem_id=job.problem.problem_id,
+            position=job.position,
+            prompt=job.problem.prompt,
+            reasoning=sample.get("reasoning", ""),
+            answer=answer_text(sample),
+            verdict=verdict["verdict"],
+            detail=f"passed {verdict['passed']} of {verdict['total']} tests",
+            is_truncated=sample["finish_reason"] == TRUNCATED,
+        )

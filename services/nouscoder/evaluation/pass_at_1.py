@@ -192,7 +192,9 @@ async def evaluate(
 
         async def grade(rollout: Rollout) -> None:
             async with at_once:
-                graded[rollout.rollout_id] = (rollout, await _grade(grader, by_id[rollout.problem_id], rollout))
+                problem, name = by_id[rollout.problem_id], rollout.rollout_id
+                submission = problem.grading_rules().submission(problem.tests, rollout.text)
+                graded[name] = (rollout, await verdict_on(grader, submission, name))
             progress(len(graded), len(tasks))
 
         try:
@@ -284,10 +286,6 @@ def _parts(tasks: Iterable[Task]) -> list[list[Task]]:
         parts[-1].append(task)
         room -= size
     return parts
-
-
-async def _grade(grader: VerifierClient, problem: Problem, rollout: Rollout) -> Verdict:
-    return await verdict_on(grader, problem.grading_rules().submission(problem.tests, rollout.text), rollout.rollout_id)
 
 
 async def verdict_on(grader: VerifierClient, submission: Submission, name: str) -> Verdict:

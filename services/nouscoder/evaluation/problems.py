@@ -88,12 +88,7 @@ def window_named(name: str) -> Window:
 def read_evaluated(
     path: Path, index: ProblemIndex, window: Window, *, all_tests: bool = False
 ) -> list[EvaluatedProblem]:
-    """The problems of a file inside the window, in its order. `index` is the file's.
-
-    With `all_tests` their rules say that every test is run, also after a failure.
-
-    Raises NothingToEvaluate when there is none, and what reading raises.
-    """
+    """The file's problems inside the window, in order; `all_tests`: every test is run. Raises NothingToEvaluate."""
     found = [problem for problem in _all(path, index) if window.holds(problem.date)]
     if all_tests:
         found = [replace(one, rules=replace(one.rules, run_all_tests=True)) for one in found]
@@ -119,10 +114,7 @@ def check_profile(problems: list[EvaluatedProblem], profile: Profile) -> None:
 
 
 def gradable(problems: list[EvaluatedProblem], languages: Collection[str]) -> tuple[list[EvaluatedProblem], str]:
-    """The problems whose languages the verifier has, and a sentence about the others; empty when there are none.
-
-    Raises NothingToEvaluate when no problem is left.
-    """
+    """The problems in languages of the verifier, and a sentence about the others. Raises NothingToEvaluate for none."""
     left = [problem for problem in problems if set(problem.languages) <= set(languages)]
     if len(left) == len(problems):
         return problems, ""
@@ -157,19 +149,14 @@ def _problem(
     index: ProblemIndex, values: dict[str, Any], tests_type: str, metadata: dict[str, str]
 ) -> EvaluatedProblem:
     known = index.problem(values["problem_id"])
+    same = ("problem_id", "prompt", "prompt_template", "tests_digest", "rules", "starter_code", "languages")
     return EvaluatedProblem(
-        problem_id=known.problem_id,
-        prompt=known.prompt,
-        prompt_template=known.prompt_template,
+        **{name: getattr(known, name) for name in same},
         difficulty=values["difficulty"] or UNKNOWN,
         platform=metadata.get("platform") or values["source"] or UNKNOWN,
         date=metadata.get("contest_date") or metadata.get("date") or "",
         tests_type=tests_type,
-        tests_digest=known.tests_digest,
-        rules=known.rules,
         rating=rating_of(metadata),
-        starter_code=known.starter_code,
-        languages=known.languages,
     )
 
 

@@ -9,25 +9,28 @@ Every job is sampled and every sample graded, each stored as it comes.
 INVARIANT: a sample is in `samples` before it is graded, and each pair of an answer and a profile has one verdict in
 `verdicts`, never internal_error. Whatever is stored is not sampled or graded again, so an evaluation that is killed at
 any point and started again ends with the same records.
+
+Reward models read the samples of an evaluation's folder with their verdicts, by problem.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.submission import Profile
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import NousCoderError, Unusable, first_error
-from nouscoder.evaluation.problems import EvaluatedProblem
-from nouscoder.grade_files.answers import Answerer, BadEntry
-from nouscoder.grade_files.entries import Entry, read_entries
+from nouscoder.evaluation.problems import EvaluatedProblem, Window, read_evaluated
+from nouscoder.grade_files.answers import Answerer, BadEntry, Entry, read_entries
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.progress_bar import Advance
 from nouscoder.record_log import RecordLog, key_of
@@ -183,27 +186,19 @@ def answer_text(sample: dict[str, Any]) -> str:
     return answer.get("code", "") + answer.get("completion", "")
 
 
+@dataclass(slots=True)
 class SampleGrading:
     """Samples and grades at the same time. `sample` is None when all samples are there."""
 
-    def __init__(
-        self,
-        samples: RecordLog,
-        verdicts: RecordLog,
-        profiles: Sequence[Profile],
-        sample: Sampler | None,
-        answer: Answerer,
-        advance: Advance,
-    ) -> None:
-        self._samples = samples
-        self._verdicts = verdicts
-        self._profiles = profiles
-        self._sample = sample
-        self._answer = answer
-        self._advance = advance
-        self._num_graded = 0
-        self._num_accepted = 0
-        self._failures: list[str] = []
+    samples: RecordLog
+    verdicts: RecordLog
+    profiles: Sequence[Profile]
+    sample: Sampler | None
+    answer: Answerer
+    advance: Advance
+    _num_graded: int = 0
+    _num_accepted: int = 0
+    _failures: list[str] = field(default_factory=list)
 
     async def run(self, jobs: Sequence[SampleJob], sample_at_once: int, grade_at_once: int) -> None:
         """Do all jobs. Raises EvaluationIncomplete, CompletionFailed and what grading raises."""
@@ -229,36 +224,36 @@ class SampleGrading:
 
     async def _sample_all(self, waiting: Iterator[SampleJob], sampled: asyncio.Queue[SampleJob | None]) -> None:
         for job in waiting:
-            if job.key not in self._samples:
-                assert self._sample is not None
-                self._samples.add(job.key, await self._sample(job))
+            if job.key not in self.samples:
+                assert self.sample is not None
+                self.samples.add(job.key, await self.sample(job))
             await sampled.put(job)
 
     async def _grade_all(self, sampled: asyncio.Queue[SampleJob | None]) -> None:
         while (job := await sampled.get()) is not None:
             try:
-                verdicts = [await self._verdict(job, profile) for profile in self._profiles]
+                verdicts = [await self._verdict(job, profile) for profile in self.profiles]
             except _InternalError as error:
                 self._failures.append(f"{job.problem.problem_id}/{job.position}: internal_error: {error}")
                 continue
             self._num_graded += 1
             self._num_accepted += verdicts[0] == VerdictKind.ACCEPTED.value
-            self._advance(1, f"pass@1 {self._num_accepted / self._num_graded:.4f}")
+            self.advance(1, f"pass@1 {self._num_accepted / self._num_graded:.4f}")
 
     async def _verdict(self, job: SampleJob, profile: Profile) -> str:
         """The verdict on a stored sample, from the log if it is there. Raises _InternalError."""
-        answer = answer_of(self._samples.get(job.key))
+        answer = answer_of(self.samples.get(job.key))
         key = verdict_key(job.problem, answer, profile)
-        if key not in self._verdicts:
+        if key not in self.verdicts:
             request = {**answer, "profile": profile.value, "all_tests": job.problem.rules.run_all_tests}
             record = await self._graded(Entry(0, key, job.problem.problem_id, request, is_sample=True))
             kept = {name: record[name] for name in _KEPT if name in record}
-            self._verdicts.add(key, {"problem_id": job.problem.problem_id, "profile": profile.value, **kept})
-        return str(self._verdicts.get(key)["verdict"])
+            self.verdicts.add(key, {"problem_id": job.problem.problem_id, "profile": profile.value, **kept})
+        return str(self.verdicts.get(key)["verdict"])
 
     async def _graded(self, entry: Entry) -> dict[str, Any]:
         async def once() -> dict[str, Any]:
-            record = await self._answer(entry)
+            record = await self.answer(entry)
             if record["verdict"] == VerdictKind.INTERNAL_ERROR.value:
                 raise _InternalError(record.get("detail", ""))
             return record
@@ -267,3 +262,82 @@ class SampleGrading:
             return await _AFTER_INTERNAL_ERRORS.call(once)
         except BadEntry as error:
             raise EvaluationIncomplete(f"a sample of {entry.problem_id} cannot be graded: {error}") from None
+
+
+# The samples of a folder with their verdicts.
+
+_NOT_RUN = frozenset({VerdictKind.NO_CODE.value, VerdictKind.COMPILE_ERROR.value})
+
+
+class NoScores(Unusable):
+    """A folder has no samples of these problems, or not what is needed of them. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSample:
+    """A sample. `score` is the share of tests that it passes; None when grading stopped at its first failure."""
+
+    answer: str
+    is_right: bool
+    score: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredProblem:
+    """A problem with its samples in the order of their positions. `prompt` is the problem in the plain form."""
+
+    problem_id: str
+    prompt: str
+    samples: tuple[ScoredSample, ...]
+
+    @property
+    def scores(self) -> list[float]:
+        """The score of each sample. Raises NoScores when one has none."""
+        found = [sample.score for sample in self.samples if sample.score is not None]
+        if len(found) < len(self.samples):
+            raise NoScores(
+                f"not every test was run for the samples of {self.problem_id}: evaluate them with --all-tests, and"
+                " under a profile that does not stop at the first failure"
+            )
+        return found
+
+
+def scored_problems(problems: Path, folder: Path) -> list[ScoredProblem]:
+    """The problems of a file that have samples in an evaluation's folder. Raises NoScores and what reading raises."""
+    if not (folder / "verdicts.jsonl").is_file():
+        raise NoScores(f"{folder} is not the folder of an evaluation: nouscoder eval makes one")
+    with ExitStack() as stack:
+        index = stack.enter_context(closing(open_index_of(problems)))
+        samples = stack.enter_context(RecordLog(folder / "samples.jsonl", "finish_reason"))
+        verdicts = stack.enter_context(RecordLog(folder / "verdicts.jsonl", "verdict", "passed", "total"))
+        known = {one.problem_id: one for one in read_evaluated(problems, index, Window())}
+        thorough = {one.problem_id: one for one in read_evaluated(problems, index, Window(), all_tests=True)}
+        found: dict[str, dict[int, ScoredSample]] = defaultdict(dict)
+        for key in samples:
+            sample = samples.get(key)
+            name = sample["problem_id"]
+            if name not in known:
+                continue
+            answer = answer_of(sample)
+            keys = [verdict_key(one, answer, one.rules.profile) for one in (thorough[name], known[name])]
+            graded = next((verdicts.get(one) for one in keys if one in verdicts), None)
+            if graded is not None:
+                is_right = graded["verdict"] == VerdictKind.ACCEPTED.value
+                found[name][sample["position"]] = ScoredSample(answer_text(sample), is_right, _score(graded))
+    if not found:
+        raise NoScores(f"{folder} has no graded sample of a problem of {problems}")
+    return [
+        ScoredProblem(
+            name,
+            PromptSettings().text(PromptText.of(known[name])),
+            tuple(own[position] for position in sorted(own)),
+        )
+        for name, own in sorted(found.items())
+    ]
+
+
+def _score(graded: dict[str, object]) -> float | None:
+    if graded["verdict"] in _NOT_RUN:
+        return 0.0
+    passed, total, ran = (int(str(graded[name])) for name in ("passed", "total", "graded"))
+    return passed / total if total and ran == total else None

@@ -1,4 +1,13 @@
-"""Where the verdicts come from: a grading service, or the grader of this machine."""
+"""The entries of an input file, and where their verdicts come from: a grading service, or the grader of this machine.
+
+A record is a request of POST /v1/grade, or a sample that names a problem of `--problems`. Sample files are read as the
+public tools write them:
+- `{"task_id": ..., "completion": ...}`, with `solution` or `code` for a whole program (EvalPlus, BigCodeBench), of
+  which `language` names the language; the completion may be the body of a function that the prompt begins (HumanEval;
+  answers.py);
+- `{"question_id": ..., "code_list": [...]}` or `output_list`: several samples of a problem (LiveCodeBench);
+- an array of arrays of programs, in the order of the problems (bigcode-evaluation-harness).
+"""
 
 from __future__ import annotations
 
@@ -7,25 +16,107 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from nouscoder.client import AsyncClient, BadRequest, Unreachable
-from nouscoder.config import Config
+from nouscoder.config import VerifierSection
+from nouscoder.data.bounded_files import SourceRow, read_records
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.prompt import PYTHON
 from nouscoder.domain.submission import MathTests, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.errors import Unusable
-from nouscoder.grade_files.entries import Entry
 from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import answer_record, parse_submission, request_of
 from nouscoder.verifier.grading.extract import extract_program
 from nouscoder.verifier.grading.grader import local_grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
+
+_NAMES = ("task_id", "question_id", "problem_id")
+_ANSWERS = {"completion": "completion", "output_list": "completion"}
+_PROGRAMS = {"solution": "code", "code": "code", "code_list": "code"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One submission. `entry_id` is what the output names it by: its `id`, else the number of its line.
+
+    `request` is a request of POST /v1/grade; for a sample it has only `code` or `completion`, and the `language` of
+    `code` if it is given; `problem_id` names the problem. `fault` says why it cannot be graded.
+    """
+
+    number: int
+    entry_id: object
+    problem_id: str = ""
+    request: dict[str, Any] | None = None
+    is_sample: bool = False
+    fault: str = ""
+
+
+def read_entries(path: Path, problem_ids: Sequence[str] | None) -> Iterator[Entry]:
+    """The entries of a file, `-` for standard input. `problem_ids` are those of --problems. Raises UnreadableFile."""
+    for record in read_records(path):
+        if record.fault or not isinstance(record.value, dict | list):
+            yield Entry(record.number, record.number, fault=record.fault or "not a JSON object")
+        elif isinstance(record.value, list):
+            yield from _generations(record, record.value, problem_ids)
+        elif "tests" in record.value or problem_ids is None:
+            yield _own_request(record.number, record.value)
+        else:
+            yield from _samples(record.number, record.value)
+
+
+def _own_request(number: int, record: dict[str, Any]) -> Entry:
+    request = dict(record)
+    entry_id = request.pop("id", number)
+    task_id = request.pop("task_id", None)
+    problem_id = str(request.get("problem_id", "") if task_id is None else task_id)
+    if "tests" not in request:
+        fault = "tests is missing; for a file of samples give --problems FILE"
+        return Entry(number, entry_id, problem_id, fault=fault)
+    return Entry(number, entry_id, problem_id, request)
+
+
+def _samples(number: int, record: dict[str, Any]) -> Iterator[Entry]:
+    entry_id = record.get("id", number)
+    name = next((record[key] for key in _NAMES if key in record), None)
+    if name is None:
+        yield Entry(number, entry_id, fault=f"none of {', '.join(_NAMES)} names the problem")
+        return
+    found = [(key, field) for key, field in (_PROGRAMS | _ANSWERS).items() if record.get(key) is not None]
+    if not found:
+        yield Entry(number, entry_id, str(name), fault=f"it has none of {', '.join(_PROGRAMS | _ANSWERS)}")
+        return
+    # A whole program is preferred to the answer that it was extracted from.
+    key, field = found[0]
+    given = record.get("language") if field == "code" else None
+    language = {"language": language_name(given)} if isinstance(given, str) else {}
+    texts = record[key] if isinstance(record[key], list) else [record[key]]
+    for at, text in enumerate(texts):
+        own_id = entry_id if len(texts) == 1 else f"{entry_id}/{at}"
+        if isinstance(text, str):
+            yield Entry(number, own_id, str(name), {field: text} | language, is_sample=True)
+        else:
+            yield Entry(number, own_id, str(name), fault=f"{key} is not text")
+
+
+def _generations(record: SourceRow, programs: list[Any], problem_ids: Sequence[str] | None) -> Iterator[Entry]:
+    place = record.number - 1
+    if problem_ids is None or place >= len(problem_ids):
+        fault = f"a list of programs for problem {record.number}, but --problems has {len(problem_ids or ())}"
+        yield Entry(record.number, record.number, fault=fault)
+        return
+    for at, text in enumerate(programs):
+        entry_id = f"{record.number}/{at}"
+        if isinstance(text, str):
+            yield Entry(record.number, entry_id, problem_ids[place], {"code": text}, is_sample=True)
+        else:
+            yield Entry(record.number, entry_id, problem_ids[place], fault="the program is not text")
+
 
 # Completions that continue a prompt of code, as sample files of HumanEval and EvalPlus have them.
 
@@ -64,10 +155,30 @@ class BadEntry(Exception):
     """The entry is at fault. The text says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class GradingTarget:
+    """Where programs are graded: at the URL `server` (`ca`: PEM file of its authority), else as `verifier` says."""
+
+    verifier: VerifierSection = field(default_factory=VerifierSection)
+    server: str | None = None
+    token: str | None = None
+    ca: Path | None = None
+
+
+def answers_of(
+    target: GradingTarget, problems: ProblemIndex | None
+) -> AbstractAsyncContextManager[tuple[Answerer, int]]:
+    """(answerer, submissions at once). Raises SandboxUnavailable, and GradingFailed when nothing at the URL grades."""
+    if target.server:
+        return _remote_answers(target.server, problems, target.token, target.ca)
+    return _local_answers(target.verifier, problems)
+
+
 @asynccontextmanager
-async def local_answers(config: Config, problems: ProblemIndex | None) -> AsyncIterator[tuple[Answerer, int]]:
-    """(answerer, submissions at once) on this machine. Raises SandboxUnavailable."""
-    async with local_grader(config.verifier) as grader:
+async def _local_answers(
+    section: VerifierSection, problems: ProblemIndex | None
+) -> AsyncIterator[tuple[Answerer, int]]:
+    async with local_grader(section) as grader:
 
         async def graded(submission: Submission) -> dict[str, Any]:
             kind = "" if isinstance(submission.tests, TestsReference) else submission.tests.type
@@ -91,13 +202,10 @@ async def local_answers(config: Config, problems: ProblemIndex | None) -> AsyncI
 
 
 @asynccontextmanager
-async def remote_answers(
+async def _remote_answers(
     server: str, problems: ProblemIndex | None, token: str | None, ca: Path | None
 ) -> AsyncIterator[tuple[Answerer, int]]:
-    """(answerer, submissions at once) by the service at the URL `server`. `ca`: PEM file of its authority.
-
-    Raises GradingFailed when nothing there grades: before thousands of entries wait for it, or are sampled for it.
-    """
+    """Raises GradingFailed before thousands of entries wait for the service, or are sampled for it."""
 
     async def answer(entry: Entry) -> dict[str, Any]:
         request = entry.request or {}
@@ -105,8 +213,10 @@ async def remote_answers(
             assert problems is not None
             problem = _problem_of(entry, problems)
             request = await asyncio.to_thread(_request, entry, problem, problems.tests)
-        named = [language_name(str(name)) for name in (request.get("language") or PYTHON[0], *_others(request))]
-        language = _language(request.get("completion"), named, _tests_type(request))
+        others, tests = request.get("other_languages"), request.get("tests")
+        names = (request.get("language") or PYTHON[0], *(others if isinstance(others, list) else ()))
+        kind = str(tests.get("type", "")) if isinstance(tests, dict) else ""
+        language = _language(request.get("completion"), [language_name(str(name)) for name in names], kind)
         return {**language, **await client.grade_record(request)}
 
     tls = None if ca is None else _tls(ca)
@@ -136,16 +246,6 @@ def _language(completion: object, languages: Sequence[str], tests_type: str) -> 
     several = isinstance(completion, str) and len(languages) > 1
     found = extract_program(str(completion), languages) if several else None
     return {"language": languages[0] if found is None else found.language}
-
-
-def _others(request: dict[str, Any]) -> Sequence[object]:
-    others = request.get("other_languages")
-    return others if isinstance(others, list) else ()
-
-
-def _tests_type(request: dict[str, Any]) -> str:
-    tests = request.get("tests")
-    return str(tests.get("type", "")) if isinstance(tests, dict) else ""
 
 
 def _tls(ca: Path) -> ssl.SSLContext:
@@ -181,6 +281,5 @@ def _submission(entry: Entry, problem: IndexedProblem, tests: Tests) -> Submissi
 
 
 def _request(entry: Entry, problem: IndexedProblem, store: TestStore) -> dict[str, Any]:
-    """The sample as a request of POST /v1/grade, with the tests in it."""
     with store.opened(problem.tests_digest) as tests:
         return request_of(_submission(entry, problem, tests))

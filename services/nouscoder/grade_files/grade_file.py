@@ -29,9 +29,8 @@ from nouscoder.data.bounded_files import STDIN
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.estimates import USUAL_K, mean_pass_at_k
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.errors import ExitCode, NousCoderError, Unusable
-from nouscoder.grade_files.answers import Answerer, BadEntry, local_answers, remote_answers
-from nouscoder.grade_files.entries import Entry, read_entries
+from nouscoder.errors import ExitCode, NousCoderError, Unusable, first_error
+from nouscoder.grade_files.answers import Answerer, BadEntry, Entry, GradingTarget, answers_of, read_entries
 from nouscoder.progress_bar import progress_bar
 
 # The output of `nouscoder grade`: one JSON line an entry, in the order of the entries, flushed line by line.
@@ -217,9 +216,7 @@ async def _grade(request: FileRequest, config: Config) -> GradeSummary:
         if first is None and not summary.num_lines:
             raise NothingToGrade(f"{request.file} holds no submission")
         answer, at_once = await stack.enter_async_context(
-            remote_answers(request.server, problems, request.token, request.ca)
-            if request.server
-            else local_answers(config, problems)
+            answers_of(GradingTarget(config.verifier, request.server, request.token, request.ca), problems)
         )
         # Opened last, so that an earlier output is not overwritten when no service is available.
         out = stack.enter_context(opened_output(request.out, resume=request.resume))
@@ -255,26 +252,22 @@ class _Grading:
 
     async def run(self, first: Entry, entries: Iterator[Entry]) -> None:
         """Grade all entries. Raises what reading and writing raise."""
-        reader = asyncio.create_task(self._read(first, entries))
-        writer = asyncio.create_task(self._write())
         try:
             # A writer that fails must not leave the reader waiting for room, nor the other way round.
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_EXCEPTION)
-            for task in (writer, reader):
-                if task.done():
-                    task.result()
-        finally:
-            await self._stop(reader, writer)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(first, entries, group))
+                group.create_task(self._write())
+        except BaseExceptionGroup as failed:
+            raise first_error(failed) from None
 
-    async def _read(self, first: Entry, entries: Iterator[Entry]) -> None:
+    async def _read(self, first: Entry, entries: Iterator[Entry], group: asyncio.TaskGroup) -> None:
         entry: Entry | None = first
         while entry is not None:
-            await self._tasks.put((entry, asyncio.create_task(self._line(entry))))
+            await self._tasks.put((entry, group.create_task(self._line(entry))))
             entry = await asyncio.to_thread(next, entries, None)
         await self._tasks.put(None)
 
     async def _line(self, entry: Entry) -> dict[str, Any]:
-        """The line of the output."""
         if entry.fault:
             return {"id": entry.entry_id, "error": entry.fault, "bad_line": True}
         named = {"id": entry.entry_id, **({"task_id": entry.problem_id} if entry.problem_id else {})}
@@ -285,25 +278,14 @@ class _Grading:
                 return {**named, "error": str(error), "bad_line": True}
             except GradingFailed as error:
                 return {**named, "error": str(error), **({"bad_line": True} if error.status in (413, 422) else {})}
+            except NousCoderError as error:
+                return {"id": entry.entry_id, "error": str(error)}
 
     async def _write(self) -> None:
         while (item := await self._tasks.get()) is not None:
             entry, task = item
-            try:
-                record = await task
-            except NousCoderError as error:
-                record = {"id": entry.entry_id, "error": str(error)}
+            record = await task
             self._summary.add(entry.number, entry.problem_id, record)
             self._out.write(json.dumps(record) + "\n")
             self._out.flush()
             self._advance(1)
-
-    async def _stop(self, *tasks: asyncio.Task[None]) -> None:
-        """Cancel what is left after a fault."""
-        left: list[asyncio.Task[Any]] = [task for task in tasks if not task.done()]
-        while not self._tasks.empty():
-            item = self._tasks.get_nowait()
-            left += [] if item is None else [item[1]]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)

@@ -47,10 +47,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart. `xs` [points] ascend. `low` and `high` bound the vertical axis if given. `unit` follows each value.
-
-    Its series are lines, or layers of one bar at each point.
-    """
+    """A chart of lines or layered bars. `xs` [points] ascend; `low`, `high` bound the axis; `unit` follows a value."""
 
     title: str
     x_label: str
@@ -95,7 +92,9 @@ def line_chart(chart: Chart) -> str:
     ticks = nice_ticks(low, high)
     x_axis, y_axis = _x_axis(chart.xs), _Axis(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
     curves = [_curve(series, index, chart.xs, x_axis, y_axis) for index, series in enumerate(chart.series)]
-    return _figure(chart, [*_frame(x_axis, y_axis, ticks, chart), *curves], [x_axis.at(x) for x in chart.xs])
+    pixels = [x_axis.at(x) for x in chart.xs]
+    grid = _y_grid(y_axis, ticks, [_tick_text(tick) for tick in ticks])
+    return _figure(chart, [*grid, *_x_labels(chart, pixels), *curves], pixels)
 
 
 def share_chart(chart: Chart) -> str:
@@ -167,7 +166,7 @@ def interval(value: float, low: float, high: float) -> str:
 
 def table(chart: Chart) -> str:
     """The chart's values as a table."""
-    head = heads((chart.x_label, *_names(chart)))
+    head = heads((chart.x_label, *(series.name for series in chart.series)))
     rows = []
     for point, x in enumerate(chart.xs):
         cells = "".join(f"<td>{series.text(point)}</td>" for series in chart.series)
@@ -178,6 +177,31 @@ def table(chart: Chart) -> str:
 def heads(names: Iterable[str]) -> str:
     """The cells of a table's head. One without a name is no heading."""
     return "".join(f'<th scope="col">{escape(name)}</th>' if name else "<td></td>" for name in names)
+
+
+def scrolled_table(kind: str, names: Iterable[str], rows: Iterable[str]) -> str:
+    """A table that a reader can scroll. `rows` are markup."""
+    return (
+        f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{heads(names)}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def legend_of(marks: Iterable[tuple[str, str]]) -> str:
+    """The names of series, each after its mark, which is SVG."""
+    swatches = (
+        f'<li><svg viewBox="0 0 22 10" aria-hidden="true">{mark}</svg>{escape(name)}</li>' for mark, name in marks
+    )
+    return f'<ul class="legend">{"".join(swatches)}</ul>'
+
+
+def framed(title: str, legend: str, drawing: str, note: str, values: str) -> str:
+    """A drawing as a figure. Its values are also a table, for readers without a script."""
+    noted = f'<p class="note">{escape(note)}</p>' if note else ""
+    return (
+        f"<figure><figcaption><h3>{escape(title)}</h3>{legend}</figcaption>{drawing}{noted}"
+        f'<details><summary>values</summary><div class="values" tabindex="0">{values}</div></details></figure>'
+    )
 
 
 def nice_ticks(low: float, high: float) -> tuple[float, ...]:
@@ -212,10 +236,6 @@ def _tick_text(tick: float) -> str:
     return f"{tick:.3g}" if "e" in text else text
 
 
-def _names(chart: Chart) -> list[str]:
-    return [series.name for series in chart.series]
-
-
 def _x_axis(xs: Sequence[float]) -> _Axis:
     low, high = xs[0], xs[-1]
     return _Axis(low, high, LEFT, WIDTH - RIGHT) if high > low else _Axis(low - 1, low + 1, LEFT, WIDTH - RIGHT)
@@ -246,12 +266,6 @@ def _curve(series: Series, index: int, xs: Sequence[float], x_axis: _Axis, y_axi
         elif run:
             parts.append(f'<polyline class="line-{index}" points="{" ".join(run)}"/>')
     return "".join(parts)
-
-
-def _frame(x_axis: _Axis, y_axis: _Axis, ticks: Sequence[float], chart: Chart) -> list[str]:
-    return _y_grid(y_axis, ticks, [_tick_text(tick) for tick in ticks]) + _x_labels(
-        chart, [x_axis.at(x) for x in chart.xs]
-    )
 
 
 def _y_grid(axis: _Axis, ticks: Sequence[float], labels: Sequence[str]) -> list[str]:
@@ -318,12 +332,9 @@ class BarChart:
 
 def bar_figure(chart: BarChart) -> str:
     """The chart with its title, a legend when it has several series, and its values as a table."""
-    legend = "" if len(chart.series) == 1 else f'<ul class="legend">{"".join(map(_mark, range(9), chart.series))}</ul>'
-    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    return (
-        f"<figure><figcaption><h3>{escape(chart.title)}</h3>{legend}</figcaption>{_bar_rows(chart)}{note}"
-        f'<details><summary>values</summary><div class="values" tabindex="0">{_table(chart)}</div></details></figure>'
-    )
+    marks = (f'<rect class="fill-{index}" x="6" width="10" height="10"/>' for index in range(len(chart.series)))
+    legend = "" if len(chart.series) == 1 else legend_of(zip(marks, (one.name for one in chart.series), strict=True))
+    return framed(chart.title, legend, _bar_rows(chart), chart.note, _table(chart))
 
 
 def _bar_rows(chart: BarChart) -> str:
@@ -359,21 +370,10 @@ def _bar(chart: BarChart, value: float | None, index: int, top: float, zero: flo
     ]
 
 
-def _mark(index: int, series: Series) -> str:
-    swatch = (
-        f'<svg viewBox="0 0 22 10" aria-hidden="true"><rect class="fill-{index}" x="6" width="10" height="10"/></svg>'
-    )
-    return f"<li>{swatch}{escape(series.name)}</li>"
-
-
 def _table(chart: BarChart) -> str:
     head = heads(("", *(one.name for one in chart.series)))
-    rows = [
-        _row(name, [chart.text(one.values[place]) for one in chart.series]) for place, name in enumerate(chart.names)
-    ]
+    rows = []
+    for place, name in enumerate(chart.names):
+        cells = "".join(f"<td>{escape(chart.text(one.values[place]))}</td>" for one in chart.series)
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _row(name: str, values: Sequence[str]) -> str:
-    cells = "".join(f"<td>{escape(value)}</td>" for value in values)
-    return f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>'

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.errors import Unusable
-from nouscoder.report.charts import Chart, Series, format_number, heads, line_chart
+from nouscoder.report.charts import Chart, Series, format_number, line_chart, scrolled_table
 from nouscoder.report.curves import Drawn, at_k, by_batch, common_k, figure, over_batches
 from nouscoder.report.markup import escape, html_page, section
 from nouscoder.report.run_data import EvaluationData, RunData, number, read_run, run_folder
@@ -134,7 +134,6 @@ def _figures(runs: Sequence[ComparedRun]) -> dict[int, tuple[str, Sequence[Pictu
 
 
 def _k(runs: Sequence[ComparedRun]) -> int | None:
-    """The k of the page's pass@k."""
     return common_k(each for run in runs for each in run.evaluated.values())
 
 
@@ -174,12 +173,8 @@ def _picture(picture: Picture, runs: Sequence[ComparedRun]) -> str:
 def _results(runs: Sequence[ComparedRun]) -> str:
     """A row for each run: its steps, pass@1 of its first, last and best policy, and pass@k of its last."""
     k = _k(runs)
-    head = heads(("", "steps", "first pass@1", "last pass@1", "best pass@1", "at step", f"last pass@{k or 'k'}"))
-    rows = "".join(_result(run, k) for run in runs)
-    return (
-        f'<div class="scroll" tabindex="0"><table class="results"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    names = ("", "steps", "first pass@1", "last pass@1", "best pass@1", "at step", f"last pass@{k or 'k'}")
+    return scrolled_table("results", names, (_result(run, k) for run in runs))
 
 
 def _result(run: ComparedRun, k: int | None) -> str:

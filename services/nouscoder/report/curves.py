@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
 
-from nouscoder.report.charts import Chart, Series, Values, line_chart, share_chart, table
-from nouscoder.report.markup import escape
+from nouscoder.report.charts import Chart, Series, Values, framed, legend_of, line_chart, share_chart, table
 from nouscoder.report.run_data import EvaluationData, Record, RunData, number
 
 Lines = Sequence[Record]
@@ -72,20 +71,13 @@ def pass_rate_chart(run: RunData, batches: Sequence[Lines]) -> Chart:
     )
 
 
-def overlaid(
-    title: str,
-    curves: Mapping[str, Mapping[float, float]],
-    *,
-    xs: Sequence[float] = (),
-    note: str = "",
-    high: float = 1,
-) -> Chart:
+def overlaid(title: str, curves: Mapping[str, Mapping[float, float]], xs: Sequence[float], note: str = "") -> Chart:
     """A chart of shares by step. The curves may have values at different steps; `xs` are more steps of the axis."""
     steps = sorted({*xs, *(step for curve in curves.values() for step in curve)})
     series = tuple(
         Series(name, tuple(curve.get(step) for step in steps), joined=True) for name, curve in curves.items() if curve
     )
-    return Chart(title, "step", tuple(steps), series, low=0, high=high, note=note)
+    return Chart(title, "step", tuple(steps), series, low=0, high=1, note=note)
 
 
 def common_k(evaluations: Iterable[EvaluationData]) -> int | None:
@@ -171,7 +163,6 @@ def _batch_charts(batches: Sequence[Lines]) -> list[Chart]:
 
 
 def _step_charts(metrics: Sequence[Record]) -> list[Chart]:
-    """Charts with one point per step."""
     xs = tuple(number(line, "step") or 0.0 for line in metrics)
 
     def chart(title: str, name: str, key: str, low: float | None = None) -> Chart:
@@ -204,20 +195,10 @@ def _over(batches: Sequence[Lines], fold: Fold, key: str) -> Values:
 
 
 def figure(drawn: Drawn) -> str:
-    """The figure. Its values are also a table, for readers without a script."""
-    chart = drawn.chart
-    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    values = f'<details><summary>values</summary><div class="values" tabindex="0">{table(chart)}</div></details>'
-    caption = f"<figcaption><h3>{escape(chart.title)}</h3>{_legend(drawn)}</figcaption>"
-    return f'<figure>{caption}{drawn.svg}<div class="readout" aria-live="polite" hidden></div>{note}{values}</figure>'
-
-
-def _legend(drawn: Drawn) -> str:
-    items = []
-    for index, series in enumerate(drawn.chart.series):
-        swatch = f'<svg viewBox="0 0 22 10" aria-hidden="true">{_mark(drawn, index)}</svg>'
-        items.append(f"<li>{swatch}{escape(series.name)}</li>")
-    return f'<ul class="legend">{"".join(items)}</ul>'
+    """The figure, with a place for the values at the pointer."""
+    chart, readout = drawn.chart, '<div class="readout" aria-live="polite" hidden></div>'
+    legend = legend_of((_mark(drawn, index), series.name) for index, series in enumerate(chart.series))
+    return framed(chart.title, legend, f"{drawn.svg}{readout}", chart.note, table(chart))
 
 
 def _mark(drawn: Drawn, index: int) -> str:

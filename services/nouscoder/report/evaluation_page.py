@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.domain.estimates import Elo, elo_text
 from nouscoder.domain.prompt import PromptSettings
-from nouscoder.report.charts import Chart, Series, count_chart, format_number, heads, interval
+from nouscoder.report.charts import Chart, Series, count_chart, format_number, interval, scrolled_table
 from nouscoder.report.curves import Drawn, figure
 from nouscoder.report.markup import clip, escape, html_page, section, tiles
 from nouscoder.report.samples import badge
@@ -22,6 +23,7 @@ MOST_SHOWN = 400
 _MOST_DISAGREEMENTS = 200
 
 Record = dict[str, Any]
+_table = partial(scrolled_table, "results")
 Item = TypeVar("Item")
 
 
@@ -140,13 +142,6 @@ def _estimates(names: Sequence[str], rows: Sequence[tuple[str, list[str], Record
         for name, cells, one in rows
     ]
     return _table(names, body)
-
-
-def _table(names: Sequence[str], rows: Sequence[str]) -> str:
-    return (
-        f'<div class="scroll" tabindex="0"><table class="results"><thead><tr>{heads(names)}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
 
 
 def _verdicts(record: Record) -> str:

@@ -11,11 +11,10 @@ INVARIANT: nothing is read while the files stay as they are, and no line is kept
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +22,15 @@ from typing import Any, BinaryIO
 from nouscoder.recorded_evaluations import RecordedEvaluations
 from nouscoder.report.charts import Chart, Series
 from nouscoder.report.curves import charts
-from nouscoder.report.run_data import EvaluationData, Record, RunData, evaluation_of, number, whole_number
+from nouscoder.report.run_data import (
+    EvaluationData,
+    Record,
+    RunData,
+    evaluation_of,
+    json_record,
+    number,
+    steps_of_versions,
+)
 
 METRICS = "metrics.jsonl"
 _PIECE_BYTES = 512 * 1024
@@ -101,7 +108,7 @@ class NewLines:
             records, num_passed, next_offset, at_end = _read_batches(file, self._position.offset)
             after, self._position = self._after, Position(next_offset, _check(file, next_offset))
             self._pass(records[:num_passed])
-            self._note_steps(records)
+            self.steps |= steps_of_versions(records)
             yield NewPoints(points(RunData("", {}, tuple(records))), after, self._position)
 
     def _catch_up(self, file: BinaryIO) -> None:
@@ -114,9 +121,9 @@ class NewLines:
             offset += len(line)
             if offset > wanted.offset:
                 break
-            if (record := _record(line)) is not None:
+            if (record := json_record(line)) is not None:
                 self._pass([record])
-                self._note_steps([record])
+                self.steps |= steps_of_versions([record])
         self._position = wanted
 
     def _pass(self, records: Sequence[Record]) -> None:
@@ -124,11 +131,6 @@ class NewLines:
         if records:
             step = number(records[-1], "step") or 0.0
             self._after = {"step": step, "batch": number(records[-1], "batch_id") or 0.0}
-
-    def _note_steps(self, records: Iterable[Record]) -> None:
-        for record in records:
-            version = whole_number(record, "policy_version")
-            self.steps |= {} if version is None else {version: number(record, "step") or 0.0}
 
     def _begin_anew(self) -> None:
         self._position, self._after, self.steps = START, None, {0: 0.0}
@@ -155,7 +157,7 @@ def _read_batches(file: BinaryIO, offset: int) -> tuple[list[Record], int, int, 
         records: list[Record] = []
         last_batch, last_start, last_index, start = None, 0, 0, 0
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-            record = _record(line)
+            record = json_record(line)
             batch = None if record is None else number(record, "batch_id", "step")
             if record is not None and batch is not None:
                 if batch != last_batch:
@@ -167,14 +169,6 @@ def _read_batches(file: BinaryIO, offset: int) -> tuple[list[Record], int, int, 
         if last_start:
             return records[:last_index], last_index, offset + last_start, False
         size *= 2  # one batch fills the piece
-
-
-def _record(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
 
 
 # Evaluations.
@@ -211,10 +205,7 @@ class Evaluations:
 
 
 def points(run: RunData) -> _Points:
-    """The charts that have a value, each with its place in the report, and the points [x, value, error] of its series.
-
-    A value is null where a curve has a gap.
-    """
+    """The charts with a value, by their place in the report; points are [x, value, error], without a value in a gap."""
     found = []
     for place, chart in enumerate(charts(run)):
         series = [_series(chart, one) for one in chart.series]

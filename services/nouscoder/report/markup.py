@@ -54,8 +54,8 @@ def html_page(
     title: str, headline: str, sections: Iterable[str], notes: str = "", assets: Sequence[str] = ("page",)
 ) -> str:
     """The whole page. `title` is text; the other texts are markup. `assets` have its styles and scripts."""
-    style, script = ("".join(_asset(f"{name}.{kind}") for name in assets) for kind in ("css", "js"))
-    return Template(_asset("page.html")).substitute(
+    style, script = ("".join(asset(f"{name}.{kind}") for name in assets) for kind in ("css", "js"))
+    return Template(asset("page.html")).substitute(
         title=escape(title),
         policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'",
         style=style,
@@ -78,7 +78,8 @@ def tiles(facts: dict[str, str]) -> str:
     return f'<dl class="tiles">{"".join(pairs)}</dl>'
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file beside this module."""
     return files("nouscoder.report").joinpath(name).read_text(encoding="utf8")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.report.charts import BarChart, Series, bar_figure, heads
+from nouscoder.report.charts import BarChart, Series, bar_figure, scrolled_table
 from nouscoder.report.markup import escape, html_page, section, tiles
 
 # An objective's figures, as `nouscoder objectives compare --json` prints them.
@@ -79,15 +79,13 @@ def _percent(share: float | None) -> float | None:
 def _cosines(comparisons: Sequence[Figures]) -> str:
     """One row and one column for each objective. The colour of a cell goes from -1 to 1 in steps of 0.25."""
     names = [str(item["name"]) for item in comparisons]
-    head = heads(("", *names))
-    rows = "".join(
+    rows = (
         f'<tr><th scope="row">{escape(item["name"])}</th>{"".join(_cell(item["cosines"][name]) for name in names)}</tr>'
         for item in comparisons
     )
     return (
         '<p class="note">1: the same direction; 0: at right angles; a dash: one of the gradients is zero.</p>'
-        f'<div class="scroll" tabindex="0"><table class="cosines"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+        + scrolled_table("cosines", ("", *names), rows)
     )
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from nouscoder.atomic_files import write_whole
 from nouscoder.domain.run_status import Ledger
 from nouscoder.errors import NousCoderError
 from nouscoder.report.charts import dumbbell, format_number
 from nouscoder.report.curves import curves, figure
 from nouscoder.report.markup import escape, html_page, section, tiles
 from nouscoder.report.run_data import Record, RunData, number, read_run, whole_number
-from nouscoder.report.samples import pairs, pairs_section, training_section, write_rollouts_page
+from nouscoder.report.samples import pairs, pairs_section, sorting_heads, training_section, write_rollouts_page
 
 _CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."
 _TOKENS_NOTE = '<p class="note"><a href="rollouts.html">rollouts.html</a> shows tokens by ratio and clip.</p>'
@@ -24,19 +24,14 @@ class NothingToReport(NousCoderError):
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write report.html and rollouts.html into the run folder.
-
-    Raises FileNotFoundError when it is missing, and NothingToReport when the run has neither trained nor evaluated.
-    """
+    """Write report.html and rollouts.html into the folder. Raises FileNotFoundError, NothingToReport, StorageError."""
     report = run_folder / "report.html"
-    partial = run_folder / "report.html.part"
     run = read_run(run_folder)
     if run.is_empty:
         raise NothingToReport(
             f"the run in {run_folder} has trained nothing and evaluated nothing yet, so it has no report"
         )
-    partial.write_bytes(page(run).encode("utf8"))
-    os.replace(partial, report)
+    write_whole(report, page(run).encode("utf8"))
     write_rollouts_page(run_folder)
     return report
 
@@ -133,9 +128,7 @@ def _groups(what: str, before: Mapping[str, float], after: Mapping[str, float]) 
     if not names:
         return ""
     rows = "".join(_group_row(name, before.get(name), after.get(name)) for name in names)
-    heads = "".join(
-        f'<th scope="col"><button type="button">{title}</button></th>' for title in (what, "before", "after", "change")
-    )
+    heads = sorting_heads((what, "before", "after", "change"))
     return (
         '<p class="legend-line">ring: before, dot: after, on a line from 0 to 1</p><div class="scroll">'
         f'<table class="families"><thead><tr>{heads}<td></td></tr></thead><tbody>{rows}</tbody></table></div>'

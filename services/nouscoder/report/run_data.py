@@ -36,10 +36,7 @@ class EvaluationSample:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationData:
-    """evaluation_*.json, or a file of evaluations/. `pass_at_k` has k above 1.
-
-    `by_family` and `by_language` are pass@1 by these.
-    """
+    """evaluation_*.json, or one of evaluations/. `pass_at_k` has k above 1; `by_family`, `by_language` are pass@1."""
 
     pass_at_1: float | None
     policy_version: int | None
@@ -69,10 +66,7 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A whole run folder. `metrics` has the last line of metrics.jsonl for each step, in order of steps.
-
-    `evaluations` are those with a policy version, in order of versions.
-    """
+    """A run folder. `metrics`: the last line of each step, in order; `evaluations`: those with a version, in order."""
 
     name: str
     summary: Record
@@ -85,13 +79,8 @@ class RunData:
     evaluations: tuple[EvaluationData, ...] = ()
 
     def evaluated(self) -> dict[float, EvaluationData]:
-        """The evaluations by the step at which their policy was made, in order of steps. A policy without a step is
-        left out: the run lost its line.
-        """
-        steps = {0: 0.0}
-        for line in self.metrics:
-            version = whole_number(line, "policy_version")
-            steps |= {} if version is None else {version: number(line, "step") or 0.0}
+        """The evaluations by the step at which their policy was made, in order; without those whose line was lost."""
+        steps = {0: 0.0} | steps_of_versions(self.metrics)
         found = {steps[each.policy_version]: each for each in self.evaluations if each.policy_version in steps}
         if self.before is not None:
             found.setdefault(0.0, self.before)
@@ -148,6 +137,12 @@ def read_run(folder: Path) -> RunData:
     )
 
 
+def steps_of_versions(metrics: Iterable[Record]) -> dict[int, float]:
+    """The last step of each policy version."""
+    found = ((whole_number(line, "policy_version"), number(line, "step") or 0.0) for line in metrics)
+    return {version: step for version, step in found if version is not None}
+
+
 def number(record: Record, *names: str) -> float | None:
     """The first finite number under one of `names`. A dot in a name selects a field of an inner record."""
     for name in names:
@@ -177,15 +172,13 @@ def _finite(value: object) -> float | None:
 
 def _read_object(file: Path, unreadable: list[str]) -> dict[str, Any] | None:
     try:
-        value = json.loads(file.read_text(encoding="utf8", errors="replace"))
+        record = json_record(file.read_text(encoding="utf8", errors="replace"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        unreadable.append(file.name)
-        return None
-    return value
+    except OSError:
+        record = None
+    unreadable += [file.name] if record is None else []
+    return record
 
 
 def _read_lines(file: Path, unreadable: list[str]) -> tuple[list[dict[str, Any]], int]:
@@ -201,15 +194,20 @@ def _read_lines(file: Path, unreadable: list[str]) -> tuple[list[dict[str, Any]]
     for line in text.split("\n"):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
+        if (record := json_record(line)) is not None:
             records.append(record)
         else:
             torn += 1
     return records, torn
+
+
+def json_record(text: str | bytes) -> dict[str, Any] | None:
+    """The object in a JSON text; None for another text."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _by_step(records: Iterable[Record]) -> tuple[Record, ...]:
@@ -228,7 +226,10 @@ def evaluation_of(record: Record | None) -> EvaluationData | None:
         return None
     found = record.get("samples")
     listed = found if isinstance(found, list) else []
-    samples = tuple(_evaluation_sample(item) for item in listed if isinstance(item, Mapping))
+    names = ("problem_id", "family", "prompt", "program", "verdict")
+    samples = tuple(
+        EvaluationSample(*(_text(item, name) for name in names)) for item in listed if isinstance(item, Mapping)
+    )
     return EvaluationData(
         pass_at_1=number(record, "pass_at_1"),
         policy_version=whole_number(record, "policy_version"),
@@ -243,7 +244,6 @@ def evaluation_of(record: Record | None) -> EvaluationData | None:
 
 
 def _pass_at_k(record: Record) -> dict[int, float]:
-    """For k above 1."""
     rates = _rates(record.get("pass_at_k"))
     return {int(k): rate for k, rate in rates.items() if k.isdecimal() and int(k) > 1}
 
@@ -260,16 +260,6 @@ def _rates_of(samples: Iterable[EvaluationSample]) -> dict[str, float]:
     for sample in samples:
         passed.setdefault(sample.family, []).append(sample.accepted)
     return {family: sum(values) / len(values) for family, values in passed.items() if family}
-
-
-def _evaluation_sample(record: Record) -> EvaluationSample:
-    return EvaluationSample(
-        problem_id=_text(record, "problem_id"),
-        family=_text(record, "family"),
-        prompt=_text(record, "prompt"),
-        program=_text(record, "program"),
-        verdict=_text(record, "verdict"),
-    )
 
 
 def _training_sample(record: Record) -> TrainingSample:

@@ -7,17 +7,17 @@ the records as JSON; its script (rollouts.js) shows the list and the rollout tha
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from string import Template
 from typing import Any
 
-from nouscoder.atomic_files import numbered
+from nouscoder.atomic_files import numbered, write_whole
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.report.charts import format_number
-from nouscoder.report.markup import clip, escape, html_page, section, tiles, visible
+from nouscoder.report.markup import asset, clip, escape, html_page, section, tiles, visible
 from nouscoder.report.run_data import EvaluationData, EvaluationSample, TrainingSample
 
 _NUM_TRAINING_SAMPLES = 24
@@ -143,18 +143,15 @@ PER_TOKEN = ("tokens", "versions", "ratios", "mismatches", "clipped")
 
 
 def write_rollouts_page(run_folder: Path) -> Path:
-    """Write rollouts.html into the run folder atomically."""
+    """Write rollouts.html into the run folder. Raises StorageError."""
     page = run_folder / "rollouts.html"
-    partial = run_folder / "rollouts.html.part"
-    partial.write_bytes(rollouts_page(run_folder).encode("utf8"))
-    os.replace(partial, page)
+    write_whole(page, rollouts_page(run_folder).encode("utf8"))
     return page
 
 
 def rollouts_page(run_folder: Path, max_tokens: int = MAX_TOKENS) -> str:
     """The whole page."""
-    rollouts = read_rollouts(run_folder)
-    rollouts = _shared(rollouts, max_tokens)
+    rollouts = _shared(read_rollouts(run_folder), max_tokens)
     facts = tiles({"batches": str(len({one["batch_id"] for one in rollouts})), "rollouts": str(len(rollouts))})
     return html_page(
         f"Rollouts of {run_folder.name}",
@@ -219,35 +216,11 @@ def _browser(rollouts: list[dict[str, Any]]) -> str:
 
 def browser() -> str:
     """The empty list of rollouts with its filters, which rollouts.js fills."""
-    return (
-        f'{_FILTERS}<div class="scroll list"><table class="rollouts"><thead><tr>{_HEADS}</tr></thead><tbody></tbody>'
-        f'</table></div><div class="rollout" aria-live="polite"></div>{_LEGEND}'
-        "<noscript><p>This list needs its script, which is in the page.</p></noscript>"
-    )
+    heads = sorting_heads(("step", "versions", "reward", "advantage", "length", "clipped", "verdict", "problem"))
+    verdicts = "".join(f"<option>{kind}</option>" for kind in VerdictKind)
+    return Template(asset("rollouts.html").replace("\n", "")).substitute(heads=heads, verdicts=verdicts)
 
 
-_COLUMNS = ("step", "versions", "reward", "advantage", "length", "clipped", "verdict", "problem")
-_HEADS = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in _COLUMNS)
-_VERDICTS = "".join(f"<option>{kind}</option>" for kind in VerdictKind)
-_FILTERS = (
-    '<form class="rollout-filters"><label>step from <input name="step" type="number" min="0"></label>'
-    '<label>to <input name="step_to" type="number" min="0"></label>'
-    '<label>reward at least <input name="reward" type="number" step="any"></label>'
-    '<label>at most <input name="reward_to" type="number" step="any"></label>'
-    '<label>version from <input name="version" type="number" min="0"></label>'
-    '<label>to <input name="version_to" type="number" min="0"></label>'
-    '<label>tokens from <input name="tokens" type="number" min="0"></label>'
-    '<label>to <input name="tokens_to" type="number" min="0"></label>'
-    f'<label>verdict <select name="verdict"><option value="">all</option>{_VERDICTS}</select></label>'
-    '<label>problem <input name="problem" type="search" placeholder="part of its name"></label>'
-    '<label>colours <select name="colours"><option value="ratios">ratio to the old policy</option>'
-    '<option value="mismatches">learner to sampler</option><option value="versions">policy version</option></select>'
-    "</label><output></output></form>"
-)
-_LEGEND = (
-    '<p class="note">Ratio: pi_theta / pi_old in the step that trained on the rollout, 1 in the first step of a batch.'
-    ' <span class="token down-1">below 0.98</span> <span class="token down-2">0.9</span>'
-    ' <span class="token down-3">0.7</span> <span class="token up-1">above 1.02</span>'
-    ' <span class="token up-2">1.1</span> <span class="token up-3">1.3</span>'
-    ' <span class="token clipped">clipped</span> The pointer shows the values of a token.</p>'
-)
+def sorting_heads(names: Iterable[str]) -> str:
+    """Headings of a table; a click on one sorts by its column."""
+    return "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in names)

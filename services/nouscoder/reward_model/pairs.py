@@ -10,10 +10,10 @@ from pathlib import Path
 from pydantic import Field
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.data.json_records import checked_records
+from nouscoder.data.bounded_files import checked_records
 from nouscoder.domain.preference import PairRule, preference_pairs
 from nouscoder.errors import Unusable
-from nouscoder.evaluation.scored_samples import ScoredProblem
+from nouscoder.evaluation.samples import ScoredProblem
 from nouscoder.formats.body import Body
 
 

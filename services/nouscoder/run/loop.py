@@ -60,7 +60,7 @@ from nouscoder.config.generation import AgentSection
 from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.domain.run_status import NO_ROLLOUTS, Ledger
 from nouscoder.errors import ExitCode, NousCoderError
-from nouscoder.report import write_report
+from nouscoder.report.page import write_report
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker import observer_id

@@ -2,11 +2,10 @@
 
 The services are those of a run without batches, in a run folder of its own. Its broker admits nothing.
 
-Trains the policy on its own proposals: policy-gradient steps with the learner's trainer and the run's objective.
-
-The proposals of a round are one batch. Their tokens, log-probabilities and groups are those that generation sampled;
-a group has one prompt, and its advantages come from the rewards of its proposals. One process trains, on
-learner.device; the optimizer begins anew in each round.
+Then policy-gradient steps train the policy on them, with the learner's trainer and the run's objective. The proposals
+of a round are one batch. Their tokens, log-probabilities and groups are those that generation sampled; a group has one
+prompt, and its advantages come from the rewards of its proposals. One process trains, on learner.device; the optimizer
+begins anew in each round.
 
 INVARIANT: the new policy depends, bit for bit, only on the old one, the proposals, their rewards and the configuration.
 Its folder appears complete or not at all.
@@ -16,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from nouscoder.config import Config, RewardModelSection
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout, Task
-from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.pass_at_1 import Pinning, sample_tasks, verdict_on
@@ -46,8 +45,7 @@ from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import RunServices, deployment
 from nouscoder.run.smoke import admit_nothing
 from nouscoder.run.view import View
-from nouscoder.self_play.known import Known
-from nouscoder.self_play.round import JUDGED, PROPOSALS, RolloutLog, Round, RoundWork
+from nouscoder.self_play.round import JUDGED, PROPOSALS, Known, RolloutLog, Round, RoundWork
 
 
 async def propose(folder: RunFolder, config: Config, number: int, known: Known, view: View) -> None:
@@ -60,11 +58,7 @@ async def propose(folder: RunFolder, config: Config, number: int, known: Known, 
         address, token = services.config.verifier.grpc, verifier_token(services.config)
         round_ = Round(services.config, number, folder.path, known, manifest.digest)
         async with VerifierClient(address, credentials=credentials, token=token) as grader:
-
-            async def grade(submission: Submission, name: str) -> Verdict:
-                return await verdict_on(grader, submission, name)
-
-            work = RoundWork(_Sampler(services, manifest, view), grade, fits, view.progress)
+            work = RoundWork(_Sampler(services, manifest, view), partial(verdict_on, grader), fits, view.progress)
             await while_alive(services, round_.run(work))
 
 
@@ -110,7 +104,7 @@ class _Sampler:
         await self._services.evaluation_retry.call(once, lambda error: self._view.say(f"sampling goes on: {error}"))
 
 
-# Trains the policy on its own proposals: policy-gradient steps with the learner's trainer and the run's objective.
+# Training on the proposals.
 
 METRICS = "proposer.jsonl"
 

@@ -15,31 +15,37 @@ run again.
 
 INVARIANT: a rollout is in the log before it is used, under a digest of its policy and of the whole task. A task with a
 rollout is not sampled again.
+
+A round takes examples from the training problems and from the pool, and repeats no statement that is known. Held-out
+problems are only compared with: no example is one, and no proposal near to one is accepted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any, Self
+from typing import Any
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config
+from nouscoder.data.asking import fill
+from nouscoder.data.filters.duplicates import NearIndex, prompts_of
+from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.data.problems import save_problems
-from nouscoder.data.synthesis.run import result_key
+from nouscoder.data.synthesis import result_key
 from nouscoder.domain.curriculum import task_seed
 from nouscoder.domain.problem import GradingRules, Problem
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import Comparator, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.errors import first_error
+from nouscoder.errors import Unusable
 from nouscoder.record_log import RecordLog, key_of
 from nouscoder.self_play.judgement import (
     Judgement,
@@ -52,9 +58,81 @@ from nouscoder.self_play.judgement import (
     proposing_prompt,
     read_proposal,
 )
-from nouscoder.self_play.known import Known, KnownProblem
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.verifier.judges.judge import CLIP_CHARS
+
+# What a round knows before it begins.
+
+_MOST_DRAWN = 200
+_SHINGLE = 5  # words in a row that are compared
+
+
+class NoExample(Unusable):
+    """The training problems have none whose tests are inputs and outputs of a whole program."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownProblem:
+    """A problem of which a proposal takes the rules of grading, the template, and the end of the prompt."""
+
+    prompt: str
+    prompt_template: str
+    rules: GradingRules
+
+    def problem(self, problem_id: str, statement: str, tests: StdinTests) -> Problem:
+        """A proposed problem like this one."""
+        rules = self.rules
+        end = self.prompt[len(self.prompt.rstrip()) :]
+        return Problem(
+            problem_id,
+            statement + end,
+            tests,
+            limits=rules.limits,
+            comparator=rules.comparator,
+            text_is_code=rules.text_is_code,
+            family="self-play",
+            prelude=rules.prelude,
+            profile=rules.profile,
+            prompt_template=self.prompt_template,
+            source="self-play",
+        )
+
+
+class Known:
+    """The training problems of the seed file, and the accepted proposals of earlier rounds with those in the pool."""
+
+    def __init__(
+        self, config: Config, index: ProblemIndex, accepted: Sequence[Problem], pool: Sequence[str], threshold: float
+    ) -> None:
+        self._index = index
+        self._pooled: Mapping[str, Problem] = {one.problem_id: one for one in accepted if one.problem_id in set(pool)}
+        self._drawn_from = [*index.problem_ids, *self._pooled]
+        self.statements = NearIndex(threshold, _SHINGLE)
+        for path in (config.problems.held_out, config.problems.train):
+            for problem_id, prompt in prompts_of(config.in_run_folder(path)):
+                self.statements.add(problem_id, prompt)
+        for problem in accepted:
+            self.statements.add(problem.problem_id, problem.prompt)
+
+    def example(self, random: Random) -> KnownProblem:
+        """A training problem or one of the pool. Raises NoExample."""
+        for _ in range(_MOST_DRAWN):
+            name = random.choice(self._drawn_from)
+            if name in self._pooled:
+                problem = self._pooled[name]
+                return KnownProblem(problem.prompt, problem.prompt_template, problem.grading_rules())
+            found = self._index.problem(name)
+            with self._index.tests.opened(found.tests_digest) as tests:
+                if isinstance(tests, StdinTests):
+                    return KnownProblem(found.prompt, found.prompt_template, found.rules)
+        raise NoExample(
+            f"{_MOST_DRAWN} problems of the training file have no stdin tests, and self-play proposes whole programs"
+        )
+
+    def close(self) -> None:
+        """Close the index."""
+        self._index.close()
+
 
 # Grades a submission; never with internal_error. The second argument names it in errors.
 Grade = Callable[[Submission, str], Awaitable[Verdict]]
@@ -86,22 +164,13 @@ class Runs:
 
     async def make(self, submissions: Sequence[Submission], progress: Callable[[int, int], None]) -> None:
         """Run all that have no result yet, several at a time. Raises what `grade` raises."""
-        missing = {result_key(one): one for one in submissions if result_key(one) not in self._log}
-        waiting, done = iter(missing.items()), 0
+        missing = {key: (one, key) for one in submissions if (key := result_key(one)) not in self._log}
+        done = count(1)
 
-        async def work(waiting: Iterator[tuple[str, Submission]]) -> None:
-            nonlocal done
-            for key, submission in waiting:
-                self._log.add(key, _record(await self._grade(submission, key)))
-                done += 1
-                progress(done, len(missing))
+        async def run(given: tuple[Submission, str]) -> dict[str, Any]:
+            return _record(await self._grade(*given))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(_AT_ONCE):
-                    group.create_task(work(waiting))
-        except BaseExceptionGroup as failed:  # of the workers, which all stop when one fails
-            raise first_error(failed) from None
+        await fill(self._log, missing.items(), _AT_ONCE, run, lambda more: progress(next(done), len(missing)))
 
     def output(self, submission: Submission) -> str | None:
         """What the run of `run_of` printed; None when it failed. Raises KeyError before it was made."""
@@ -124,23 +193,22 @@ def _record(verdict: Verdict) -> dict[str, Any]:
 Sample = Callable[[Sequence[Task], Callable[[Rollout], object]], Awaitable[None]]
 
 
-class RolloutLog:
+class RolloutLog(RecordLog):
     """The rollouts of one file. `policy` is the digest of the weights that sample them."""
 
     def __init__(self, path: Path, policy: str) -> None:
-        """Raises LogUnusable and StorageError."""
-        self._log = RecordLog(path, "record")
+        super().__init__(path, "record")
         self._policy = policy
 
     async def make(self, tasks: Sequence[Task], sample: Sample, progress: Callable[[int, int], None]) -> None:
         """Sample the tasks that have no rollout yet. Raises what `sample` raises."""
         keys = {task.rollout_id: self._key(task) for task in tasks}
-        missing = {task.rollout_id: task for task in tasks if keys[task.rollout_id] not in self._log}
+        missing = {task.rollout_id: task for task in tasks if keys[task.rollout_id] not in self}
         left = set(missing)
 
         def took(rollout: Rollout) -> None:
             _, record = encode_rollout(rollout)
-            self._log.add(keys[rollout.rollout_id], {"record": b64encode(record).decode()})
+            self.add(keys[rollout.rollout_id], {"record": b64encode(record).decode()})
             left.discard(rollout.rollout_id)
             progress(len(keys) - len(left), len(keys))
 
@@ -149,25 +217,15 @@ class RolloutLog:
 
     def of(self, task: Task) -> Rollout:
         """The rollout of this task. Raises KeyError before it was made."""
-        return decode_rollout(b64decode(self._log.get(self._key(task))["record"]))
+        return decode_rollout(b64decode(self.get(self._key(task))["record"]))
 
     def all(self) -> list[Rollout]:
         """The rollouts in the order of their ids."""
-        found = [decode_rollout(b64decode(self._log.get(key)["record"])) for key in self._log]
+        found = [decode_rollout(b64decode(self.get(key)["record"])) for key in self]
         return sorted(found, key=lambda rollout: rollout.rollout_id)
 
     def _key(self, task: Task) -> str:
         return key_of({"policy": self._policy, "task": asdict(task)})
-
-    def close(self) -> None:
-        """Close the file."""
-        self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 PROPOSALS, JUDGED, ACCEPTED = "proposals.jsonl", "judged.jsonl", "accepted.jsonl"
@@ -234,24 +292,24 @@ class Valid:
         )
 
 
+@dataclass(slots=True)
 class Round:
     """One round. `folder` holds its files; `policy` is the digest of the weights that propose and solve."""
 
-    def __init__(self, config: Config, number: int, folder: Path, known: Known, policy: str) -> None:
-        self._config = config
-        self._number = number
-        self._folder = folder
-        self._known = known
-        self._policy = policy
-        self._judgements: dict[str, Judgement] = {}  # by the proposal's rollout
-        self._accepted: dict[str, Problem] = {}
+    config: Config
+    number: int
+    folder: Path
+    known: Known
+    policy: str
+    _judgements: dict[str, Judgement] = field(default_factory=dict)  # by the proposal's rollout
+    _accepted: dict[str, Problem] = field(default_factory=dict)
 
     def tasks(self) -> list[tuple[Task, KnownProblem]]:
         """The proposer's tasks in order, group after group. Those of a group have one prompt. Raises NoExample."""
-        settings, size = self._config.self_play, self._config.broker.group_size
+        settings, size = self.config.self_play, self.config.broker.group_size
         found = []
         for group in range(settings.proposals // size):
-            example = self._known.example(Random(f"{self._config.run.seed}/self-play/{self._number}/{group}"))
+            example = self.known.example(Random(f"{self.config.run.seed}/self-play/{self.number}/{group}"))
             prompt, group_id = proposing_prompt(settings.prompt, example.prompt), f"g{group:06d}"
             for place in range(size):
                 name = f"{group_id}-{place}"
@@ -263,9 +321,9 @@ class Round:
         """Propose and judge. Raises what sampling and grading raise."""
         tasks = self.tasks()
         with (
-            RolloutLog(self._folder / PROPOSALS, self._policy) as proposals,
-            RolloutLog(self._folder / "solutions.jsonl", self._policy) as solutions,
-            RecordLog(self._folder / "runs.jsonl", "verdict", "output") as log,
+            RolloutLog(self.folder / PROPOSALS, self.policy) as proposals,
+            RolloutLog(self.folder / "solutions.jsonl", self.policy) as solutions,
+            RecordLog(self.folder / "runs.jsonl", "verdict", "output") as log,
         ):
             runs = Runs(log, work.grade)
             await proposals.make([task for task, _ in tasks], work.sample, work.named("proposals"))
@@ -275,16 +333,16 @@ class Round:
         self._write([task for task, _ in tasks])
 
     def _sampling(self, name: str, max_new_tokens: int) -> Sampling:
-        stream = task_seed(self._config.run.seed, f"self-play/{self._number}/{name}")
-        return self._config.generation.sampling.record(Sampling, max_new_tokens=max_new_tokens, seed=stream)
+        stream = task_seed(self.config.run.seed, f"self-play/{self.number}/{name}")
+        return self.config.generation.sampling.record(Sampling, max_new_tokens=max_new_tokens, seed=stream)
 
     def _read(self, tasks: Sequence[tuple[Task, KnownProblem]], proposals: RolloutLog) -> dict[str, ProposalCandidate]:
         """The candidates by rollout. A proposal that is near to a known statement is none."""
         found = dict[str, ProposalCandidate]()
         for task, example in tasks:
             with self._judging(task.rollout_id):
-                proposal = read_proposal(proposals.of(task).text, self._config.self_play)
-                _check_novelty(self._known.statements.find(proposal.statement))
+                proposal = read_proposal(proposals.of(task).text, self.config.self_play)
+                _check_novelty(self.known.statements.find(proposal.statement))
                 found[task.rollout_id] = ProposalCandidate(proposal, example)
         return found
 
@@ -318,24 +376,23 @@ class Round:
         await runs.make([run for own in solved.values() for one in own for run in one], work.named("runs of solutions"))
         for name, own in solved.items():
             answers = [[runs.output(run) for run in one] for one in own]
-            judgement = judged(valid[name].outputs, answers, self._config.self_play.agree)
+            judgement = judged(valid[name].outputs, answers, self.config.self_play.agree)
             with self._judging(name):
                 if judgement.reason is None:
                     problem = valid[name].problem
-                    _check_novelty(self._known.statements.add(problem.problem_id, problem.prompt))
+                    _check_novelty(self.known.statements.add(problem.problem_id, problem.prompt))
                     self._accepted[name] = problem
                 self._judgements[name] = judgement
 
     def _solving(self, problem: Problem) -> list[Task]:
-        """The solver's tasks of a problem."""
-        most, name = self._config.generation.sampling.max_new_tokens, problem.problem_id
+        most, name = self.config.generation.sampling.max_new_tokens, problem.problem_id
         return [
             Task(
                 *(each, name, name, problem.prompt, self._sampling(each, most), 0, problem.prompt_template),
                 starter_code=problem.starter_code,
                 languages=problem.languages,
             )
-            for each in (f"{name}/{place}" for place in range(self._config.self_play.solutions))
+            for each in (f"{name}/{place}" for place in range(self.config.self_play.solutions))
         ]
 
     @contextmanager
@@ -347,7 +404,7 @@ class Round:
             self._judgements[name] = Judgement(error.reason, str(error))
 
     def _write(self, tasks: Sequence[Task]) -> None:
-        save_problems(self._folder / ACCEPTED, self._accepted.values())
+        save_problems(self.folder / ACCEPTED, self._accepted.values())
         lines = []
         for task in tasks:
             judgement = self._judgements[task.rollout_id]
@@ -361,7 +418,7 @@ class Round:
                 "reward": judgement.reward,
             }
             lines.append(json.dumps(record) + "\n")
-        write_whole(self._folder / JUDGED, "".join(lines).encode())
+        write_whole(self.folder / JUDGED, "".join(lines).encode())
 
 
 def _check_novelty(near: tuple[str, float] | None) -> None:

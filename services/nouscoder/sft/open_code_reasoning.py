@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from nouscoder.data.bounded_files import created
+from nouscoder.data.bounded_files import SourceRow, created
 from nouscoder.data.importers.fields import Reason, Rejected, Row, optional_text, text
 from nouscoder.data.importers.judged_sets import codeforces_statement
-from nouscoder.data.importers.rows import HubRows, SourceRow, file_rows
+from nouscoder.data.importers.rows import HubRows, file_rows
 from nouscoder.data.importers.run import Source, source_named
 from nouscoder.errors import Unusable, did_you_mean
 

@@ -7,18 +7,7 @@ each step), OUT.parquet.dropped.jsonl (the step and the reason of each dropped p
 INVARIANT: each problem of the inputs is in the output or dropped by exactly one step, and the output appears complete
 or not at all. The hash of the output depends on the problems and their order alone, not on compression or on a path.
 
-A recipe is the TOML file that names the inputs and the filters of a whole selection, in their order:
-
-    name = "deepcoder"
-    inputs = ["problems.parquet"]
-
-    [[steps]]
-    filter = "num_tests"
-    at_least = 5
-
-    [imports."problems.parquet"]   # how a file that the recipe names is made when it does not exist
-    format = "deepcoder"
-    files = ["hub:agentica-org/DeepCoder-Preview-Dataset?subset=taco"]
+A recipe is the TOML file that names the inputs and the filters of a whole selection, in their order (docs/recipes.md).
 """
 
 from __future__ import annotations
@@ -29,47 +18,35 @@ import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from nouscoder.atomic_files import sha256_of, write_whole
-from nouscoder.data.filters.answers import Answers
-from nouscoder.data.filters.decontaminate import Decontaminate, ExactDuplicates
-from nouscoder.data.filters.embedding_duplicates import EmbeddingDuplicates
-from nouscoder.data.filters.judge_votes import JudgeVotes
-from nouscoder.data.filters.near_duplicates import NearDuplicates
-from nouscoder.data.filters.pass_rates import Hardest, PassRate, Potential, Sample
-from nouscoder.data.filters.rules import (
-    Dates,
-    Metadata,
-    NoImages,
-    NoUrls,
-    NumTests,
-    PromptLength,
-    PromptScript,
-    TestsSize,
-    TestsType,
-)
-from nouscoder.data.filters.step import Candidate, CannotFilter, Context, GradingTarget, Sources, Step, StepOutcome
+from nouscoder.data.filters import rules
+from nouscoder.data.filters.duplicates import Decontaminate, ExactDuplicates, NearDuplicates
+from nouscoder.data.filters.models import Answers, EmbeddingDuplicates, JudgeVotes
+from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Sources, Step, StepOutcome
 from nouscoder.data.filters.verified import ReferencesPass, WrongSolutionsFail
 from nouscoder.data.importers.options import ImportOptions
 from nouscoder.data.importers.run import ImportSummary, import_files, source_named
 from nouscoder.data.pass_rates import pass_rates_file
 from nouscoder.data.problem_index import open_index_of
-from nouscoder.data.problem_parquet import is_parquet, join, made_by, require_parquet, store_beside, write_rows
+from nouscoder.data.problem_parquet import is_parquet, join, made_by, require_new, store_beside, write_parts
 from nouscoder.errors import did_you_mean
 from nouscoder.formats.body import Body
+from nouscoder.grade_files.answers import GradingTarget
 from nouscoder.progress_bar import progress_bar
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestStore
 
 FILTERS: tuple[type[Step], ...] = (
     *(ExactDuplicates, Decontaminate, NearDuplicates),
-    *(NumTests, TestsSize, TestsType, PromptLength, PromptScript, NoUrls, NoImages, Metadata, Dates),
-    *(PassRate, Potential, Hardest, Sample, Answers),
+    *(rules.NumTests, rules.TestsSize, rules.TestsType, rules.PromptLength, rules.PromptScript),
+    *(rules.NoUrls, rules.NoImages, rules.Metadata, rules.Dates),
+    *(rules.PassRate, rules.Potential, rules.Hardest, rules.Sample, Answers),
     *(ReferencesPass, WrongSolutionsFail),
     *(JudgeVotes, EmbeddingDuplicates),
 )
@@ -116,10 +93,7 @@ class Recipe:
 
 
 def read_recipe(path: Path, folder: Path | None = None) -> Recipe:
-    """The recipe in a TOML file. Relative paths start at `folder`, by default that of the file.
-
-    Raises CannotFilter with a sentence for each fault.
-    """
+    """The recipe in a TOML file; its paths start at `folder`, by default its own. Raises CannotFilter."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
@@ -215,9 +189,6 @@ def _validated(kind: type[Any], given: Any, place: str, faults: list[str]) -> An
         return None
 
 
-_PART_PROBLEMS = 2000
-
-
 @dataclass(frozen=True, slots=True)
 class StepCounts:
     """What a step did. `dropped` counts the problems by kind of reason; `table` is the step's own table."""
@@ -259,11 +230,7 @@ def select(recipe: Recipe, out: Path, tests: str = "", grading: GradingTarget | 
 
     The files that the recipe names must exist (`import_missing`). Raises CannotFilter and other Unusable.
     """
-    if out.suffix != ".parquet":
-        raise CannotFilter(f"--out {out} must end in .parquet")
-    if out.exists():
-        raise CannotFilter(f"{out} exists already: give another --out, or delete it")
-    require_parquet()
+    require_new(out, CannotFilter)
     _require_files(recipe)
     staging = out.with_name(f"{out.name}.part")
     shutil.rmtree(staging, ignore_errors=True)
@@ -275,17 +242,16 @@ def select(recipe: Recipe, out: Path, tests: str = "", grading: GradingTarget | 
         shutil.rmtree(staging, ignore_errors=True)
 
 
+@dataclass(slots=True)
 class _Selecting:
-    def __init__(self, recipe: Recipe, sources: Sources, out: Path, tests: str, grading: GradingTarget) -> None:
-        self._recipe = recipe
-        self._sources = sources
-        self._out = out
-        self._tests = tests
-        self._grading = grading
-        self._evidence = out.with_name(f"{out.name}.evidence")
-        self._counts: list[StepCounts] = []
-        self._dropped: list[dict[str, str]] = []
-        self._notes: dict[str, dict[str, str]] = {}
+    _recipe: Recipe
+    _sources: Sources
+    _out: Path
+    _tests: str
+    _grading: GradingTarget
+    _counts: list[StepCounts] = field(default_factory=list)
+    _dropped: list[dict[str, str]] = field(default_factory=list)
+    _notes: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def run(self, staging: Path) -> Selection:
         kept = self._sources.candidates()
@@ -294,7 +260,8 @@ class _Selecting:
                 kept = self._apply(number, step, kept)
                 advance(1)
         if not kept:
-            raise CannotFilter(f"no problem is left: {self._steps_text()}")
+            steps = ", ".join(f"{step.filter} {step.num_in} -> {step.num_out}" for step in self._counts)
+            raise CannotFilter(f"no problem is left: {steps}")
         sha256, parts = self._written(kept, staging)
         selection = Selection(
             name=self._recipe.name,
@@ -313,16 +280,14 @@ class _Selecting:
         return selection
 
     def _apply(self, number: int, step: Step, candidates: list[Candidate]) -> list[Candidate]:
-        evidence = self._evidence / f"{step.filter}.jsonl"
+        evidence = self._out.with_name(f"{self._out.name}.evidence") / f"{step.filter}.jsonl"
         context = Context(self._recipe.folder, evidence, self._grading, self._sources.references)
         outcome: StepOutcome = step.apply(candidates, context)
         kept = [one for one in candidates if one.problem_id not in outcome.dropped]
         for one in candidates:
-            reason = outcome.dropped.get(one.problem_id)
-            if reason:
-                self._dropped.append(
-                    {"problem_id": one.problem_id, "step": f"{number} {step.filter}", "reason": reason}
-                )
+            if reason := outcome.dropped.get(one.problem_id):
+                name = f"{number} {step.filter}"
+                self._dropped.append({"problem_id": one.problem_id, "step": name, "reason": reason})
         for problem_id, facts in outcome.notes.items():
             self._notes.setdefault(problem_id, {}).update(facts)
         kinds = Counter(reason.partition(":")[0] for reason in outcome.dropped.values())
@@ -333,35 +298,22 @@ class _Selecting:
     def _written(self, kept: Sequence[Candidate], staging: Path) -> tuple[str, list[Path]]:
         """Copy the tests, then write the rows to files in `staging`. Returns the problems' hash and the files."""
         store = TestStore(open_blobs(self._tests or str(store_beside(self._out)), bulk=True))
-        copied: set[str] = set()
-        digest, rows, parts = hashlib.sha256(), list[dict[str, Any]](), list[Path]()
-        for one, row in self._sources.rows(kept):
-            if row.stored.digest not in copied:
-                store.copy(row.stored.digest, one.store)
-                copied.add(row.stored.digest)
-            values = {**row.values, "metadata": self._metadata(one)}
-            hashed = {name: value for name, value in values.items() if name != "file_bytes"}
-            digest.update(json.dumps(hashed, sort_keys=True).encode() + b"\n")
-            rows.append(values)
-            if len(rows) == _PART_PROBLEMS:
-                parts.append(self._part(staging, len(parts), rows))
-                rows = []
-        if rows:
-            parts.append(self._part(staging, len(parts), rows))
+        copied, digest = set[str](), hashlib.sha256()
+
+        def rows() -> Iterator[dict[str, Any]]:
+            for one, row in self._sources.rows(kept):
+                if row.stored.digest not in copied:
+                    store.copy(row.stored.digest, one.store)
+                    copied.add(row.stored.digest)
+                metadata = json.dumps({**one.metadata, **self._notes.get(one.problem_id, {})})
+                values = {**row.values, "metadata": metadata}
+                hashed = {name: value for name, value in values.items() if name != "file_bytes"}
+                digest.update(json.dumps(hashed, sort_keys=True).encode() + b"\n")
+                yield values
+
+        parts = write_parts(staging, rows(), self._tests)
         store.sync()
         return digest.hexdigest(), parts
 
-    def _metadata(self, one: Candidate) -> str:
-        """The metadata with the facts that the steps found."""
-        return json.dumps({**one.metadata, **self._notes.get(one.problem_id, {})})
-
-    def _part(self, staging: Path, number: int, rows: list[dict[str, Any]]) -> Path:
-        path = staging / f"{number:06}.parquet"
-        write_rows(path, rows, self._tests)
-        return path
-
     def _beside(self, ending: str, text: str) -> None:
         write_whole(self._out.with_name(f"{self._out.name}.{ending}"), text.encode())
-
-    def _steps_text(self) -> str:
-        return ", ".join(f"{step.filter} {step.num_in} -> {step.num_out}" for step in self._counts)

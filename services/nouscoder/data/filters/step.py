@@ -15,14 +15,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from nouscoder.config import VerifierSection
 from nouscoder.data.importers.formats import read_referenced
-from nouscoder.data.problem_parquet import ParquetRow, is_parquet, read_rows, row_of, store_of, write_rows
+from nouscoder.data.problem_parquet import ParquetRow, is_parquet, read_rows, row_of, store_of, write_parts
 from nouscoder.data.problems import Reference
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import Body
+from nouscoder.grade_files.answers import GradingTarget
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestStore
 
@@ -59,15 +58,6 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class GradingTarget:
-    """Where programs are graded: at the URL `server`, else on this machine with the settings of `verifier`."""
-
-    verifier: VerifierSection = field(default_factory=VerifierSection)
-    server: str | None = None
-    token: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Context:
     """What a step may use besides the problems.
 
@@ -100,8 +90,8 @@ class Step(Body):
     filter: str
 
     def files(self) -> tuple[str, ...]:
-        """The files that it reads, as the recipe names them."""
-        return ()
+        """The files that it reads, as the recipe names them: its `file`, and the sets it is `against`."""
+        return tuple(filter(None, (getattr(self, "file", ""), *getattr(self, "against", ()))))
 
     def how_to_get(self, file: Path, problems: Path) -> str:
         """The end of the message that one of these files is missing. `problems` is the first input."""
@@ -117,15 +107,12 @@ class Rule(Step):
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
-        reasons = ((one.problem_id, self.reason(one)) for one in candidates)
+        reasons = ((one.problem_id, self._reason(one)) for one in candidates)
         return StepOutcome({problem_id: reason for problem_id, reason in reasons if reason})
 
     @abstractmethod
-    def reason(self, candidate: Candidate) -> str:
+    def _reason(self, candidate: Candidate) -> str:
         """Why this problem is dropped; empty: it is kept."""
-
-
-_PART_PROBLEMS = 2000
 
 
 class Sources:
@@ -170,17 +157,4 @@ def _staged(path: Path, folder: Path) -> list[Path]:
     folder.mkdir(parents=True)
     place = str(folder / "tests")
     store = TestStore(open_blobs(place, bulk=True))  # staging need not survive a power failure
-    parts: list[Path] = []
-    rows: list[dict[str, Any]] = []
-    for item in read_referenced(path):
-        rows.append(row_of(item, store.put(item.problem.tests)))
-        if len(rows) == _PART_PROBLEMS:
-            parts.append(_part(folder, len(parts), rows, place))
-            rows = []
-    return [*parts, *([_part(folder, len(parts), rows, place)] if rows else [])]
-
-
-def _part(folder: Path, number: int, rows: list[dict[str, Any]], place: str) -> Path:
-    path = folder / f"{number:06}.parquet"
-    write_rows(path, rows, place)
-    return path
+    return write_parts(folder, (row_of(item, store.put(item.problem.tests)) for item in read_referenced(path)), place)

@@ -12,12 +12,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from nouscoder.client import AsyncClient, GradingFailed
-from nouscoder.data.filters.step import Candidate, CannotFilter, Context, GradingTarget, Step, StepOutcome
-from nouscoder.data.json_records import checked_records
+from nouscoder.data.asking import fill
+from nouscoder.data.bounded_files import checked_records
+from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Step, StepOutcome
 from nouscoder.data.problems import Reference
-from nouscoder.domain.submission import Prelude, Submission, Tests
+from nouscoder.domain.submission import Submission, Tests
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.body import Body
+from nouscoder.grade_files.answers import GradingTarget
 from nouscoder.record_log import RecordLog, key_of
 from nouscoder.verifier.api.schema import request_of
 from nouscoder.verifier.grading.grader import Grader, local_grader
@@ -46,18 +48,8 @@ class CandidateProgram:
 
     def submission(self, tests: Tests) -> Submission:
         """The program with the rules of the problem."""
-        problem = self.candidate.record.problem(tests)
-        return Submission(
-            tests=tests,
-            code=self.solution.code,
-            language=self.solution.language,
-            limits=problem.limits,
-            comparator=problem.comparator,
-            reveal=False,
-            profile=problem.profile,
-            prelude=problem.prelude if self.solution.language == "python" else Prelude.NONE,
-            tests_digest=self.candidate.record.stored.digest,
-        )
+        record = self.candidate.record
+        return self.solution.submission(record.problem(tests), reveal=False, tests_digest=record.stored.digest)
 
 
 async def grade_all(
@@ -68,33 +60,34 @@ async def grade_all(
     A program with a verdict in `known` is not graded again; each new verdict is added to it at once.
     Raises CannotFilter when a program gets no verdict, after the verdicts of all others are kept.
     """
-    found: list[tuple[str, str]] = []
+    keys: list[tuple[str, str]] = []
     failures: list[str] = []
 
-    async def work(judge: Judge) -> None:
+    def missing() -> Iterator[tuple[str, CandidateProgram]]:
         for program in programs:
-            if program.key in known:
-                verdict = str(known.get(program.key)["verdict"])
-            else:
-                try:
-                    verdict = await judge(program)
-                except GradingFailed as error:
-                    failures.append(str(error))
-                    continue
-                if verdict == VerdictKind.INTERNAL_ERROR.value:
-                    failures.append(verdict)
-                    continue
-                known.add(program.key, {"verdict": verdict})
-            found.append((program.candidate.problem_id, verdict))
+            keys.append((program.candidate.problem_id, key := program.key))
+            if key not in known:
+                yield key, program
 
-    async with _judge(grading) as (judge, at_once), asyncio.TaskGroup() as group:
-        for _ in range(at_once):
-            group.create_task(work(judge))
+    async with _judge(grading) as (judge, at_once):
+
+        async def record(program: CandidateProgram) -> dict[str, Any] | None:
+            try:
+                verdict = await judge(program)
+            except GradingFailed as error:
+                failures.append(str(error))
+                return None
+            if verdict == VerdictKind.INTERNAL_ERROR.value:
+                failures.append(verdict)
+                return None
+            return {"verdict": verdict}
+
+        await fill(known, missing(), at_once, record)
     if failures:
         raise CannotFilter(
             f"{len(failures)} programs got no verdict ({failures[0]:.200}); the other verdicts are kept: start again"
         )
-    return found
+    return [(problem_id, str(known.get(key)["verdict"])) for problem_id, key in keys]
 
 
 @asynccontextmanager
@@ -127,7 +120,6 @@ async def _remote(client: AsyncClient, program: CandidateProgram) -> str:
 
 
 def _request(program: CandidateProgram) -> dict[str, Any]:
-    """The request of POST /v1/grade, with the tests in it."""
     with program.candidate.store.opened(program.candidate.record.stored.digest) as tests:
         return request_of(program.submission(tests))
 
@@ -180,10 +172,6 @@ class WrongSolutionsFail(Step):
     file: str = Field(description="lines of {problem_id, code, language}; language is python by default")
     allowed: int = Field(0, ge=0, description="wrong solutions that may pass")
 
-    def files(self) -> tuple[str, ...]:
-        """See Step."""
-        return (self.file,)
-
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         accepted, table = _graded(self._programs(candidates, context), context)
@@ -200,9 +188,6 @@ class WrongSolutionsFail(Step):
 def _graded(programs: Iterator[CandidateProgram], context: Context) -> tuple[Counter[str], dict[str, int]]:
     """(accepted programs by problem, programs by verdict)."""
     with RecordLog(context.evidence, "verdict") as known:
-        try:
-            verdicts = asyncio.run(grade_all(programs, context.grading, known))
-        except ExceptionGroup as group:  # of the workers, which all stop when one fails
-            raise group.exceptions[0] from None
+        verdicts = asyncio.run(grade_all(programs, context.grading, known))
     accepted = Counter(problem_id for problem_id, verdict in verdicts if verdict == _ACCEPTED)
     return accepted, dict(sorted(Counter(verdict for _, verdict in verdicts).items()))

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from nouscoder.data.bounded_files import FileRefused
-from nouscoder.data.json_records import bounded_json
-from nouscoder.data.problems import Reference
-from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
+from nouscoder.data.bounded_files import FileRefused, bounded_json
+from nouscoder.data.problems import Reference, fit_in_a_task
+from nouscoder.domain.submission import CallCase, CallTests, MathCase, MathTests, StdinCase, StdinTests, Tests
 
 
 class Reason(StrEnum):
@@ -69,6 +68,12 @@ def optional_text(row: Row, *names: str) -> str:
         if isinstance(value, _SCALARS) and not isinstance(value, bool) and str(value).strip():
             return str(value)
     return ""
+
+
+def facts_of(row: Row, *names: str) -> dict[str, str]:
+    """The fields that hold text or a number, as text."""
+    values = {name: optional_text(row, name) for name in names}
+    return {name: value for name, value in values.items() if value}
 
 
 def at_path(row: Row, path: str) -> Any:
@@ -160,6 +165,18 @@ def stdin_tests(found: Iterable[tuple[Any, Any]]) -> StdinTests:
     if not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test")
     return StdinTests(cases)
+
+
+def shown(tests: Tests) -> Tests | None:
+    """Examples as public tests; None when they are too large for that."""
+    return tests if fit_in_a_task(tests) else None
+
+
+def verified_answer(info: Row) -> MathTests:
+    """The answer in the field verification_info of PrimeIntellect's sets."""
+    if not (answer := optional_text(info, "ground_truth")):
+        raise Rejected(Reason.NO_ANSWER, "verification_info has no ground_truth")
+    return MathTests((MathCase(answer),))
 
 
 def call_tests(entry_point: str, found: Iterable[tuple[Any, Any]]) -> CallTests:

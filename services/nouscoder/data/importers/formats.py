@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 
 from nouscoder.data import importers
+from nouscoder.data.bounded_files import UnreadableFile
 from nouscoder.data.importers.fields import Rejected
 from nouscoder.data.importers.rows import Format, file_rows
-from nouscoder.data.json_records import UnreadableFile
 from nouscoder.data.problem_parquet import is_parquet, read_parquet
 from nouscoder.data.problems import ProblemFileError, Reference, ReferenceBody, ReferencedProblem, read_bodies
 from nouscoder.errors import Unusable, did_you_mean
@@ -42,9 +42,6 @@ def format_named(name: str) -> Format:
             f"there is no format {name!r}{did_you_mean(name, FORMATS)} (known formats: {', '.join(FORMATS)})"
         )
     return FORMATS[name]
-
-
-# Reads problem files of every form: JSON lines, parquet, and two data sets as published.
 
 
 def read_referenced(path: Path) -> Iterator[ReferencedProblem]:

@@ -5,32 +5,26 @@ canonical_solution, test (`def check(candidate)`), entry_point. MBPP: task_id, t
 test_imports, test_setup_code; MBPP+ has `test` too, a program. Tests whose arguments and results are literals become
 call tests (also of the plus sets), so that a program never sees the results. Others stay asserts.
 
-AceCode-87K (TIGER-Lab/AceCode-87K): a question and `test_cases`, a list of asserts written by a model.
+AceCode-87K (TIGER-Lab/AceCode-87K): a question and `test_cases`, a list of asserts written by a model. A row has id,
+source, question, test_cases, inferences ([{model_name, completions, pass_rate}]) and context_messages.
 
-A row has id, source, question, test_cases, inferences ([{model_name, completions, pass_rate}]) and context_messages.
+LeetCodeDataset (newfacade/LeetCodeDataset): problems about a method, with tests `assert candidate(...) == value`. The
+asserts are parsed and never executed. A row with a statement of another form is rejected.
 
-LeetCodeDataset (newfacade/LeetCodeDataset): problems about a method, with tests `assert candidate(...) == value`.
+BigCodeBench (bigcode/bigcodebench): a task that needs libraries, with `test`, a unittest.TestCase. A row has task_id,
+complete_prompt, instruct_prompt, canonical_solution, code_prompt, test, entry_point and libs. Each test method becomes
+a case. The candidates' libraries must be installed (verifier.sandbox.site_packages).
 
-The asserts are parsed and never executed. A row with a statement of another form is rejected.
-
-BigCodeBench (bigcode/bigcodebench): a task that needs libraries, with `test`, a unittest.TestCase.
-
-A row has task_id, complete_prompt, instruct_prompt, canonical_solution, code_prompt, test, entry_point and libs. Each
-test method becomes a case. The candidates' libraries must be installed (verifier.sandbox.site_packages).
-
-The test programs of HumanEval+ and MBPP+ as call tests, so that a program never sees the expected results.
-
-A program keeps `inputs` and `results` as literals and compares in a loop, `assertion(f(*inp), exp, atol)`. Only the
-plain comparison is taken: equal, or within atol. EvalPlus judges some tasks otherwise (as sets, any result but None,
-one of two results, a root of a polynomial); those keep their program, which may need numpy in the sandbox. Source:
-tools/humaneval and tools/mbpp of evalplus, to_original_fmt.py.
+A test program of HumanEval+ and MBPP+ keeps `inputs` and `results` as literals and compares in a loop,
+`assertion(f(*inp), exp, atol)`. Only the plain comparison is taken: equal, or within atol. EvalPlus judges some tasks
+otherwise (as sets, any result but None, one of two results, a root of a polynomial); those keep their program, which
+may need numpy in the sandbox. Source: tools/humaneval and tools/mbpp of evalplus, to_original_fmt.py.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from nouscoder.data.importers.fields import (
     Reason,
@@ -101,22 +95,16 @@ def call_cases(check: str) -> Iterator[CallCase]:
 
 def call_case(statement: ast.stmt, function: str) -> CallCase:
     """The case of `assert function(...) == value`, whose arguments and value are literals. Raises Rejected."""
-    if not (
-        isinstance(statement, ast.Assert)
-        and isinstance(statement.test, ast.Compare)
-        and len(statement.test.ops) == 1
-        and isinstance(statement.test.ops[0], ast.Eq)
-        and isinstance(statement.test.left, ast.Call)
-        and isinstance(statement.test.left.func, ast.Name)
-        and statement.test.left.func.id == function
-    ):
-        form = f"not of the form assert {function}(...) == value: {ast.unparse(statement)[:100]}"
-        raise Rejected(Reason.UNREADABLE_TESTS, form)
-    call = statement.test.left
+    match statement:
+        case ast.Assert(ast.Compare(ast.Call(ast.Name(name)) as call, [ast.Eq()], [value])) if name == function:
+            pass
+        case _:
+            form = f"not of the form assert {function}(...) == value: {ast.unparse(statement)[:100]}"
+            raise Rejected(Reason.UNREADABLE_TESTS, form)
     try:
         kwargs = {str(keyword.arg): plain(ast.literal_eval(keyword.value)) for keyword in call.keywords if keyword.arg}
         args = tuple(plain(ast.literal_eval(argument)) for argument in call.args)
-        expected = plain(ast.literal_eval(statement.test.comparators[0]))
+        expected = plain(ast.literal_eval(value))
     except ValueError as error:
         raise Rejected(Reason.UNREADABLE_TESTS, f"not a literal: {error}") from None
     if len(kwargs) != len(call.keywords):
@@ -129,16 +117,8 @@ _RELATIVE, _LEAST_ABSOLUTE = 1e-7, 1e-6
 _PLAIN = "exact_match = out == exp"
 
 
-@dataclass(frozen=True, slots=True)
-class PlusTests:
-    """Call tests, and how their results are compared."""
-
-    tests: CallTests
-    comparator: Comparator
-
-
-def plus_tests(module: ast.Module, entry_point: str | None) -> PlusTests | None:
-    """The tests of a program of this form; None for another program.
+def plus_tests(module: ast.Module, entry_point: str | None) -> tuple[CallTests, Comparator] | None:
+    """The tests of a program of this form, and how results are compared; None for another program.
 
     `entry_point` is what a HumanEval+ program calls `candidate`; None for MBPP+, whose program has the function's own
     name. Raises Rejected for a program that gives the function no name.
@@ -164,7 +144,7 @@ def plus_tests(module: ast.Module, entry_point: str | None) -> PlusTests | None:
     except (KeyError, ValueError, Rejected):  # values that are no literals, or no JSON
         return None
     absolute = max(atol, _LEAST_ABSOLUTE)
-    return PlusTests(tests, Comparator(absolute_tolerance=absolute, relative_tolerance=_RELATIVE))
+    return tests, Comparator(absolute_tolerance=absolute, relative_tolerance=_RELATIVE)
 
 
 def _function(body: list[ast.stmt], name: str) -> ast.FunctionDef | None:
@@ -198,8 +178,7 @@ def _compared(body: list[ast.stmt]) -> tuple[str, float] | None:
     return None
 
 
-# As EvalPlus compares floats.
-_FLOATS = Comparator(absolute_tolerance=1e-6, relative_tolerance=1e-7)
+_FLOATS = Comparator(absolute_tolerance=_LEAST_ABSOLUTE, relative_tolerance=_RELATIVE)  # as EvalPlus compares floats
 
 
 def read_humaneval(row: Row, number: int) -> ReferencedProblem:
@@ -242,8 +221,8 @@ def read_mbpp(row: Row, number: int) -> ReferencedProblem:
 def _humaneval_tests(code: str, entry_point: str) -> tuple[CallTests | AssertTests, Comparator]:
     module = parsed_python(code)
     if plus := plus_tests(module, entry_point):
-        return plus.tests, plus.comparator
-    check = next((node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
+        return plus
+    check = _function(module.body, "check")
     try:
         if check is not None:
             cases = tuple(call_case(statement, "candidate") for statement in check.body)
@@ -274,9 +253,7 @@ def _mbpp_tests(code: str, listed: list[object], setup: str) -> tuple[CallTests 
     """`code` is the program of MBPP+, empty for MBPP."""
     if not code:
         return AssertTests(tuple(checked(case) for case in listed), setup), Comparator()
-    if plus := plus_tests(parsed_python(code), None):
-        return plus.tests, plus.comparator
-    return AssertTests((code,), setup), Comparator()
+    return plus_tests(parsed_python(code), None) or (AssertTests((code,), setup), Comparator())
 
 
 _RUN = """

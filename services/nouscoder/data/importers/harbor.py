@@ -18,8 +18,8 @@ import posixpath
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from nouscoder.config import load_config
-from nouscoder.data.bounded_files import FileRefused, PackageFiles, packages_at
+from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow
 from nouscoder.data.importers.fields import Reason, Rejected, Row
-from nouscoder.data.importers.rows import Format, SourceRow
-from nouscoder.data.problems import ProblemBody, ProblemFileError, Reference, ReferencedProblem
+from nouscoder.data.importers.rows import Format, package_rows
+from nouscoder.data.problems import ProblemBody, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CheckerTests, JudgeProgram, Limits, StdinCase
 from nouscoder.domain.verdict import VerdictKind
@@ -133,7 +133,6 @@ def _image(files: PackageFiles, folder: str) -> _Image:
 
 
 def _copied(files: PackageFiles, folder: str, workdir: str, words: list[str]) -> dict[str, str]:
-    """The files of a COPY by their places."""
     *sources, to = words
     target = posixpath.normpath(posixpath.join(workdir, to))
     if not (_PLACES.fullmatch(target) or target.split("/")[1] == "tests"):
@@ -231,7 +230,6 @@ def _answer(files: PackageFiles) -> str:
 
 
 def _native(files: PackageFiles, version: Any) -> ReferencedProblem:
-    """The problem of which `data export harbor` made the folder."""
     if version != 1:
         raise _unsupported(f"metadata.nouscoder is {version!r:.20}, and this version reads 1")
     try:
@@ -244,24 +242,12 @@ def _native(files: PackageFiles, version: Any) -> ReferencedProblem:
 
 # The proof.
 
-_Grade = Callable[[ReferencedProblem, str], str]
-
 
 def packages(path: Path, skip: int) -> Iterator[SourceRow]:
     """The folders at a path. Raises ProblemFileError when there is none, and SandboxUnavailable."""
-    number = 0
-    with asyncio.Runner() as runner:
-        proof = _Proof(runner)
-        try:
-            for number, (name, files) in enumerate(packages_at(path, "task.toml"), 1):
-                if number > skip:
-                    yield SourceRow(number, {"name": name, "files": files, "proof": proof})
-        except FileRefused as error:
-            raise ProblemFileError(f"{path} cannot be read: {error}") from error
-        finally:
-            proof.close()
-    if not number:
-        raise ProblemFileError(f"{path} holds no task.toml")
+    with asyncio.Runner() as runner, closing(_Proof(runner)) as proof:
+        for row in package_rows(path, skip, "task.toml"):
+            yield SourceRow(row.number, {**row.value, "proof": proof})
 
 
 class _Proof:

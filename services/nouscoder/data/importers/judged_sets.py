@@ -39,21 +39,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nouscoder.data.bounded_files import FileRefused, PackageFiles, packages_at, yaml_mapping
-from nouscoder.data.importers import livecodebench
+from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow, packages_at, yaml_mapping
+from nouscoder.data.importers.contests import packed_cases
 from nouscoder.data.importers.fields import (
     MAX_REFERENCES,
     Reason,
     Rejected,
     Row,
     decoded,
+    facts_of,
     optional_text,
     parsed_python,
+    shown,
     stdin_tests,
     text,
 )
-from nouscoder.data.importers.rows import Format, SourceRow, column_names, file_rows
-from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem, fit_in_a_task
+from nouscoder.data.importers.rows import Format, column_names, file_rows
+from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (
     LANGUAGES,
@@ -95,33 +97,11 @@ exec(compile({source!r}, "judge.py", "exec"), names)
 sys.exit(0 if names["output_judging_function"](given, output, answer) else 1)
 """
 _TESTLIB = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"][^<">\n]*testlib\.h[">].*$', re.MULTILINE)
-# The constructor runs before main.
-_EQUAL_FIRST = """#include <cctype>
-#include <cstdio>
-#include <string>
-#include <unistd.h>
-static std::string nouscoder_plain(const char *name) {
-    std::string kept, line;
-    FILE *file = fopen(name, "rb");
-    for (int c = 0; file && c != EOF;) {
-        c = fgetc(file);
-        if (c != '\\n' && c != EOF) { line += char(tolower(c)); continue; }
-        while (!line.empty() && isspace((unsigned char)line.back())) line.pop_back();
-        if (kept.empty()) line.erase(0, line.find_first_not_of(" \\t\\r\\v\\f"));
-        if (!line.empty()) kept += line + '\\n';
-        line.clear();
-    }
-    return kept;
-}
-__attribute__((constructor(101))) static void nouscoder_equal_first(int argc, char **argv) {
-    if (argc > 3 && nouscoder_plain(argv[2]) == nouscoder_plain(argv[3])) _exit(0);
-}
-"""
 
 
 @cache
-def _testlib() -> str:
-    return Path(__file__).with_name("testlib_subset.h").read_text(encoding="utf8")
+def _header(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf8")
 
 
 def _cpp_checker(source: str, before: str = "") -> JudgeProgram:
@@ -130,7 +110,7 @@ def _cpp_checker(source: str, before: str = "") -> JudgeProgram:
     if found is None:
         return JudgeProgram(before + source, "cpp")
     rest = _TESTLIB.sub("", source[found.end() :])
-    return JudgeProgram(source[: found.start()] + _testlib() + before + rest, "cpp")
+    return JudgeProgram(source[: found.start()] + _header("testlib_subset.h") + before + rest, "cpp")
 
 
 def _judged(tests: StdinTests, checker: JudgeProgram | None) -> StdinTests | CheckerTests:
@@ -167,7 +147,6 @@ def _number(value: Any, name: str, most: float) -> float:
 
 
 def _cases(value: Any, given: str = "input", wanted: str = "output") -> StdinTests:
-    """Tests from a list of records."""
     cases = decoded(value or [])
     if not isinstance(cases, list) or not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test case")
@@ -182,11 +161,6 @@ def _programs(submissions: Any) -> tuple[Reference, ...]:
         if one.get("code") and (language := language_name(str(one.get("language") or ""))) in LANGUAGES
     ]
     return tuple(sorted(known, key=lambda one: one.language != "python")[:MAX_REFERENCES])
-
-
-def _facts(row: Row, *names: str) -> dict[str, str]:
-    facts = {name: optional_text(row, name) for name in names}
-    return {name: value for name, value in facts.items() if value}
 
 
 # Codeforces.
@@ -208,18 +182,18 @@ def read_codeforces(row: Row, number: int) -> ReferencedProblem:
     if checker:
         parsed_python(checker)
     tests = _cases(_whole(row.get("official_tests"), is_complete=row.get("official_tests_complete") is not False))
-    examples = _cases(row["examples"]) if row.get("examples") else None
+    examples = shown(_cases(row["examples"])) if row.get("examples") else None
     problem = Problem(
         problem_id=text(row, "id"),
         prompt=codeforces_statement(row),
         tests=_judged(tests, JudgeProgram(_PRINTING.format(source=checker), "python") if checker else None),
         limits=_limits(row.get("time_limit"), row.get("memory_limit")),
-        public_tests=examples if examples is not None and fit_in_a_task(examples) else None,
+        public_tests=examples,
         difficulty=optional_text(row, "rating"),
         source="codeforces",
         languages=(language,),
     )
-    facts = _facts(row, "title", "contest_name", "contest_type", "testset_size")
+    facts = facts_of(row, "title", "contest_name", "contest_type", "testset_size")
     if rating := optional_text(row, "rating"):
         facts["cf_rating"] = rating
     if start := row.get("contest_start"):
@@ -268,7 +242,7 @@ def read_code_contests_plus(row: Row, number: int) -> ReferencedProblem:
         source="code_contests_plus",
         family=optional_text(row, "source"),
     )
-    facts = _facts(row, "title", "true_positive_rate", "true_negative_rate")
+    facts = facts_of(row, "title", "true_positive_rate", "true_negative_rate")
     return ReferencedProblem(problem, _programs(row.get("correct_submissions")), facts)
 
 
@@ -280,7 +254,7 @@ def read_code_contests_o(row: Row, number: int) -> ReferencedProblem:
     problem = Problem(
         problem_id=text(row, "name"),
         prompt=text(row, "description"),
-        tests=_judged(stdin_tests(flat), _cpp_checker(checker, _EQUAL_FIRST) if checker else None),
+        tests=_judged(stdin_tests(flat), _cpp_checker(checker, _header("equal_first.h")) if checker else None),
         comparator=Comparator(ignore_case=True),
         source="code_contests_o",
     )
@@ -343,19 +317,19 @@ def read_hardtests(row: Row, number: int) -> ReferencedProblem:
         raise Rejected(Reason.UNREADABLE_TESTS, f"the kit has no function {_FUNCTION}")
     if judge:
         parsed_python(judge)
-    tests = _cases(livecodebench.packed_cases(row["test_cases"]))
-    examples = _cases(row["public_test_cases"]) if row.get("public_test_cases") else None
+    tests = _cases(packed_cases(row["test_cases"]))
+    examples = shown(_cases(row["public_test_cases"])) if row.get("public_test_cases") else None
     problem = Problem(
         problem_id=text(row, "pid"),
         prompt=text(row, "question_content"),
         tests=_judged(tests, JudgeProgram(_JUDGING.format(source=judge), "python") if judge else None),
-        public_tests=examples if examples is not None and fit_in_a_task(examples) else None,
+        public_tests=examples,
         starter_code=optional_text(row, "starter_code"),
         source="hardtests",
         family=optional_text(row, "platform"),
     )
     # The units of the limits differ by platform, so they are not applied.
-    facts = _facts(row, "question_title", "contest_date", "time_limit", "memory_limit", "url")
+    facts = facts_of(row, "question_title", "contest_date", "time_limit", "memory_limit", "url")
     return ReferencedProblem(problem, _programs(row.get("solutions")), facts)
 
 
@@ -394,22 +368,18 @@ def read_livecodebench_pro(row: Row, number: int) -> ReferencedProblem:
         raise Rejected(Reason.NO_TESTS, "there is no archive of this problem with a config.yaml")
     if not isinstance(files, PackageFiles):
         raise Rejected(Reason.MALFORMED, f"the archive is refused: {files}")
-    try:
-        config = yaml_mapping(files.text("config.yaml"))
-        tests = _pro_tests(files, config)
-    except FileRefused as error:
-        raise Rejected(Reason.MALFORMED, str(error)) from None
+    config = yaml_mapping(files.text("config.yaml"))
     problem = Problem(
         problem_id=text(row, "problem_id"),
         prompt=text(row, "problem_statement"),
-        tests=tests,
+        tests=_pro_tests(files, config),
         limits=_pro_limits(config),
         difficulty=optional_text(row, "difficulty"),
         source="livecodebench_pro",
         family=optional_text(row, "platform"),
         languages=("cpp",),
     )
-    return ReferencedProblem(problem, metadata=_facts(row, "problem_title", "platform"), names_languages=True)
+    return ReferencedProblem(problem, metadata=facts_of(row, "problem_title", "platform"), names_languages=True)
 
 
 def _pro_tests(files: PackageFiles, config: dict[str, Any]) -> CheckerTests:

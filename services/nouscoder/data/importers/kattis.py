@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nouscoder.data.bounded_files import FileRefused, PackageFiles, packages_at, yaml_mapping
+from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow, yaml_mapping
 from nouscoder.data.importers.fields import MAX_REFERENCES, Reason, Rejected, Row
-from nouscoder.data.importers.rows import Format, SourceRow
-from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
+from nouscoder.data.importers.rows import Format, package_rows
+from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (
     CheckerTests,
@@ -162,30 +162,16 @@ _MOST_SECONDS, _MOST_MIB = 3600.0, 1024.0**2
 
 def packages(path: Path, skip: int) -> Iterator[SourceRow]:
     """The packages at a path. Raises ProblemFileError when there is none."""
-    number = 0
-    try:
-        for number, (name, files) in enumerate(packages_at(path, "problem.yaml"), 1):
-            if number > skip:
-                yield SourceRow(number, {"name": name, "files": files})
-    except FileRefused as error:
-        raise ProblemFileError(f"{path} cannot be read: {error}") from error
-    if not number:
-        raise ProblemFileError(f"{path} holds no problem.yaml")
+    return package_rows(path, skip, "problem.yaml")
 
 
 def read(row: Row, number: int) -> ReferencedProblem:
     """The problem of a package, named by its folder."""
-    try:
-        return _read(row["name"], row["files"])
-    except FileRefused as error:
-        raise Rejected(Reason.MALFORMED, str(error)) from None
-
-
-def _read(name: str, files: PackageFiles) -> ReferencedProblem:
+    files: PackageFiles = row["files"]
     config = _yaml(files, "problem.yaml")
     tests, comparator = _tests(files, config)
     problem = Problem(
-        problem_id=name,
+        problem_id=row["name"],
         prompt=_statement(files) + _samples(files),
         tests=tests,
         limits=_limits(files, config),

@@ -158,10 +158,7 @@ class ImportOptions(Body):
 
 
 class Columns:
-    """The columns that `--column` names, in the rows of an import: which were found, and which fields were read.
-
-    A column may be inside another: `extra_info.index`.
-    """
+    """The columns that `--column` names, perhaps inside another: which were found, and which fields were read."""
 
     def __init__(self, columns: Mapping[str, str], found: Iterable[str] = (), read: Iterable[str] = ()) -> None:
         self._columns = columns

@@ -20,24 +20,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from nouscoder.data.bounded_files import MAX_LINE_BYTES, bounded_lines, opened
+from nouscoder.data.bounded_files import (
+    MAX_LINE_BYTES,
+    FileRefused,
+    SourceRow,
+    bounded_lines,
+    opened,
+    packages_at,
+    read_records,
+)
 from nouscoder.data.importers.fields import Row
-from nouscoder.data.json_records import read_records
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.installation import how_to_install
 
 _BATCH_ROWS = 16
 _SMALL_GROUP_BYTES = 64 * 1024**2
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRow:
-    """A row and its number in the file, counted from 1. `fault`: it cannot be read."""
-
-    number: int
-    value: Any
-    fault: str = ""
 
 
 def file_rows(path: Path, skip: int) -> Iterator[SourceRow]:
@@ -121,6 +119,19 @@ def _parquet_rows(path: Path, skip: int) -> Iterator[SourceRow]:
                     number += 1
                     if number > skip:
                         yield SourceRow(number, value)
+
+
+def package_rows(path: Path, skip: int, marker: str) -> Iterator[SourceRow]:
+    """The name and the files of each package at a path. Raises ProblemFileError when none holds the file `marker`."""
+    number = 0
+    try:
+        for number, (name, files) in enumerate(packages_at(path, marker), 1):
+            if number > skip:
+                yield SourceRow(number, {"name": name, "files": files})
+    except FileRefused as error:
+        raise ProblemFileError(f"{path} cannot be read: {error}") from error
+    if not number:
+        raise ProblemFileError(f"{path} holds no {marker}")
 
 
 @contextmanager

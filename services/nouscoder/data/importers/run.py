@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
+from nouscoder.data.bounded_files import FileRefused, SourceRow
 from nouscoder.data.importers.fields import Reason, Rejected
 from nouscoder.data.importers.formats import format_named
 from nouscoder.data.importers.options import Columns, ImportOptions
@@ -23,14 +24,13 @@ from nouscoder.data.importers.rows import (
     PREFIX,
     Format,
     HubRows,
-    SourceRow,
     file_rows,
     hub_rows,
     num_rows,
     require_datasets,
 )
 from nouscoder.data.problem_index import open_index_of
-from nouscoder.data.problem_parquet import column, join, require_parquet, row_of, store_beside, write_rows
+from nouscoder.data.problem_parquet import column, join, require_new, row_of, store_beside, write_rows
 from nouscoder.domain.problem import Problem, language_fault
 from nouscoder.errors import Unusable
 from nouscoder.progress_bar import progress_bar
@@ -96,16 +96,12 @@ def import_files(
     `tests` is the place of the test store; empty: the folder OUT.index/. Raises Unusable.
     """
     known = format_named(name)
-    if out.suffix != ".parquet":
-        raise CannotImport(f"--out {out} must end in .parquet")
     for file in files:
         if isinstance(file, Path) and not file.exists():
             raise CannotImport(f"{file} does not exist")
         if isinstance(file, HubRows) and known.rows is not file_rows:
             raise CannotImport(f"{name} is read from files, not from a hub")
-    if out.exists():
-        raise CannotImport(f"{out} exists already: give another --out, or delete it")
-    require_parquet()
+    require_new(out, CannotImport)
     if any(isinstance(file, HubRows) for file in files):
         require_datasets()
     had_tests = store_beside(out).exists()
@@ -219,6 +215,8 @@ class _Import:
             stored = self._store.put(item.problem.tests)
         except Rejected as error:
             self._reject(file, row, error.reason, str(error))
+        except FileRefused as error:
+            self._reject(file, row, Reason.MALFORMED, str(error))
         except MemoryError:
             self._reject(file, row, Reason.TOO_LARGE, "there is not enough memory for it")
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError) as error:

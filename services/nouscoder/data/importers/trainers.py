@@ -35,9 +35,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from nouscoder.data.importers import livecodebench
-from nouscoder.data.importers.answers import ANSWER_TEMPLATE
-from nouscoder.data.importers.contests import case_tests
+from nouscoder.data.importers.contests import case_tests, lcb_tests
 from nouscoder.data.importers.fields import (
     Reason,
     Rejected,
@@ -52,6 +50,7 @@ from nouscoder.data.importers.fields import (
 )
 from nouscoder.data.importers.functions import call_cases, checked
 from nouscoder.data.importers.rows import Format
+from nouscoder.data.importers.training_sets import ANSWER_TEMPLATE
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptForm, prompt_text
@@ -78,10 +77,7 @@ _TRUTH = "reward_model.ground_truth"
 
 
 def found_tests(value: Any, function: str = "") -> Tests:
-    """Tests in one of the public forms, or this project's. `function` is what is called where the tests name none.
-
-    Raises Rejected.
-    """
+    """Tests in a public form, or this project's; `function` is called where they name none. Raises Rejected."""
     value, function = decoded(value), "" if function in _NO_FUNCTION else function
     if isinstance(value, list):
         value = _of_list(value, function)
@@ -119,7 +115,7 @@ def _of_list(cases: list[Any], function: str) -> Any:
     if not isinstance(first, dict):
         raise Rejected(Reason.UNREADABLE_TESTS, f"a test is {first!r:.60}")
     if first.get("testtype"):
-        return livecodebench.tests_of(cases, {"func_name": function} if function else first.get("metadata") or {})
+        return lcb_tests(cases, {"func_name": function} if function else first.get("metadata") or {})
     if first.get("type") in ("stdin_stdout", "function_call"):
         return case_tests(cases)
     return _paired([case["input"] for case in cases], [case["output"] for case in cases])

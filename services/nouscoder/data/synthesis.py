@@ -1,5 +1,8 @@
 """`nouscoder data synthesize`: models write problems with tests from seeds, and a solver's programs choose the tests.
 
+The model writes its tests as asserts, which are parsed and never executed here. Each `assert f(literals) == literal`
+becomes a call test, whose expected value no program can see; other asserts are left out.
+
     seeds -> writer -> written problems -> solver -> programs -> verifier -> tests that pass -> problem file
              written.jsonl                 solved.jsonl          results.jsonl
 
@@ -13,11 +16,14 @@ of an internal_error, and what is in the log is not graded again.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +31,141 @@ from pydantic import Field
 
 from nouscoder.atomic_files import lock_file, naming_storage_faults, write_whole
 from nouscoder.client import GradingFailed
-from nouscoder.config import Config
-from nouscoder.data.asking import ChatQuestion, NotAnswered, ServedModel, ask_all, open_answers
-from nouscoder.data.json_records import checked_records
+from nouscoder.data.asking import ChatQuestion, NotAnswered, ServedModel, ask_all, fill, open_answers
+from nouscoder.data.bounded_files import checked_records
+from nouscoder.data.importers.fields import Rejected
+from nouscoder.data.importers.functions import call_case
 from nouscoder.data.problem_index import open_index_of
-from nouscoder.data.problem_parquet import join, require_parquet, row_of, store_beside, write_rows
+from nouscoder.data.problem_parquet import join, require_new, row_of, store_beside, write_rows
 from nouscoder.data.problems import Reference, ReferencedProblem
-from nouscoder.data.synthesis.written import (
-    NoProblem,
-    SeedRejection,
-    WrittenProblem,
-    solving_request,
-    writing_request,
-    written_problem,
-)
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallCase, CallTests, Prelude, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import Body
-from nouscoder.grade_files.answers import Answerer, BadEntry, local_answers, remote_answers
-from nouscoder.grade_files.entries import Entry
+from nouscoder.grade_files.answers import BadEntry, Entry, GradingTarget, answers_of
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog, key_of
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import request_of
 from nouscoder.verifier.grading.extract import extract_code
+
+# What a model is asked, and what is read from its answer.
+
+_MOST_ASSERTS = 100  # more are not read
+_QUESTION = re.compile(r"<question>(.*?)</question>", re.DOTALL)
+_TESTS = re.compile(r"<tests>(.*?)</tests>", re.DOTALL)
+_REQUEST = """Below is a piece of text about programming. Write a new coding question of your own from its idea, and \
+tests for it.
+
+The question describes one Python function completely, as a LeetCode question does: its name, its arguments and their \
+types, what it returns, and every special case. It must be answerable without the text below, deterministic, and need \
+no files, network or third-party libraries. Then write {num_tests} tests. Each is one line of the form \
+`assert name(arguments) == value` with literal arguments and a literal value, and they cover ordinary, large and \
+special cases.
+
+Answer in exactly this form:
+<question>
+the question
+</question>
+<tests>
+one assert on each line
+</tests>
+
+The text:
+{seed}"""
+_SOLVE = """{prompt}
+
+Think about it, then give the whole program in one ```python block. It defines the function and prints nothing."""
+
+
+class SeedRejection(StrEnum):
+    """Why a seed becomes no problem."""
+
+    NO_QUESTION = "no question"
+    FEW_TESTS_WRITTEN = "too few tests written"
+    NO_PROGRAM = "no program"
+    FEW_TESTS_PASS = "too few tests pass"
+
+
+class NoProblem(Exception):
+    """A seed becomes no problem. The text says why in detail."""
+
+    def __init__(self, reason: SeedRejection, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenProblem:
+    """What a model wrote. `num_written` counts its asserts, also those of other forms."""
+
+    prompt: str
+    entry_point: str
+    cases: tuple[CallCase, ...]
+    num_written: int
+
+
+def writing_request(seed: str, num_tests: int) -> str:
+    """What the writer is asked."""
+    return _REQUEST.format(seed=seed.strip(), num_tests=num_tests)
+
+
+def solving_request(problem: WrittenProblem) -> str:
+    """What a solver is asked."""
+    return _SOLVE.format(prompt=problem.prompt)
+
+
+def written_problem(answer: str, at_least: int) -> WrittenProblem:
+    """The problem in a writer's answer. Raises NoProblem, also when it has fewer than `at_least` tests."""
+    questions, tests = _QUESTION.findall(answer), _TESTS.findall(answer)
+    if not questions or not tests or not questions[-1].strip():
+        raise NoProblem(SeedRejection.NO_QUESTION, "the answer has no <question> with <tests>")
+    asserts = list(_asserts(tests[-1]))[:_MOST_ASSERTS]
+    names = Counter(name for name in map(_function_of, asserts) if name)
+    entry_point = names.most_common(1)[0][0] if names else ""
+    cases = tuple(case for case in (_case(statement, entry_point) for statement in asserts) if case is not None)
+    if len(cases) < at_least:
+        detail = f"{len(cases)} of {len(asserts)} asserts can be read"
+        raise NoProblem(SeedRejection.FEW_TESTS_WRITTEN, detail)
+    prompt = f"{questions[-1].strip()}\n\nWrite the Python function `{entry_point}`."
+    return WrittenProblem(prompt, entry_point, cases, len(asserts))
+
+
+def _asserts(text: str) -> Iterator[ast.Assert]:
+    """The asserts in a text; when it is no Python as a whole, those of its lines that are."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("```")]
+    whole = _parsed("\n".join(lines))
+    for statement in whole if whole is not None else (one for line in lines for one in _parsed(line.strip()) or ()):
+        if isinstance(statement, ast.Assert):
+            yield statement
+
+
+def _parsed(text: str) -> list[ast.stmt] | None:
+    try:
+        return ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _function_of(statement: ast.Assert) -> str:
+    """The function that an assert calls; empty for an assert of another form."""
+    match statement.test:
+        case ast.Compare(left=ast.Call(func=ast.Name(id=name))):
+            return name
+        case _:
+            return ""
+
+
+def _case(statement: ast.Assert, entry_point: str) -> CallCase | None:
+    try:
+        return call_case(statement, entry_point)
+    except (Rejected, RecursionError, MemoryError):
+        return None
+
+
+# Which tests are kept.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +207,13 @@ def _distinct(cases: Sequence[CallCase], places: Set[int]) -> list[CallCase]:
     return list(found.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Verifier:
-    """Where programs are run: by the grading service at `server`, else here with the settings of `config`."""
-
-    config: Config
-    server: str | None = None
-    token: str | None = None
-
-
 def result_key(submission: Submission) -> str:
     """The key of a program's result: a digest of its code, the tests and the rules."""
     return key_of(request_of(submission))
 
 
-def grade_programs(submissions: Sequence[Submission], verifier: Verifier, results: RecordLog) -> None:
-    """Grade every program without a result. A result has the places of the tests that it passes, `passed`.
-
-    Raises NotAnswered when some got no verdict, after the results of the others are kept.
-    """
+def grade_programs(submissions: Sequence[Submission], verifier: GradingTarget, results: RecordLog) -> None:
+    """Grade the programs without a result, which is the tests that each passes. Raises NotAnswered."""
     missing = {result_key(one): one for one in submissions if result_key(one) not in results}
     if missing:
         failures = asyncio.run(_grade_all(missing, verifier, results))
@@ -121,46 +223,29 @@ def grade_programs(submissions: Sequence[Submission], verifier: Verifier, result
             )
 
 
-async def _grade_all(missing: dict[str, Submission], verifier: Verifier, results: RecordLog) -> list[str]:
-    waiting, failures = iter(missing.items()), list[str]()
-    where = (
-        remote_answers(verifier.server, None, verifier.token, None)
-        if verifier.server
-        else local_answers(verifier.config, None)
-    )
-    async with where as (answer, at_once):
+async def _grade_all(missing: dict[str, Submission], verifier: GradingTarget, results: RecordLog) -> list[str]:
+    failures: list[str] = []
+
+    async def result(submission: Submission) -> dict[str, Any] | None:
+        """The record of a program's result; None after a failure. A program that cannot be graded passes no test."""
+        try:
+            verdict = await answer(Entry(0, "", request=request_of(submission)))
+        except (BadEntry, GradingFailed) as error:
+            if isinstance(error, BadEntry) or error.status == 422:
+                return {"verdict": f"refused: {error}", "passed": []}
+            failures.append(str(error))
+            return None
+        if verdict["verdict"] == VerdictKind.INTERNAL_ERROR.value:
+            failures.append(f"internal_error: {verdict['detail']}")
+            return None
+        accepted = VerdictKind.ACCEPTED.value
+        passed = [test["index"] for test in verdict["tests"] if test["outcome"] == accepted]
+        return {"verdict": verdict["verdict"], "passed": passed}
+
+    async with answers_of(verifier, None) as (answer, at_once):
         with progress_bar("running programs", len(missing)) as advance:
-
-            async def work(waiting: Iterator[tuple[str, Submission]]) -> None:
-                for key, submission in waiting:
-                    found = await _result(key, submission, answer)
-                    if isinstance(found, str):
-                        failures.append(found)
-                    else:
-                        results.add(key, found)
-                    advance(1)
-
-            async with asyncio.TaskGroup() as group:
-                for _ in range(at_once):
-                    group.create_task(work(waiting))
+            await fill(results, missing.items(), at_once, result, advance)
     return failures
-
-
-async def _result(key: str, submission: Submission, answer: Answerer) -> dict[str, Any] | str:
-    """The record of a program's result, or why there is none. A program that cannot be graded passes no test."""
-    try:
-        verdict = await answer(Entry(0, key, request=request_of(submission)))
-    except BadEntry as error:
-        return {"verdict": f"refused: {error}", "passed": []}
-    except GradingFailed as error:
-        if error.status == 422:
-            return {"verdict": f"refused: {error}", "passed": []}
-        return str(error)
-    if verdict["verdict"] == VerdictKind.INTERNAL_ERROR.value:
-        return f"internal_error: {verdict['detail']}"
-    accepted = VerdictKind.ACCEPTED.value
-    passed = [test["index"] for test in verdict["tests"] if test["outcome"] == accepted]
-    return {"verdict": verdict["verdict"], "passed": passed}
 
 
 class CannotSynthesize(Unusable):
@@ -209,13 +294,9 @@ class SynthesisSummary:
         return "\n".join([f"{self.out}:", *(f"{name:<28}{count:>10}" for name, count in rows)])
 
 
-def synthesize(seeds: Path, out: Path, settings: SynthesisSettings, verifier: Verifier) -> SynthesisSummary:
+def synthesize(seeds: Path, out: Path, settings: SynthesisSettings, verifier: GradingTarget) -> SynthesisSummary:
     """Write the problem file `out`. Raises CannotSynthesize, NotAnswered and what reading raises."""
-    if out.suffix != ".parquet":
-        raise CannotSynthesize(f"--out {out} must end in .parquet")
-    if out.exists():
-        raise CannotSynthesize(f"{out} exists already: give another --out, or delete it")
-    require_parquet()
+    require_new(out, CannotSynthesize)
     given = _seeds(seeds)
     folder = out.with_name(f"{out.name}.evidence")
     with naming_storage_faults(folder):
@@ -243,7 +324,7 @@ class _Synthesis:
         self._seeds = seeds
         self._rejected: dict[str, NoProblem] = {}
 
-    def run(self, folder: Path, verifier: Verifier) -> SynthesisSummary:
+    def run(self, folder: Path, verifier: GradingTarget) -> SynthesisSummary:
         with (
             open_answers(folder / "written.jsonl") as written,
             open_answers(folder / "solved.jsonl") as solved,
@@ -263,7 +344,7 @@ class _Synthesis:
 
     def _question(self, served: ServedModel, content: str, seed: int) -> ChatQuestion:
         settings = {"temperature": self._settings.temperature, "max_tokens": self._settings.max_tokens, "seed": seed}
-        return ChatQuestion(served, content, settings)
+        return ChatQuestion(served, {"content": content, "settings": settings})
 
     def _write(self, answers: RecordLog) -> dict[str, WrittenProblem]:
         """The problems that the writer wrote, by seed."""
@@ -299,7 +380,6 @@ class _Synthesis:
     def _made(
         self, seed_id: str, written: WrittenProblem, programs: Sequence[str], results: RecordLog
     ) -> ReferencedProblem:
-        """The problem with the tests that are kept. Raises NoProblem."""
         passed = [set(results.get(result_key(submission_of(written, code)))["passed"]) for code in programs]
         kept = kept_tests(written, passed, self._settings.at_least)
         problem = Problem(

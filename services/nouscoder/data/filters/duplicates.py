@@ -1,20 +1,23 @@
-"""Drops near-duplicates: problems whose prompts share most of their shingles of words.
+"""Drops duplicates, near-duplicates, and problems that leak an evaluation set.
 
-Pairs are found by MinHash signatures and locality-sensitive hashing (Broder 1997; Leskovec, Rajaraman and Ullman,
-Mining of Massive Datasets, chapter 3), then judged by their exact Jaccard similarity. So a dropped problem is always
-a near-duplicate; one that is as similar as the threshold is missed with a probability below 0.001.
+A leak is the same words, or an n-gram of words in common. Nine words are what Klear-Reasoner (2508.07629) and
+AceReason-Nemotron (2505.16400) compare. A hit of two hashes counts only when the words are equal too.
 
-Texts are compared as words and as hashes of their n-grams. A word is a run of letters, digits and underscores, in lower
-case. So texts are equal that differ in case, white space or punctuation only. All hashes have 64 bits and are the same
-in every process.
+Near-duplicates share most shingles of words. Pairs are found by MinHash signatures and locality-sensitive hashing
+(Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, chapter 3), then judged by their exact Jaccard
+similarity. So a dropped problem is always a near-duplicate; one that is as similar as the threshold is missed with a
+probability below 0.001.
+
+A word is a run of letters, digits and underscores, in lower case. So texts are equal that differ in case, white space
+or punctuation only. All hashes have 64 bits and are the same in every process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -86,6 +89,13 @@ def prompts_of(path: Path) -> Iterator[tuple[str, str]]:
         yield item.problem.problem_id, item.problem.prompt
 
 
+def evaluation_prompts(files: Iterable[str], context: Context) -> Iterator[tuple[str, str]]:
+    """(file and problem id, prompt) of each problem of these files. Raises Unusable."""
+    for name in files:
+        for problem_id, prompt in prompts_of(context.folder / name):
+            yield f"{name}: {problem_id}", prompt
+
+
 _BANDS = 32
 _MISSED = 1e-3
 _SEED = 20250801
@@ -100,16 +110,11 @@ class NearDuplicates(Step):
     shingle: int = Field(5, ge=1, description="words in a row that are compared")
     against: list[str] = Field([], description="problem files of evaluation sets")
 
-    def files(self) -> tuple[str, ...]:
-        """See Step."""
-        return tuple(self.against)
-
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step."""
         index = NearIndex(self.threshold, self.shingle)
-        for name in self.against:
-            for problem_id, prompt in prompts_of(context.folder / name):
-                index.add(f"{name}: {problem_id}", prompt)
+        for label, prompt in evaluation_prompts(self.against, context):
+            index.add(label, prompt)
         dropped = {}
         for one in candidates:
             found = index.add(one.problem_id, one.prompt)
@@ -157,10 +162,8 @@ class NearIndex:
         A text without words is near to nothing.
         """
         marks = self._marks(text)
-        if marks is None:
-            return None
-        found = self._nearest(marks)
-        if found is not None:
+        found = None if marks is None else self._nearest(marks)
+        if marks is None or found is not None:
             return found
         for key in marks.keys:
             self._buckets[key].append(len(self._names))
@@ -209,3 +212,100 @@ def jaccard(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> float:
     """|A and B| / |A or B| of two sorted arrays without repetitions, of which one is not empty."""
     common = len(np.intersect1d(one, other, assume_unique=True))
     return common / (len(one) + len(other) - common)
+
+
+class ExactDuplicates(Step):
+    """Drops a problem whose prompt has the same words as that of an earlier one."""
+
+    filter: Literal["exact_duplicates"]
+
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
+        """See Step."""
+        first: dict[bytes, str] = {}
+        dropped = {}
+        for one in candidates:
+            earlier = first.setdefault(exact_key(words_of(one.prompt)), one.problem_id)
+            if earlier != one.problem_id:
+                dropped[one.problem_id] = f"duplicate: of {earlier}"
+        return StepOutcome(dropped)
+
+
+class Decontaminate(Step):
+    """Drops problems whose prompt is in an evaluation set, or shares `ngram` words in a row with one of its prompts."""
+
+    filter: Literal["decontaminate"]
+    against: list[str] = Field(min_length=1, description="problem files of the evaluation sets")
+    ngram: int = Field(9, ge=0, description="words in a row; 0: only equal prompts are dropped")
+    boilerplate: int = Field(
+        0,
+        ge=0,
+        description="phrases of ngram / 2 words that more than this many problems have are common, as `the first line"
+        " of the input`; an n-gram that begins or ends with one is no leak; 0: all n-grams count",
+    )
+
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
+        """See Step."""
+        known = _EvaluationSets(self.ngram)
+        for name, prompt in evaluation_prompts(self.against, context):
+            known.add(name, prompt)
+        if self.boilerplate:
+            known.leave_out_phrases((one.prompt for one in candidates), self.boilerplate)
+        dropped = {}
+        for one in candidates:
+            words = words_of(one.prompt)
+            label = known.equal(words)
+            if label is not None:
+                dropped[one.problem_id] = f"equal prompt: {label}"
+            elif shared := known.shared(words):
+                dropped[one.problem_id] = f"{self.ngram} equal words: {shared}"
+        return StepOutcome(dropped)
+
+
+class _EvaluationSets:
+    """The prompts of all evaluation sets, found by their words and by their n-grams."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._hasher = NgramHasher(n)
+        self._labels: list[str] = []
+        self._words: list[list[str]] = []
+        self._equal: dict[bytes, str] = {}
+        self._places: dict[int, tuple[int, int]] = {}  # of an n-gram: its prompt's number, the place of its first word
+
+    def add(self, label: str, prompt: str) -> None:
+        words = words_of(prompt)
+        self._equal.setdefault(exact_key(words), label)
+        if not self._n:
+            return
+        for at, key in enumerate(self._hasher(words).tolist()):
+            self._places.setdefault(key, (len(self._words), at))
+        self._labels.append(label)
+        self._words.append(words)
+
+    def leave_out_phrases(self, prompts: Iterable[str], most: int) -> None:
+        """Forget the n-grams that begin or end with a phrase that more than `most` of these prompts have."""
+        length = (self._n + 1) // 2
+        hasher = NgramHasher(length)
+        phrases = [hasher(words).tolist() for words in self._words]
+        own = {key for each in phrases for key in each}
+        having = Counter(key for prompt in prompts for key in own.intersection(hasher(words_of(prompt)).tolist()))
+        common = {key for key, count in having.items() if count > most}
+        self._places = {
+            key: (prompt, at)
+            for key, (prompt, at) in self._places.items()
+            if phrases[prompt][at] not in common and phrases[prompt][at + self._n - length] not in common
+        }
+
+    def equal(self, words: Sequence[str]) -> str | None:
+        """The evaluation problem that has these words."""
+        return self._equal.get(exact_key(words)) if words else None
+
+    def shared(self, words: Sequence[str]) -> str:
+        """The first n-gram in common and its evaluation problem; empty when there is none."""
+        for at, key in enumerate(self._hasher(words).tolist() if self._places else ()):
+            if key in self._places:
+                prompt, place = self._places[key]
+                ngram = self._words[prompt][place : place + self._n]
+                if ngram == list(words[at : at + self._n]):
+                    return f"{self._labels[prompt]} has {' '.join(ngram)!r:.160}"
+        return ""
