@@ -128,16 +128,15 @@ def init(
     """Write a commented configuration for a model folder and a problem file; `nouscoder train` runs it."""
     from dataclasses import asdict
 
-    from nouscoder.config.tree import write_starter
     from nouscoder.policy_folder.inspection import context_tokens, is_hub_id
     from nouscoder.policy_folder.prompt_file import recorded_prompt
-    from nouscoder.run.preflight import starter_inputs
+    from nouscoder.run.starter import starter, starter_inputs, write_starter
 
     policy, problem_file = starter_inputs(out, model, problems, engine.value)
     folder = out.absolute().parent / policy
     recorded = recorded_prompt(folder)
     prompt = None if recorded is None else asdict(recorded)
-    write_starter(out, policy, problem_file, context_tokens(folder), engine.value, prompt)
+    write_starter(out, starter(policy, problem_file, out.stem, context_tokens(folder), engine.value, prompt))
     if not folder.exists() and is_hub_id(policy):
         typer.echo(f"{policy} is no folder here: the run fetches it from a hub, and checks it then")
     typer.echo(f"{out} is written; begin the run with: nouscoder train {out}")

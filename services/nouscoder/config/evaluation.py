@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from collections.abc import Iterator
+
+from pydantic import Field
 
 from nouscoder.config.base import InputFile, Section
 from nouscoder.config.generation import GenerationSection
@@ -60,18 +62,12 @@ class EvaluationSection(Section):
         description="the run ends early when this many evaluations bring no gain over the best before; 0: never",
     )
 
-    @model_validator(mode="after")
-    def _early_end_needs_evaluations(self) -> EvaluationSection:
+    def _faults(self) -> Iterator[str]:
         if (self.end_at_pass_at_1 or self.end_after_no_gain) and not self.every_batches:
-            raise ValueError("end_at_pass_at_1 and end_after_no_gain need every_batches")
-        return self
-
-    @model_validator(mode="after")
-    def _given_or_not(self) -> EvaluationSection:
+            yield "end_at_pass_at_1 and end_after_no_gain need every_batches"
         for name in ("temperature", "min_p"):
             if -1 < getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, or -1 for that of generation.sampling")
-        return self
+                yield f"{name} must be at least 0, or -1 for that of generation.sampling"
 
     def of(self, generation: GenerationSection) -> GenerationSection:
         """`generation` as it is for evaluations: its context and sampling are those of this section where given."""

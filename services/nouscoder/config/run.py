@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from nouscoder.config.base import InputFile, Model, OutputFile, OutputPath, RunInput, Section
 from nouscoder.domain.plan import StartFrom
@@ -53,11 +53,9 @@ class GuardsSection(Section):
     )
     mismatch_stop: float = Field(0.5, ge=0, description="the run ends when that mean is above this; 0: it does not")
 
-    @model_validator(mode="after")
-    def _drift(self) -> GuardsSection:
+    def _faults(self) -> Iterator[str]:
         if 0 < self.length_drift <= 1:
-            raise ValueError("length_drift must be above 1, or 0 for none")
-        return self
+            yield "length_drift must be above 1, or 0 for none"
 
 
 class RunSection(Section):
@@ -105,11 +103,9 @@ class RunSection(Section):
         description="file with the token that evaluations and environments send to a verifier that has a tokens_file",
     )
 
-    @model_validator(mode="after")
-    def _each_sink_once(self) -> RunSection:
+    def _faults(self) -> Iterator[str]:
         if len(set(self.sinks)) != len(self.sinks):
-            raise ValueError("sinks names one of them twice")
-        return self
+            yield "sinks names one of them twice"
 
     @property
     def folder(self) -> Path:
@@ -194,11 +190,9 @@ class YarnSection(Section):
     factor: float = Field(0.0, ge=0, description="the context is factor * original_tokens; 0: as the policy has it")
     original_tokens: int = Field(0, ge=0, description="positions that the model was trained for before YaRN")
 
-    @model_validator(mode="after")
-    def _whole(self) -> YarnSection:
+    def _faults(self) -> Iterator[str]:
         if bool(self.factor) != bool(self.original_tokens) or 0 < self.factor <= 1:
-            raise ValueError("yarn needs a factor above 1 and original_tokens")
-        return self
+            yield "yarn needs a factor above 1 and original_tokens"
 
     @property
     def positions(self) -> int:
@@ -222,15 +216,13 @@ class StageSection(Section):
     )
     yarn: YarnSection = YarnSection()
 
-    @model_validator(mode="after")
-    def _changes_a_run(self) -> StageSection:
+    def _faults(self) -> Iterator[str]:
         for name in NOT_IN_A_STAGE:
             node: Any = self.changes
             for part in name.split("."):
                 node = node.get(part) if isinstance(node, dict) else None
             if node is not None:
-                raise ValueError(f"a stage cannot set {name}: it is the same in all stages")
-        return self
+                yield f"a stage cannot set {name}: it is the same in all stages"
 
 
 class PlanSection(Section):
@@ -238,18 +230,12 @@ class PlanSection(Section):
 
     stages: tuple[StageSection, ...] = Field((), description="the stages, in order")
 
-    @model_validator(mode="after")
-    def _names(self) -> PlanSection:
+    def _faults(self) -> Iterator[str]:
         names = [stage.name for stage in self.stages]
         if len(set(names)) != len(names):
-            raise ValueError(f"two stages have one name: {', '.join(names)}")
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_before_the_first(self) -> PlanSection:
+            yield f"two stages have one name: {', '.join(names)}"
         if self.stages and self.stages[0].start is StartFrom.BEST:
-            raise ValueError('the first stage begins with policy.path: it has no from = "best"')
-        return self
+            yield 'the first stage begins with policy.path: it has no from = "best"'
 
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -332,13 +318,11 @@ class SelfPlaySection(Section):
         0.95, gt=0, le=1, description="a problem leaves the pool when a round's training solves it at this rate"
     )
 
-    @model_validator(mode="after")
-    def _enough(self) -> SelfPlaySection:
+    def _faults(self) -> Iterator[str]:
         if self.agree > self.solutions - 1:
-            raise ValueError("agree must be less than solutions: a problem that all samples solve is not accepted")
+            yield "agree must be less than solutions: a problem that all samples solve is not accepted"
         if self.max_inputs < self.min_inputs:
-            raise ValueError("max_inputs must not be less than min_inputs")
-        return self
+            yield "max_inputs must not be less than min_inputs"
 
 
 class MutualTlsSection(Section):
@@ -351,8 +335,6 @@ class MutualTlsSection(Section):
     key: InputFile = Field("", description="PEM file of its private key")
     ca: InputFile = Field("", description="PEM file of the authority that signed the certificates of all services")
 
-    @model_validator(mode="after")
-    def _all(self) -> MutualTlsSection:
+    def _faults(self) -> Iterator[str]:
         if len({bool(self.certificate), bool(self.key), bool(self.ca)}) > 1:
-            raise ValueError("give certificate, key and ca together")
-        return self
+            yield "give certificate, key and ca together"
