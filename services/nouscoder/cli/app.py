@@ -17,12 +17,9 @@ from nouscoder.atomic_files import StorageError
 from nouscoder.cli import (
     evaluate,
     grade,
-    model,
-    objectives,
     operate,
     plan,
     recipes,
-    report,
     run,
     runs,
     serve,
@@ -81,11 +78,11 @@ app.add_typer(operate.batch_app, name="batch")
 app.add_typer(evaluate.eval_app, name="eval")
 app.add_typer(sft.sft_app, name="sft")
 app.add_typer(runs.runs_app, name="runs")
-app.add_typer(report.report_app, name="report")
-app.add_typer(objectives.objectives_app, name="objectives")
+app.add_typer(runs.report_app, name="report")
+app.add_typer(runs.objectives_app, name="objectives")
 app.add_typer(plan.plan_app, name="plan")
 app.add_typer(recipes.recipes_app, name="recipes")
-app.add_typer(model.model_app, name="model")
+app.add_typer(run.model_app, name="model")
 for _name, _place in ROOMS.items():
     _module, _, _attribute = _place.partition(":")
     _room = getattr(import_module(_module), _attribute)

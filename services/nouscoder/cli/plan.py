@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from nouscoder.cli.options import JsonOption, SetOption
-
-if TYPE_CHECKING:
-    from nouscoder.config import Config, StageSection
+from nouscoder.config import Config, StageSection, load_config
 
 # The output of `nouscoder plan show`.
 
@@ -97,11 +95,6 @@ def _flat(config: Config) -> Iterator[tuple[str, Any]]:
 plan_app = typer.Typer(no_args_is_help=True, help="The stages of a training.")
 
 
-@plan_app.callback()
-def _plan() -> None:
-    """The stages of a training."""
-
-
 @plan_app.command("show")
 def plan_show(
     config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="configuration with plan.stages, TOML or JSON")],
@@ -109,6 +102,4 @@ def plan_show(
     overrides: SetOption = None,
 ) -> None:
     """Print each stage: what it begins with, what it changes, when it ends, and what came of it so far."""
-    from nouscoder.config import load_config
-
     typer.echo(plan_text(load_config(config_file, overrides or []), as_json=as_json))

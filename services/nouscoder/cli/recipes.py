@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from nouscoder.cli.options import JsonOption
-
-if TYPE_CHECKING:
-    from nouscoder.config import Config
+from nouscoder.config import Config, load_config
 
 recipes_app = typer.Typer(invoke_without_command=True, help="Published recipes.")
 
@@ -42,7 +40,6 @@ def recipes_show(
 
 def recipe_list() -> list[dict[str, Any]]:
     """What the table has of each recipe."""
-    from nouscoder.config import load_config
     from nouscoder.config.recipe import recipe_names, recipe_path
 
     found = []
@@ -55,7 +52,6 @@ def recipe_list() -> list[dict[str, Any]]:
 
 def recipe_record(name: str) -> dict[str, Any]:
     """All that the file of a recipe says. Raises ConfigError for an unknown name."""
-    from nouscoder.config import load_config
     from nouscoder.config.recipe import recipe_head, recipe_path, recipe_values
 
     file = recipe_path(name)
