@@ -23,8 +23,7 @@ from nouscoder.config.run import SinkName
 from nouscoder.installation import how_to_install
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.sinks import processes, targets
-from nouscoder.run.sinks.follower import MAX_FAILURES, STATUS, Follower, MetricsTail, SinkFailed
-from nouscoder.run.sinks.processes import Sinks, open_sinks
+from nouscoder.run.sinks.follower import MAX_FAILURES, STATUS, Follower, MetricsTail, SinkFailed, Sinks, open_sinks
 from nouscoder.run.sinks.targets import scalars_of
 
 

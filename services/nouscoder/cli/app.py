@@ -14,18 +14,7 @@ import typer
 
 from nouscoder import __version__
 from nouscoder.atomic_files import StorageError
-from nouscoder.cli import (
-    evaluate,
-    grade,
-    operate,
-    plan,
-    recipes,
-    run,
-    runs,
-    serve,
-    sft,
-    status,
-)
+from nouscoder.cli import evaluate, grade, operate, plan, recipes, run, runs, serve, sft, status
 from nouscoder.errors import ExitCode, NousCoderError, first_error, without_secrets
 from nouscoder.extras import as_missing_extra
 from nouscoder.logs import show_logs_to_a_person

@@ -52,15 +52,14 @@ from nouscoder.policy_folder.compose import PolicyFilesMissing, has_weights, lin
 from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, shards_of, weights_files
 from nouscoder.recorded_evaluations import DURING, RecordedEvaluations, evaluation_files
-from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
 from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.rpc.worker import observer_id
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.view import View
+from nouscoder.run.watch import broker_of
 
 if TYPE_CHECKING:
     from nouscoder.run.services import RunServices
@@ -255,11 +254,8 @@ async def announced_policy(config: Config, from_version: int, limit_s: float) ->
 
     Raises CannotEvaluate when there is none within `limit_s` seconds.
     """
-    client = BrokerClient(
-        config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls), run=config.asked_run
-    )
     with suppress(TimeoutError):
-        async with client as broker, asyncio.timeout(limit_s):
+        async with broker_of(config) as broker, asyncio.timeout(limit_s):
             async for manifest in broker.watch_policy():
                 if manifest.policy_version >= from_version:
                     return manifest
@@ -438,10 +434,6 @@ class PeriodicEvaluation:
 
     async def _finish_run(self, reason: str) -> None:
         """End the run at the broker. The learner sees it when it asks for its next batch."""
-        config = self._services.config
-        watcher = BrokerClient(
-            config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls), run=config.asked_run
-        )
-        async with watcher as broker:
+        async with broker_of(self._services.config) as broker:
             await broker.finish_run(reason)
         self._view.say(f"the run ends early: {reason}")

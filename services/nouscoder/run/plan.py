@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,12 @@ async def train_plan(config: Config, *, resume: bool, given: Given = NOTHING_GIV
 async def _train_plan(config: Config, *, resume: bool, given: Given) -> None:
     opened = await _open(config, resume=resume, given=given)
     folder, config = opened.folder, opened.config
-    try:
-        with open_view(Console(), deployment(config).line_every_s) as view:
-            for note in opened.notes:
-                view.say(note)
-            await run_stages(folder, config, view)
-            if config.asked_run:
-                await _serve_pages(config, view)
-    finally:
-        folder.close()
+    with closing(folder), open_view(Console(), deployment(config).line_every_s) as view:
+        for note in opened.notes:
+            view.say(note)
+        await run_stages(folder, config, view)
+        if config.asked_run:
+            await _serve_pages(config, view)
 
 
 async def _serve_pages(config: Config, view: View) -> None:
@@ -199,14 +197,11 @@ async def _run_stage(config: Config, begin: NextStage, view: View, generation: K
     folder, stage = opened.folder, opened.config
     for note in opened.notes:
         view.say(note)
-    try:
-        shown = Feed(view)
-        with open_pages(folder.path, stage.run.pages, stage.run.pages_hosts, shown) as address:
-            if address:
-                view.say(f"the stage is shown at http://{address}/")
-            await run_loop(folder, stage, shown, time.monotonic(), generation)
-    finally:
-        folder.close()
+    shown = Feed(view)
+    with closing(folder), open_pages(folder.path, stage.run.pages, stage.run.pages_hosts, shown) as address:
+        if address:
+            view.say(f"the stage is shown at http://{address}/")
+        await run_loop(folder, stage, shown, time.monotonic(), generation)
 
 
 def _with_first_policy(config: Config, begin: NextStage, stage: Config) -> Config:

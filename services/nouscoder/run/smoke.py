@@ -27,7 +27,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -41,18 +41,16 @@ from nouscoder.config.run import PlanSection
 from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.data.problem_index import ProblemIndex, open_index
-from nouscoder.domain.guards import TEST, BatchRewards, Direction, RewardTrend, reward_trend
+from nouscoder.domain.guards import TEST, BatchRewards, Direction, reward_trend
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.run_status import RunMode
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
-from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.rpc.worker import observer_id
 from nouscoder.run.evaluation import first_policy, while_alive
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import interruptible, run_loop
@@ -60,6 +58,7 @@ from nouscoder.run.preflight import checked, with_policy_folder
 from nouscoder.run.resume import note_given, reopened
 from nouscoder.run.services import RunServices, deployment
 from nouscoder.run.view import View, open_view
+from nouscoder.run.watch import broker_of
 
 # The problems of a smoke test.
 
@@ -80,11 +79,8 @@ def solved_sometimes(counts: dict[str, PassCount], order: Sequence[str], size: i
 
 def chosen_from_file(config: Config, file: Path, size: int) -> tuple[str, ...]:
     """The problems by a file of pass rates. Raises TooFewProblems, and Unusable for a bad file."""
-    index = open_index(config)
-    try:
+    with closing(open_index(config)) as index:
         order = measuring_order(config, index)
-    finally:
-        index.close()
     found = solved_sometimes(read_pass_rates(file), order, size)
     if len(found) < size:
         raise TooFewProblems(f"{file}: {len(found)} problems of the training file have 0 < pass rate < 1, not {size}")
@@ -104,15 +100,12 @@ async def measured(folder: RunFolder, config: Config, view: View, size: int) -> 
     Raises TooFewProblems when the training file, or its first MAX_MEASURED problems, has too few.
     """
     file = folder.path / PASS_RATES
-    index = await asyncio.to_thread(open_index, config)
-    try:
+    with closing(await asyncio.to_thread(open_index, config)) as index:
         order = measuring_order(config, index)[:MAX_MEASURED]
         counts = read_pass_rates(file) if file.exists() else {}
         if len(solved_sometimes(counts, order, size)) < size and not counts.keys() >= set(order):
             async with deployment(config).open_services(folder, config, view.say, None) as services:
                 counts = await _measure_until(services, index, order, counts, file, view, size)
-    finally:
-        index.close()
     found = solved_sometimes(counts, order, size)
     if len(found) < size:
         raise TooFewProblems(
@@ -159,8 +152,7 @@ async def _measure_until(
 
 async def admit_nothing(config: Config) -> None:
     """The broker admits no group, so that generation samples only what is measured."""
-    client = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
-    async with client as broker:
+    async with broker_of(config) as broker:
         await broker.set_mode(RunMode.PAUSED)
 
 
@@ -220,18 +212,22 @@ async def run_test(
 ) -> dict[str, Any]:
     """The result, as in smoke64.json. Raises NousCoderError with one sentence."""
     folder, config = await _open(config, test, resume=resume, given=given)
-    try:
+    with closing(folder):
         result = folder.read_json(RESULT)
         if result is None:
             names = await _problems(folder, config, test, view)
             training = training_config(config, names)
             await _train(training, view)
             trend = reward_trend(read_rewards(training.run.folder), training.run.total_batches, training.run.seed)
-            result = _record(trend, training)
+            result = {
+                "direction": trend.direction.value,
+                **asdict(trend),
+                "num_batches": training.run.total_batches,
+                "test": TEST,
+                "run": str(training.run.folder),
+            }
             folder.write_json(RESULT, result)
-        return result
-    finally:
-        folder.close()
+    return result
 
 
 def smoke_config(config: Config, test: SmokeTest) -> Config:
@@ -327,11 +323,8 @@ async def _problems(folder: RunFolder, config: Config, test: SmokeTest, view: Vi
 async def _measure(config: Config, test: SmokeTest, view: View) -> tuple[str, ...]:
     begun = (config.run.folder / "config.toml").exists()
     opened = await deployment(config).open_folder(config, begun, NOTHING_GIVEN)
-    folder, config = opened.folder, opened.config
-    try:
-        return await measured(folder, config, view, test.num_problems)
-    finally:
-        folder.close()
+    with closing(opened.folder):
+        return await measured(opened.folder, opened.config, view, test.num_problems)
 
 
 async def _train(config: Config, view: View) -> None:
@@ -341,19 +334,7 @@ async def _train(config: Config, view: View) -> None:
     begun = (config.run.folder / "config.toml").exists()
     opened = await deployment(config).open_folder(config, begun, NOTHING_GIVEN)
     folder, recorded = opened.folder, opened.config
-    try:
+    with closing(folder):
         if recorded.broker.curriculum != config.broker.curriculum:
             raise Unusable(f"{folder.path} was begun on other problems: remove the folder, or take another run.name")
         await run_loop(folder, recorded, view, time.monotonic())
-    finally:
-        folder.close()
-
-
-def _record(trend: RewardTrend, training: Config) -> dict[str, Any]:
-    return {
-        "direction": trend.direction.value,
-        **asdict(trend),
-        "num_batches": training.run.total_batches,
-        "test": TEST,
-        "run": str(training.run.folder),
-    }

@@ -11,8 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -62,7 +61,6 @@ class Snapshot:
     elapsed_s: float = 0.0
     processes: tuple[ProcessLine, ...] = ()
     learner_state: str = ""
-    message: str = ""
     pass_rates: tuple[float, ...] = ()
     blockers: tuple[str, ...] | None = None
 
@@ -80,8 +78,6 @@ def plain_line(snapshot: Snapshot) -> str:
         _ledger_line(snapshot.ledger),
         f"left {duration(snapshot.time_left_s)}",
     ]
-    if snapshot.message:
-        parts.append(one_line(snapshot.message))
     return " | ".join(parts).encode("ascii", "backslashreplace").decode()
 
 
@@ -159,8 +155,6 @@ def render(snapshot: Snapshot) -> RenderableType:
         rows.add_row("learner", Text(one_line(snapshot.learner_state)))
     if snapshot.processes:
         rows.add_row("processes", _processes(snapshot.processes))
-    if snapshot.message:
-        rows.add_row("note", Text(one_line(snapshot.message), style="yellow"))
     footer = f"{duration(snapshot.elapsed_s)} gone, {duration(snapshot.time_left_s)} left"
     return _panel(snapshot.phase, Group(_bar(snapshot), _figures(snapshot), rows), footer)
 
@@ -209,16 +203,9 @@ def _figures(snapshot: Snapshot) -> Table:
         grid.add_column(no_wrap=True, style="dim")
         grid.add_column(no_wrap=True, ratio=1, style="bold")
     staleness = f"{number(snapshot.staleness_mean, '.2f')} (max {number(snapshot.staleness_max, 'd')})"
-    grid.add_row(
-        *("pass rate", number(snapshot.pass_rate, ".3f")),
-        *("reward", number(snapshot.reward_mean, "+.3f")),
-        *("staleness", staleness),
-    )
-    grid.add_row(
-        *("tests/s", number(snapshot.tests_per_second, ".1f")),
-        *("tokens/s", number(snapshot.tokens_per_second, ".0f")),
-        *("policy", number(snapshot.policy_version, "d")),
-    )
+    shown = figures(snapshot) | {"staleness": staleness}
+    for row in (("pass rate", "reward", "staleness"), ("tests/s", "tokens/s", "policy")):
+        grid.add_row(*(cell for name in row for cell in (name, shown[name])))
     return grid
 
 
@@ -251,20 +238,19 @@ def _process(process: ProcessLine) -> Text:
 # The views.
 
 
-class View(Protocol):
-    """Shows a run. A context manager, which restores the terminal on exit."""
-
-    def __enter__(self) -> Self:
-        """Start the view."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop showing."""
+class View:
+    """Shows a run. A context manager, which restores the terminal on exit. This one shows nothing."""
 
     @property
     def shows_blockers(self) -> bool:
         """Whether `show` needs the snapshot's blockers, which cost the broker a request."""
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop showing."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the current state of the run."""
@@ -282,10 +268,8 @@ def open_view(console: Console, min_interval_s: float = 2.0) -> View:
     return LiveView(console) if can_draw else PlainView(console, min_interval_s=min_interval_s)
 
 
-class LiveView:
+class LiveView(View):
     """A panel that is redrawn in place."""
-
-    shows_blockers = False
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
@@ -294,9 +278,7 @@ class LiveView:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
@@ -312,10 +294,8 @@ class LiveView:
         self._live.console.print(Text(text))
 
 
-class PlainView:
+class PlainView(View):
     """One line at a time, for logs and pipes."""
-
-    shows_blockers = False
 
     def __init__(
         self, console: Console, clock: Callable[[], float] = time.monotonic, min_interval_s: float = 2.0
@@ -325,14 +305,6 @@ class PlainView:
         self._min_interval_s = min_interval_s
         self._printed_at: float | None = None
         self._printed: tuple[object, ...] = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     def show(self, snapshot: Snapshot) -> None:
         """Print a line if the batch, phase or balance changed or the last line is old enough."""

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nouscoder.config import Config
 from nouscoder.domain.run_status import RunStatus
-from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.broker_client import PATIENCE_S, BrokerClient
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus
 from nouscoder.rpc.learner_client import LearnerClient, LearnerStatus
@@ -24,6 +24,12 @@ from nouscoder.run.supervisor import SupervisedProcess
 from nouscoder.run.view import ProcessLine, Snapshot
 
 Answer = TypeVar("Answer")
+
+
+def broker_of(config: Config, patience_s: float = PATIENCE_S) -> BrokerClient:
+    """A client of the run's broker for what only watches: it is refused while the broker serves another run."""
+    credentials = channel_credentials(config.tls)
+    return BrokerClient(config.broker.grpc, observer_id("watch"), patience_s, credentials, config.asked_run)
 
 
 class Rate:
@@ -55,7 +61,7 @@ class RunWatch:
         self._generation = GenerationClient(config.generation.grpc, 0.0, credentials, config.asked_run)
         self._learner_client = LearnerClient(config.learner.grpc, credentials, config.asked_run)
         self._connections = AsyncExitStack()
-        self._broker = BrokerClient(config.broker.grpc, observer_id("watch"), 0.0, credentials, config.asked_run)
+        self._broker = broker_of(config, 0.0)
         self._tokens = Rate()
         self._tests = Rate()
         self._started_s = time.monotonic()

@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from nouscoder.domain.run_status import Ledger
 from nouscoder.errors import without_secrets
@@ -30,11 +29,11 @@ class TooManyWatch(Exception):
     """MOST_WATCHERS are watching."""
 
 
-class Feed:
-    """See the module. Without a `view` it only keeps what it is told."""
+class Feed(View):
+    """See the module. Without the `view` of a terminal it only keeps what it is told."""
 
     def __init__(self, view: View | None = None) -> None:
-        self._view = view
+        self._view = view or View()
         self._told: Snapshot | tuple[str, int, int, str] | None = None
         self._said: deque[str] = deque(maxlen=_MOST_SAID)
         self._version = 0
@@ -45,38 +44,27 @@ class Feed:
 
     # The view.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
     @property
     def shows_blockers(self) -> bool:
         """Whether somebody watches."""
-        return self._num_watchers > 0 or (self._view is not None and self._view.shows_blockers)
+        return self._num_watchers > 0 or self._view.shows_blockers
 
     def show(self, snapshot: Snapshot) -> None:
         """Keep it, and show it in the terminal."""
         self._keep(snapshot)
-        if self._view is not None:
-            self._view.show(snapshot)
+        self._view.show(snapshot)
 
     def progress(self, phase: str, done: int, total: int, note: str = "") -> None:
         """Keep it, and show it in the terminal."""
         self._keep((phase, done, total, note))
-        if self._view is not None:
-            self._view.progress(phase, done, total, note)
+        self._view.progress(phase, done, total, note)
 
     def say(self, text: str) -> None:
         """Keep the sentence, and show it in the terminal."""
         with self._lock:
             self._said.append(text)
             self._version += 1
-        if self._view is not None:
-            self._view.say(text)
+        self._view.say(text)
 
     def _keep(self, told: Snapshot | tuple[str, int, int, str]) -> None:
         with self._lock:
@@ -120,7 +108,7 @@ def _state(snapshot: Snapshot | None) -> dict[str, Any]:
         "phase": snapshot.phase,
         "done": snapshot.step,
         "total": snapshot.total_steps,
-        "note": without_secrets(snapshot.message),
+        "note": "",
         "left": duration(snapshot.time_left_s),
         "figures": figures(snapshot),
         "ledger": None if snapshot.ledger is None else ledger_record(snapshot.ledger),
