@@ -14,7 +14,7 @@ import typer
 
 from nouscoder import __version__
 from nouscoder.atomic_files import StorageError
-from nouscoder.cli import evaluate, grade, operate, plan, recipes, run, runs, serve, sft, status
+from nouscoder.cli import evaluate, grade, operate, recipes, run, runs, serve, sft, status
 from nouscoder.errors import ExitCode, NousCoderError, first_error, without_secrets
 from nouscoder.extras import as_missing_extra
 from nouscoder.logs import show_logs_to_a_person
@@ -69,7 +69,7 @@ app.add_typer(sft.sft_app, name="sft")
 app.add_typer(runs.runs_app, name="runs")
 app.add_typer(runs.report_app, name="report")
 app.add_typer(runs.objectives_app, name="objectives")
-app.add_typer(plan.plan_app, name="plan")
+app.add_typer(recipes.plan_app, name="plan")
 app.add_typer(recipes.recipes_app, name="recipes")
 app.add_typer(run.model_app, name="model")
 for _name, _place in ROOMS.items():

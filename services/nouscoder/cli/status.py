@@ -52,7 +52,7 @@ async def status_text(config: Config, *, as_json: bool) -> str:
 
 def ended_text(config: Config, silence: Exception, *, as_json: bool) -> str:
     """What the folder says of a run that has ended or was stopped. Raises `silence`, the broker's, if there is none."""
-    from nouscoder.run.standing import standing_of
+    from nouscoder.run.folder import standing_of
 
     found = standing_of(config)
     if found is None:
@@ -62,7 +62,7 @@ def ended_text(config: Config, silence: Exception, *, as_json: bool) -> str:
 
 def standing_warnings(config: Config) -> list[str]:
     """What the guards say of the run, where its folder is on this machine."""
-    from nouscoder.run.guards import GuardWatch
+    from nouscoder.run.watch import GuardWatch
 
     return GuardWatch(config.run.folder, config.run.guards).standing
 
@@ -211,9 +211,8 @@ def doctor(
         raise typer.BadParameter("it is missing: --namespace, --release and --chart need it", param_hint="--values")
     if cluster:
         try:
-            from nouscoder.doctor.cluster.install import run_doctor_install
+            from nouscoder.doctor.cluster.install import Release, run_doctor_install
             from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
-            from nouscoder.doctor.cluster.release_objects import Release
         except ModuleNotFoundError as error:
             raise NousCoderError(f"{error.name} is not installed: {how_to_install('cluster')}") from None
 

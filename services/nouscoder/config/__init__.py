@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from nouscoder.config.base import ConfigError, Section
 from nouscoder.config.broker import BrokerSection, RecordBackend, RewardSection
-from nouscoder.config.evaluation import EvaluationSection
 from nouscoder.config.generation import (
     EntryPointSection,
     EnvironmentSection,
@@ -52,6 +51,7 @@ from nouscoder.config.objective import (
     ScheduleSection,
 )
 from nouscoder.config.run import (
+    EvaluationSection,
     GuardsSection,
     MutualTlsSection,
     PlanSection,

@@ -18,12 +18,12 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, kinds_with, place_paths
 from nouscoder.config.broker import OF_A_STAGE, BrokerSection
-from nouscoder.config.evaluation import EvaluationSection
 from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
 from nouscoder.config.learner import LearnerSection, SftSection
 from nouscoder.config.recipe import RecipeSection
 from nouscoder.config.run import (
     DemoSection,
+    EvaluationSection,
     MutualTlsSection,
     PlanSection,
     PolicySection,

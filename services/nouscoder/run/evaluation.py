@@ -57,7 +57,7 @@ from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
 from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.run.folder import RunFolder
+from nouscoder.run.folder import POLICIES, RunFolder
 from nouscoder.run.view import View
 from nouscoder.run.watch import broker_of
 
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
 _KEPT = "kept"
 _CHECKPOINT = ".checkpoint"  # the learner writes these folders of kept/
 _OF_A_VERSION = re.compile(r"\d{8}(\.|$)")
-_POLICIES = "policies"  # the learner writes them
 
 
 class NoSuchVersion(Unusable):
@@ -107,7 +106,7 @@ def log_evaluations(run: Path) -> None:
 
 def keep_weights(run: Path, policy_version: int) -> None:
     """Keep the weights of a published policy. Call it before the policy is measured, while the learner has them."""
-    link_weights(run / _KEPT / _number(policy_version), run / _POLICIES / _number(policy_version))
+    link_weights(run / _KEPT / _number(policy_version), run / POLICIES / _number(policy_version))
 
 
 def kept_checkpoint_folder(run: Path, policy_version: int) -> Path:
@@ -132,19 +131,14 @@ def weights_folder(config: Config, policy_version: int) -> Path:
     run, first = config.run.folder, config.in_run_folder(config.policy.path)
     if policy_version == 0:
         return first
-    for parent in (_POLICIES, _KEPT):
+    for parent in (POLICIES, _KEPT):
         folder = run / parent / _number(policy_version)
         if has_weights(folder):
             return folder
-    there = sorted({0, *numbered(run / _POLICIES), *numbered(run / _KEPT)})
+    there = sorted({0, *numbered(run / POLICIES), *numbered(run / _KEPT)})
     raise NoSuchVersion(
         f"the weights of version {policy_version} are not in {run}: there are versions {', '.join(map(str, there))}"
     )
-
-
-def newest_version(config: Config) -> int:
-    """The newest version that the learner has published; 0 when there is none."""
-    return max(numbered(config.run.folder / _POLICIES), default=0)
 
 
 def evaluated_of(record: dict[str, Any]) -> Evaluated:

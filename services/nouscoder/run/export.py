@@ -15,7 +15,8 @@ from nouscoder.errors import Unusable
 from nouscoder.policy_folder.compose import compose_adapter, compose_policy
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, trained_prompt
 from nouscoder.policy_folder.weights_files import is_adapter
-from nouscoder.run.evaluation import newest_version, recorded_evaluations, weights_folder
+from nouscoder.run.evaluation import recorded_evaluations, weights_folder
+from nouscoder.run.folder import newest_version
 from nouscoder.run.plan import histories
 
 # The model card: README.md of the exported folder, from configuration and evaluations.

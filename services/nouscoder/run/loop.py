@@ -63,15 +63,21 @@ from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.report import write_report
 from nouscoder.run.console.feed import Feed
 from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once, log_evaluations, while_alive
-from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, summarize
-from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn, SamplerMismatch, all_retired
+from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, lines_when_stopped, summarize
 from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
 from nouscoder.run.sinks.follower import open_sinks
-from nouscoder.run.standing import lines_when_stopped
 from nouscoder.run.view import View, open_view
-from nouscoder.run.watch import RunWatch, broker_of
+from nouscoder.run.watch import (
+    GuardWatch,
+    LearningSignal,
+    NothingToLearn,
+    RunWatch,
+    SamplerMismatch,
+    all_retired,
+    broker_of,
+)
 
 _RESUME = "the same command with --resume goes on where it stopped"
 _TO_GO_ON = "to go on, resume with more run.total_batches"

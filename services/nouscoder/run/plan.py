@@ -28,13 +28,12 @@ from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.run.console.feed import Feed
 from nouscoder.run.evaluation import recorded_evaluations, weights_folder
-from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently
+from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently, lines_when_stopped
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked, checked_inputs, require_problems, with_policy_folder
 from nouscoder.run.resume import note_given, refuse_changes_of, resumed, take
 from nouscoder.run.services import KeptGeneration, OpenedRun, deployment
-from nouscoder.run.standing import lines_when_stopped
 from nouscoder.run.view import View, open_view
 
 _FIXED = ("run.services",)  # a stage that has begun refuses more

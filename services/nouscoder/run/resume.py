@@ -34,8 +34,8 @@ from nouscoder.config.run import merged
 from nouscoder.config.tree import Given, sentences
 from nouscoder.errors import without_secrets
 from nouscoder.policy_folder.inspection import is_hub_id
-from nouscoder.run.evaluation import evaluation_file, keep_weights, kept_checkpoint_folder, newest_version
-from nouscoder.run.folder import FIXED, RunChanged, RunFolder
+from nouscoder.run.evaluation import evaluation_file, keep_weights, kept_checkpoint_folder
+from nouscoder.run.folder import FIXED, RunChanged, RunFolder, newest_version
 
 GIVEN, HISTORY = "given.json", "config_history.jsonl"
 # A local run finds its folder by the first two; the addresses of its services are chosen at each start.

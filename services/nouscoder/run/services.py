@@ -49,8 +49,7 @@ from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker import observer_id
-from nouscoder.run.evaluation import newest_version
-from nouscoder.run.folder import RunFolder, attach_patiently
+from nouscoder.run.folder import RunFolder, attach_patiently, newest_version
 from nouscoder.run.resume import continue_finished, external_changes, note_given, resumed, take
 from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, SupervisedProcess, Supervisor
 

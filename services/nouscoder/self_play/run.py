@@ -29,8 +29,8 @@ from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.data.problem_index import open_index
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.prompt_file import trained_prompt
-from nouscoder.run.evaluation import newest_version, weights_folder
-from nouscoder.run.folder import RunFolder
+from nouscoder.run.evaluation import weights_folder
+from nouscoder.run.folder import RunFolder, newest_version
 from nouscoder.run.loop import interruptible, run_loop
 from nouscoder.run.preflight import checked, with_policy_folder
 from nouscoder.run.resume import note_given, reopened
