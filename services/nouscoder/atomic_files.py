@@ -79,10 +79,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_file(final: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to. It becomes `final` at the end, or is removed when the body raises. Raises StorageError.
-
-    No other user may ever read a `private` one.
-    """
+    """A file to write to, in the same way. No other user may ever read a `private` one. Raises StorageError."""
     part = final.with_name(final.name + _PART)
     with naming_storage_faults(final):
         try:
@@ -124,10 +121,7 @@ def make_folder(folder: Path) -> Path | None:
 
 @contextmanager
 def removed_when_refused(made: Path | None) -> Iterator[None]:
-    """Remove what `make_folder` made when the block raises a NousCoderError: bad input changes nothing.
-
-    The block reads input; the work that its folder is for comes after it.
-    """
+    """Remove what `make_folder` made when the block, which reads input, raises a NousCoderError: it changes nothing."""
     try:
         yield
     except NousCoderError:

@@ -172,15 +172,9 @@ _OPENAI_ENGINE = (
 )
 
 
-def _refuse_transfer(given: object) -> None:
-    """Raises ValueError with the reason for a weight transfer of vLLM that a run does not use."""
-    if isinstance(given, str) and given in _TRANSFERS:
-        raise ValueError(f"{given} is refused: {_TRANSFERS[given]}")
-
-
 def _refuse(given: object, refused: Mapping[str, str]) -> None:
-    """Raises ValueError with the reason for the first refused key of a section's unchecked value."""
-    for name in given if isinstance(given, dict) else ():
+    """Raises ValueError with the reason for an unchecked value, or the first key of a section's, that is refused."""
+    for name in given if isinstance(given, dict) else (given,) if isinstance(given, str) else ():
         if name in refused:
             raise ValueError(f"{name} is refused: {refused[name]}")
 
@@ -274,7 +268,7 @@ class VllmSection(Section):
     @field_validator("weight_transfer", mode="before")
     @classmethod
     def _no_other_transfer(cls, given: object) -> object:
-        _refuse_transfer(given)
+        _refuse(given, _TRANSFERS)
         return given
 
 

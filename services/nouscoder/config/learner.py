@@ -55,11 +55,7 @@ class OptimizerStates(StrEnum):
 
 
 class LoraPublication(StrEnum):
-    """What the learner publishes of a policy with adapters.
-
-    MERGED: whole weights, with the adapters merged into them. ADAPTER: only the adapters, which generation merges into
-    the weights of the first policy.
-    """
+    """What the learner publishes of a policy with adapters."""
 
     MERGED = "merged"
     ADAPTER = "adapter"
@@ -107,11 +103,7 @@ class RewardModelSection(Section):
 
 
 class Attention(StrEnum):
-    """The kernel of the learner's attention.
-
-    SDPA runs on any machine. VARLEN (torch's varlen_attn) and FLASH (flash-attention 2, an optional package) take
-    packed rows as they are, and need CUDA and 16-bit activations. AUTO is the first of FLASH, VARLEN, SDPA that runs.
-    """
+    """The kernel of the learner's attention. AUTO is the first of FLASH, VARLEN, SDPA that runs."""
 
     AUTO = "auto"
     SDPA = "sdpa"

@@ -191,10 +191,7 @@ class Config(Section):
         return named.removeprefix(OF_A_STAGE) if named.startswith(OF_A_STAGE) else None
 
     def of_stage(self, index: int) -> Config:
-        """The configuration of the run that is this stage of the plan; `index` counts from 0.
-
-        Raises ValidationError when the stage's changes are faulty.
-        """
+        """The configuration of this stage's run, counted from 0. Raises ValidationError when its changes are faulty."""
         stage = self.plan.stages[index]
         tree = merged(self.model_dump(mode="json", by_alias=True, exclude={"plan"}), stage.changes)
         tree["run"] = {**tree["run"], "name": f"{self.run.name}/{index + 1:02d}-{stage.name}"}
@@ -264,11 +261,6 @@ def _moved_in(tree: Mapping[str, Any]) -> list[str]:
     return [old for old, section in sections.items() if isinstance(section, dict) and old.split(".")[1] in section]
 
 
-def _has(tree: Mapping[str, Any], key: str) -> bool:
-    section, name = key.split(".")
-    return isinstance(tree.get(section), dict) and name in tree[section]
-
-
 def moved_keys(given: Given) -> list[str]:
     """A sentence for each key that was given by its old name."""
     places = [(given.file, ""), (given.sets, ""), *((stage, " in a stage") for stage in _changes_of_stages(given.file))]
@@ -312,7 +304,8 @@ def read_given(path: Path | None, overrides: Iterable[str] = (), folder: Path | 
         for tree in (file, *_changes_of_stages(file)):
             place_paths(tree, Config, folder)
             for old in _moved_in(tree):
-                if _has(tree, MOVED[old]):
+                section, name = MOVED[old].split(".")
+                if name in (tree[section] if isinstance(tree.get(section), dict) else ()):
                     raise ConfigError(f"{path}: {old} is {MOVED[old]} now, and both are given: remove {old}")
     sets: dict[str, Any] = {}
     for override in overrides:

@@ -115,10 +115,7 @@ def kept_checkpoint_folder(run: Path, policy_version: int) -> Path:
 
 
 def drop_worse(run: Path) -> None:
-    """Remove what is kept of all policies but the best one, and what a crash left incomplete.
-
-    Call it after a policy was measured and recorded, and while the learner keeps none.
-    """
+    """Remove what is kept of all policies but the best, and what a crash left. Call it while the learner keeps none."""
     kept, best = run / _KEPT, best_of(recorded_evaluations(run)).policy_version
     stay = {_number(best), kept_checkpoint_folder(run, best).name}
     for folder in [*kept.iterdir()] if kept.is_dir() else []:
@@ -175,12 +172,14 @@ async def evaluate_once(folder: RunFolder, services: RunServices, view: View, wh
     name = f"evaluation_{when}.json"
     known = folder.read_json(name)
     if known is None:
-        manifest = first_policy(services.config) if when == "before" else await newest_policy(services.config)
+        config = services.config
+        is_first = when == "before"
+        manifest = first_policy(config) if is_first else await announced_policy(config, 0, config.run.peer_patience_s)
         known = folder.read_json(evaluation_file(manifest.policy_version))
         if known is None:
             progress = partial(view.progress, f"evaluation {when}")
             measuring = services.evaluation_retry.call(
-                lambda: measure(services.config, manifest, progress),
+                lambda: measure(config, manifest, progress),
                 lambda error: view.say(f"evaluation {when} begins again: {error}"),
             )
             known = await while_alive(services, measuring)
@@ -236,11 +235,6 @@ def first_policy(config: Config) -> PolicyManifest:
         )
     except (WeightsMissing, WeightsUnusable, OSError) as error:
         raise CannotEvaluate(f"the first policy cannot be read: {error}") from error
-
-
-async def newest_policy(config: Config) -> PolicyManifest:
-    """The last policy that the learner published. Raises CannotEvaluate when the broker announces none in time."""
-    return await announced_policy(config, 0, config.run.peer_patience_s)
 
 
 async def announced_policy(config: Config, from_version: int, limit_s: float) -> PolicyManifest:

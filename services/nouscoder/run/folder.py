@@ -114,10 +114,7 @@ class RunFolder:
 
     @staticmethod
     def _refuse_of_others(path: Path) -> None:
-        """Raises RunFolderError when another user made the folder, or everybody may write to it.
-
-        Its config.toml names code that the services run.
-        """
+        """Raises RunFolderError where other users could write: config.toml names code that the services run."""
         if not path.exists():
             return
         found = path.stat()

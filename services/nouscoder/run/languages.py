@@ -16,7 +16,6 @@ from pathlib import Path
 
 from nouscoder.config import Config
 from nouscoder.data.problem_index import all_held_out, has_index, in_languages, open_index
-from nouscoder.domain.problem import Problem
 from nouscoder.errors import Unusable
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
@@ -123,9 +122,6 @@ def _asked(config: Config) -> list[_Asked]:
             found.append(_Asked("training problems", len(names), languages))
     if measured_from.is_file():
         measured = in_languages(config, all_held_out(config))
-        found.append(_Asked("held-out problems", len(measured), _not_python(measured)))
+        languages = {one.problem_id: one.languages for one in measured if one.languages != ("python",)}
+        found.append(_Asked("held-out problems", len(measured), languages))
     return found
-
-
-def _not_python(problems: Sequence[Problem]) -> dict[str, tuple[str, ...]]:
-    return {one.problem_id: one.languages for one in problems if one.languages != ("python",)}

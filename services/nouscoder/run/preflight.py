@@ -54,10 +54,7 @@ async def checked(config: Config) -> Config:
 
 
 def checked_fine_tuning(config: Config) -> Config:
-    """The configuration of a fine-tuning that can start. A policy that is on a hub is downloaded.
-
-    Raises ConfigError with all faults.
-    """
+    """The same of a fine-tuning. Raises ConfigError with all faults."""
     faults = [] if config.sft.train else ["sft.train: name a file of examples, or a run folder"]
     faults += _first_checkpoint_faults(config)
     if config.sft.out and is_taken(Path(config.sft.out)):

@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.broker.redis_address import configured_url
@@ -55,9 +55,38 @@ from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, SupervisedProces
 
 Say = Callable[[str], None]
 
-# The generation process of a plan.
 
-_NAME = "generation"
+class RunServices:
+    """The services as the loop needs them, for every deployment. `config` holds their addresses.
+
+    `evaluation_retry` says how long an evaluation is retried after EVALUATION_ERRORS.
+    """
+
+    config: Config
+    watch_every_s: float
+    evaluation_retry: Retry
+
+    @property
+    def processes(self) -> Sequence[SupervisedProcess]:
+        """The processes of this run that this command started, for display."""
+        return ()
+
+    @property
+    def learner_ended(self) -> bool:
+        """Whether the learner has stopped writing to the run folder."""
+        return True
+
+    def start(self, *names: str) -> None:
+        """From now on these services must run."""
+
+    def heard(self, answered: Mapping[str, bool]) -> None:
+        """Record which services answered just now."""
+
+    def check(self) -> None:
+        """Raises NousCoderError when a started service cannot be kept alive."""
+
+
+# The generation process of a plan.
 
 
 class KeptGeneration:
@@ -79,7 +108,7 @@ class KeptGeneration:
         if self._config is None:
             return config
         kept = {name: getattr(self._config.generation, name) for name in ("grpc", "metrics")}
-        return config.model_copy(update={_NAME: config.generation.model_copy(update=kept)})
+        return config.model_copy(update={"generation": config.generation.model_copy(update=kept)})
 
     async def prepare(self, config: Config) -> None:
         """Have the process serve the stage of `config`, or end it when it cannot. Raises SupervisionError."""
@@ -99,9 +128,9 @@ class KeptGeneration:
         if self._supervisor is None:
             self._supervisor = Supervisor(max_restarts_per_hour=config.run.max_restarts_per_hour)
             file = self._folder / "generation.toml"
-            command = (sys.executable, "-m", "nouscoder", "serve", _NAME, "--config", str(file))
+            command = (sys.executable, "-m", "nouscoder", "serve", "generation", "--config", str(file))
             log_file = self._folder / "logs" / "generation.log"
-            self._supervisor.start(ProcessSpec(_NAME, command, log_file, environment=SHARED_CORES))
+            self._supervisor.start(ProcessSpec("generation", command, log_file, environment=SHARED_CORES))
         self._config = config
         return self._supervisor.processes[0]
 
@@ -122,18 +151,6 @@ class KeptGeneration:
 SERVICES = ("broker", "verifier", "generation", "learner")
 
 
-def with_addresses(config: Config, folder: Path) -> Config:
-    """`config` with every address of the four services on a socket of the run in `folder`.
-
-    The sockets stay the same when a process restarts, so that its clients find it again. Raises NotPrivate.
-    """
-    place, sections = socket_folder(folder), {}
-    for name in SERVICES:
-        update = {"grpc": unix_address(place / f"{name}.sock"), "metrics": unix_address(place / f"{name}.metrics")}
-        sections[name] = getattr(config, name).model_copy(update=update)
-    return config.model_copy(update=sections)
-
-
 def service_spec(folder: RunFolder, name: str) -> ProcessSpec:
     """How to start a service of this run. The learner exits by itself; the verifier leases its work from the broker."""
     command = [sys.executable, "-m", "nouscoder", "serve", name, "--config", str(folder.config_file)]
@@ -143,34 +160,25 @@ def service_spec(folder: RunFolder, name: str) -> ProcessSpec:
     return ProcessSpec(name, tuple(command), log_file, may_end=name == "learner", environment=SHARED_CORES)
 
 
-def redis_spec(folder: RunFolder) -> ProcessSpec:
-    """How to start the run's own Redis. Raises RedisServerError when this machine has none."""
-    from nouscoder.broker.redis_server import redis_command
-
-    return ProcessSpec("redis", tuple(redis_command(folder.path / "redis")), folder.logs / "redis.log")
-
-
 def rewrite_addresses(folder: RunFolder, config: Config, generation: KeptGeneration | None = None) -> Config:
-    """Give the run new addresses and record them. A kept generation process keeps its own. Nothing else changes."""
-    changed = with_addresses(config, folder.path)
-    if generation is not None:
-        changed = generation.with_address(changed)
+    """Give each service an address on a socket of the run, and record them. A kept generation process keeps its own.
+
+    The sockets stay the same when a process restarts, so that its clients find it again. Raises NotPrivate.
+    """
     from nouscoder.broker.redis_server import is_own, redis_url
 
+    place, sections = socket_folder(folder.path), {}
+    for name in SERVICES:
+        update = {"grpc": unix_address(place / f"{name}.sock"), "metrics": unix_address(place / f"{name}.metrics")}
+        sections[name] = getattr(config, name).model_copy(update=update)
     if not (url := configured_url(config.broker)) or is_own(url, folder.path / "redis"):
         own = {"redis_url": redis_url(folder.path / "redis")}
-        changed = changed.model_copy(update={"broker": changed.broker.model_copy(update=own)})
-    return folder.record(changed)
+        sections["broker"] = sections["broker"].model_copy(update=own)
+    changed = config.model_copy(update=sections)
+    return folder.record(changed if generation is None else generation.with_address(changed))
 
 
-def needs_own_redis(folder: RunFolder, config: Config) -> bool:
-    """Whether the run starts its own Redis instead of using the configured one."""
-    from nouscoder.broker.redis_server import is_own
-
-    return is_own(config.broker.redis_url, folder.path / "redis")
-
-
-class LocalServices:
+class LocalServices(RunServices):
     """Processes of this machine under a supervisor."""
 
     watch_every_s = 0.5
@@ -194,9 +202,6 @@ class LocalServices:
             else:
                 self._started[name] = self._supervisor.start(service_spec(self._folder, name))
 
-    def heard(self, answered: Mapping[str, bool]) -> None:
-        """Do nothing, because the supervisor watches the processes."""
-
     def check(self) -> None:
         """Raises SupervisionError."""
         self._supervisor.check()
@@ -204,7 +209,7 @@ class LocalServices:
             self._generation.check()
 
     @property
-    def processes(self) -> list[SupervisedProcess]:
+    def processes(self) -> Sequence[SupervisedProcess]:
         """All processes of the run."""
         return [*self._supervisor.processes, *(self._generation.processes if self._generation is not None else ())]
 
@@ -219,13 +224,15 @@ async def _open_local(
     folder: RunFolder, config: Config, say: Say, generation: KeptGeneration | None
 ) -> AsyncIterator[LocalServices]:
     """Services as processes of this machine, after Redis has started. All but `generation` are stopped on exit."""
+    from nouscoder.broker.redis_server import is_own, redis_command
+
     config = rewrite_addresses(folder, config, generation)
     if generation is not None:
         await generation.prepare(config)
     supervisor = Supervisor(max_restarts_per_hour=config.run.max_restarts_per_hour)
     try:
-        if needs_own_redis(folder, config):
-            supervisor.start(redis_spec(folder))
+        if is_own(config.broker.redis_url, place := folder.path / "redis"):
+            supervisor.start(ProcessSpec("redis", tuple(redis_command(place)), folder.logs / "redis.log"))
         yield LocalServices(folder, config, supervisor, generation)
     finally:
         await supervisor.close()
@@ -244,12 +251,14 @@ class ServiceAway(NousCoderError):
     exit_code = ExitCode.UNAVAILABLE
 
 
-class ExternalServices:
-    """Watches the services. `say` reports when one stops answering and when it answers again."""
+class ExternalServices(RunServices):
+    """Watches the services. `say` reports when one stops answering and when it answers again.
+
+    They run already, and the learner waits for the file of the first evaluation. It keeps running after the run, whose
+    end the broker reports.
+    """
 
     watch_every_s = 2.0
-    processes: list[SupervisedProcess] = []  # noqa: RUF012  # this command starts none
-    learner_ended = True  # the learner keeps running; the broker reports the end of the run
 
     def __init__(self, config: Config, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises Unusable when the learner would not wait for the evaluation of the first policy."""
@@ -265,9 +274,6 @@ class ExternalServices:
         self._clock = clock
         self._away_since: dict[str, float] = {}
         self._reported: set[str] = set()
-
-    def start(self, *names: str) -> None:
-        """Do nothing: the services run already. The learner waits for the file of the first evaluation."""
 
     def heard(self, answered: Mapping[str, bool]) -> None:
         """Record since when each service has not answered. Interruptions of a few seconds are not reported."""
@@ -295,39 +301,6 @@ class ExternalServices:
 
 
 # The choice.
-
-
-class RunServices(Protocol):
-    """The services as the loop needs them, for every deployment. `config` holds their addresses.
-
-    `evaluation_retry` says how long an evaluation is retried after EVALUATION_ERRORS.
-    """
-
-    config: Config
-    watch_every_s: float
-    evaluation_retry: Retry
-
-    def start(self, *names: str) -> None:
-        """From now on these services must run."""
-        ...
-
-    def heard(self, answered: Mapping[str, bool]) -> None:
-        """Record which services answered just now."""
-        ...
-
-    def check(self) -> None:
-        """Raises NousCoderError when a started service cannot be kept alive."""
-        ...
-
-    @property
-    def processes(self) -> list[SupervisedProcess]:
-        """The processes of this run that this command started, for display."""
-        ...
-
-    @property
-    def learner_ended(self) -> bool:
-        """Whether the learner has stopped writing to the run folder."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

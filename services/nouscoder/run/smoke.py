@@ -294,10 +294,7 @@ def sentence(result: dict[str, Any]) -> str:
 
 
 async def _open(config: Config, test: SmokeTest, *, resume: bool, given: Given) -> tuple[RunFolder, Config]:
-    """The test's folder: a new one, or with `resume` that of an earlier start with the configuration recorded there.
-
-    Raises RunChanged for new values.
-    """
+    """The test's folder: a new one, or with `resume` that of an earlier start, as it recorded it. Raises RunChanged."""
     wanted = smoke_config(await asyncio.to_thread(with_policy_folder, config), test)
     if resume:
         return reopened(wanted.run.folder, given, "--smoke64")

@@ -247,10 +247,7 @@ class LearningSignal:
         self._refused = 0
 
     def judge(self, status: RunStatus) -> str | None:
-        """A warning if one is due: first after WARN_AFTER_S or one batch, then each time the count has doubled.
-
-        Raises NothingToLearn.
-        """
+        """A warning if one is due: after WARN_AFTER_S or a batch, then at each doubled count. Raises NothingToLearn."""
         if status.all_refused:
             raise NothingToLearn(
                 f"the run ended: generation can make no rollout of any of the {status.num_problems} problems, such as:"

@@ -110,11 +110,6 @@ def read_objects(text: str, namespace: str) -> list[Document]:
     return found
 
 
-def is_hook(document: Document) -> bool:
-    """Whether Helm makes the object for a hook, such as the pod of `helm test`."""
-    return _HOOK in (document["metadata"].get("annotations") or {})
-
-
 def name_of(document: Document) -> str:
     """KIND/NAME."""
     return f"{document['kind']}/{document['metadata']['name']}"
@@ -130,9 +125,10 @@ def planned_pods(objects: Sequence[Document]) -> list[PlannedPod]:
             pod = json.loads(template)
             found.append(_planned("runner of the verifier", pod["metadata"]["namespace"], runners, pod))
             continue
+        metadata = document["metadata"]
+        is_hook = _HOOK in (metadata.get("annotations") or {})  # such as the pod of `helm test`
         for end, count, pod in _templates(document):
-            maker = f"{name_of(document)}{end}"
-            found.append(_planned(maker, document["metadata"]["namespace"], 0 if is_hook(document) else count, pod))
+            found.append(_planned(f"{name_of(document)}{end}", metadata["namespace"], 0 if is_hook else count, pod))
     return found
 
 
