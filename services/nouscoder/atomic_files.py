@@ -55,10 +55,7 @@ def naming_storage_faults(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """A folder to write into. It becomes `final` at the end, or is removed when the body raises.
-
-    An existing `final` is replaced. Raises StorageError.
-    """
+    """A folder to write into. It replaces `final` at the end; it goes when the body raises. Raises StorageError."""
     part = final.with_name(final.name + _PART)
     with naming_storage_faults(final):
         try:
@@ -202,10 +199,7 @@ def no_link(path: str, flags: int) -> int:
 
 
 def lock_file(file: Path, message: str) -> TextIOWrapper:
-    """Lock `file`, which is created if it is missing and is no link. Close the returned file to unlock it.
-
-    Raises FolderInUse with `message` when another process holds the lock, and OSError.
-    """
+    """Lock `file`, made if missing, no link, until the result is closed. Raises FolderInUse(message) and OSError."""
     lock = os.fdopen(no_link(str(file), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -32,10 +32,7 @@ class RecordLog:
     """The records of one file, for one process at a time."""
 
     def __init__(self, path: Path, *fields: str) -> None:
-        """Open the file, made with its folder if it is missing. Each record has at least these `fields`.
-
-        Raises LogUnusable and StorageError.
-        """
+        """Open the file, made if missing. Each record has at least `fields`. Raises LogUnusable and StorageError."""
         self.path = path
         self._places: dict[str, tuple[int, int]] = {}
         with naming_storage_faults(path):

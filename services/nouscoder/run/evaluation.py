@@ -238,10 +238,7 @@ def first_policy(config: Config) -> PolicyManifest:
 
 
 async def announced_policy(config: Config, from_version: int, limit_s: float) -> PolicyManifest:
-    """The first policy that the broker announces from now on, of this version or a later one.
-
-    Raises CannotEvaluate when there is none within `limit_s` seconds.
-    """
+    """The first policy of this version or later that the broker announces. Raises CannotEvaluate after `limit_s`."""
     with suppress(TimeoutError):
         async with broker_of(config) as broker, asyncio.timeout(limit_s):
             async for manifest in broker.watch_policy():
@@ -361,10 +358,7 @@ class PeriodicEvaluation:
         await asyncio.gather(self._running, return_exceptions=True)
 
     async def step(self, status: RunStatus | None) -> None:
-        """Begin to measure the next policy when that is due, and end the run when its condition is fulfilled.
-
-        Raises NousCoderError when an evaluation is not possible.
-        """
+        """Begin to measure a policy when that is due; end the run when its condition is met. Raises NousCoderError."""
         if self._running is not None and self._running.done():
             ended, self._running = self._running, None
             await ended
@@ -398,10 +392,7 @@ class PeriodicEvaluation:
         await asyncio.to_thread(drop_worse, self._folder.path)
 
     async def _measure(self, from_version: int) -> dict[str, Any] | None:
-        """The record of a policy whose weights and checkpoint are kept.
-
-        None when that was not possible, for example because a newer policy came into use before it was measured.
-        """
+        """The record of a policy whose weights and checkpoint are kept; None when it is put off, as by a newer one."""
         config = self._services.config
         try:
             async with kept_checkpoint(config, from_version) as version:

@@ -31,10 +31,7 @@ def model_card(
     *,
     adapter: bool = False,
 ) -> str:
-    """Markdown with the metadata that Hugging Face reads. It says only what the run recorded.
-
-    With `adapter` the folder holds an adapter of `base`.
-    """
+    """Markdown with Hugging Face's metadata, of what the run recorded. `adapter`: the folder has one of `base`."""
     return "\n".join(
         (
             *heading(f"{name}, version {version}", adapter_of=base if adapter else ""),

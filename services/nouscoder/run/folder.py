@@ -93,10 +93,7 @@ class RunFolder:
         return folder
 
     def record(self, config: Config) -> Config:
-        """Write config.toml, from which the run's services start. Returns the configuration that it holds.
-
-        A URL of Redis that holds more than an address is in a file of its own, redis-url.
-        """
+        """Write config.toml for the services, and return what it holds. A Redis URL with a password is in redis-url."""
         section = config.broker
         if without_password(section.redis_url) != section.redis_url:
             file = self.path.resolve() / "redis-url"

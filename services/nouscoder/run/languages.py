@@ -47,10 +47,7 @@ def grades_here(config: Config) -> bool:
 
 
 def with_languages(config: Config) -> Config:
-    """The configuration of a local run, whose `problems.languages` is set where this machine lacks a language.
-
-    A value that was given stays. Raises what reading the problems raises.
-    """
+    """With `problems.languages` set where this machine lacks one and none was given. Raises what reading raises."""
     if config.problems.languages or not grades_here(config):
         return config
     needed = {language for asked in _asked(config) for own in asked.languages.values() for language in own}

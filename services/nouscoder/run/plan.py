@@ -204,10 +204,7 @@ async def _run_stage(config: Config, begin: NextStage, view: View, generation: K
 
 
 def _with_first_policy(config: Config, begin: NextStage, stage: Config) -> Config:
-    """`stage` with the path of the policy that it begins with, which is made in its run folder when it is a new one.
-
-    Raises NousCoderError when the policy of the stage before is not on the disk any more.
-    """
+    """`stage` with the policy that it begins with, made in its folder if new. Raises NousCoderError if it is gone."""
     yarn = config.plan.stages[begin.index].yarn
     first = weights = stage.policy.path
     prompt = None

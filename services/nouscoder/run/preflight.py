@@ -46,10 +46,7 @@ _MANY_PROMPTS = 1000  # take long enough that a person wants to know
 
 
 async def checked(config: Config) -> Config:
-    """The configuration of a run that can start. A policy that is on a hub is downloaded.
-
-    Raises ConfigError with all faults.
-    """
+    """The configuration of a run that can start, with its policy of a hub. Raises ConfigError with all faults."""
     return await asyncio.to_thread(_checked, config)
 
 

@@ -95,10 +95,7 @@ def measuring_order(config: Config, index: ProblemIndex) -> list[str]:
 
 
 async def measured(folder: RunFolder, config: Config, view: View, size: int) -> tuple[str, ...]:
-    """The problems by the counts of the first policy, which this run's services sample and grade.
-
-    Raises TooFewProblems when the training file, or its first MAX_MEASURED problems, has too few.
-    """
+    """The problems by the counts of the first policy, measured by the services of this run. Raises TooFewProblems."""
     file = folder.path / PASS_RATES
     with closing(await asyncio.to_thread(open_index, config)) as index:
         order = measuring_order(config, index)[:MAX_MEASURED]
@@ -231,10 +228,7 @@ async def run_test(
 
 
 def smoke_config(config: Config, test: SmokeTest) -> Config:
-    """The configuration of the whole test: that of the run, or of the first stage of a plan, under another name.
-
-    Raises ConfigError for external services, and for a first stage that changes its policy.
-    """
+    """That of the run, or of a first stage, under another name. Raises ConfigError where that is not possible."""
     if config.run.services != "local":
         raise ConfigError('--smoke64 starts its services itself: set run.services to "local"')
     if config.plan.stages and config.plan.stages[0].yarn.factor:

@@ -60,10 +60,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPod:
-    """A pod of the release. `maker` is the object that makes it, `count` how many there are at the same time.
-
-    `count` is 0 for the pod of a hook, which ends.
-    """
+    """A pod of the release: the object that makes it, and how many there are at once; 0 of a hook, which ends."""
 
     maker: str
     namespace: str
@@ -77,10 +74,7 @@ class PlannedPod:
 
 
 def render(release: Release, version: str) -> list[Document]:
-    """Every object of the release for a cluster of this version, with its namespace. Asks no cluster.
-
-    Raises RenderError when Helm is missing, or refuses the values.
-    """
+    """The objects of the release, with namespaces, for a cluster of this version. Asks none. Raises RenderError."""
     helm = shutil.which("helm")
     if helm is None:
         raise RenderError("helm is not on PATH", "install Helm 3.14 or newer, which the install needs too")

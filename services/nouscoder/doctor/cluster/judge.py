@@ -49,10 +49,7 @@ _NO_GVISOR = (
 
 
 def run_doctor_cluster(image: str, *, as_json: bool) -> tuple[str, int]:
-    """(text to print, exit code). The exit code is 0 when the default install can run. Takes up to a few minutes.
-
-    Raises ClusterError when no cluster is configured.
-    """
+    """(text to print, exit code: 0 when the default install can run), after some minutes. Raises ClusterError."""
     api = connect()
 
     def trial(runtime_class: str | None) -> TrialResult:
@@ -203,10 +200,7 @@ _LOOK = f"{inspect.getsource(kernel)}\nimport json\nprint(json.dumps(kernel_fact
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """The results of a trial, each of them the error that prevented it.
-
-    `kernel` is what the kernel of a pod of the RuntimeClass answers; None when no such pod was tried.
-    """
+    """What a trial found, or the error that prevented it. `kernel`: None when no pod of the RuntimeClass was tried."""
 
     kernel: kernel.Facts | ClusterError | None
     policy_enforced: bool | ClusterError
