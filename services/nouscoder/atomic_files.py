@@ -138,9 +138,9 @@ def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def prune(folder: Path, keep: int, suffix: str = "") -> None:
+def prune(folder: Path, keep: int) -> None:
     """Remove all but the `keep` highest numbers, and incomplete entries of a crash."""
-    for path in [*numbered(folder, suffix).values()][:-keep]:
+    for path in [*numbered(folder).values()][:-keep]:
         remove(path)
     if folder.is_dir():
         for path in folder.glob(f"*{_PART}"):

@@ -247,20 +247,16 @@ async def announced_policy(config: Config, from_version: int, limit_s: float) ->
     raise CannotEvaluate(f"the broker announced no policy of version {from_version} or later within {limit_s:.0f} s")
 
 
+_RECORDED = (
+    *("pass_at_1", "standard_error", "sampling_error", "pass_at_k", "truncated_share", "mean_tokens"),
+    *("policy_version", "num_problems", "num_rollouts", "by_family", "by_language"),
+)
+
+
 def evaluation_record(evaluation: Evaluation, sampling: Sampling, max_tokens_total: int) -> dict[str, Any]:
     """evaluation_*.json. `problems` is also a file of pass rates (data/pass_rates.py)."""
-    return {
-        "pass_at_1": evaluation.pass_at_1,
-        "standard_error": evaluation.standard_error,
-        "sampling_error": evaluation.sampling_error,
+    return {name: getattr(evaluation, name) for name in _RECORDED} | {
         "pass_at_k": {str(k): value for k, value in evaluation.pass_at_k.items()},
-        "truncated_share": evaluation.truncated_share,
-        "mean_tokens": evaluation.mean_tokens,
-        "policy_version": evaluation.policy_version,
-        "num_problems": evaluation.num_problems,
-        "num_rollouts": evaluation.num_rollouts,
-        "by_family": evaluation.by_family,
-        "by_language": evaluation.by_language,
         "sampling": {**asdict(sampling), "max_tokens_total": max_tokens_total},
         "problems": [
             {

@@ -53,11 +53,13 @@ def broker_of(config: Config, patience_s: float = PATIENCE_S) -> BrokerClient:
     return BrokerClient(config.broker.grpc, observer_id("watch"), patience_s, credentials, config.asked_run)
 
 
-class Rate:
-    """The growth of a counter per second, averaged over about `window_s` seconds. A falling counter restarted at 0."""
+_WINDOW_S = 10.0
 
-    def __init__(self, window_s: float = 10.0) -> None:
-        self._window_s = window_s
+
+class Rate:
+    """The growth of a counter per second, averaged over about _WINDOW_S. A falling counter restarted at 0."""
+
+    def __init__(self) -> None:
         self._samples: list[tuple[float, float]] = []
         self._total = 0.0
         self._last = 0.0
@@ -67,7 +69,7 @@ class Rate:
         self._total += value - self._last if value >= self._last else value
         self._last = value
         self._samples.append((now_s, self._total))
-        while len(self._samples) > 2 and now_s - self._samples[1][0] > self._window_s:
+        while len(self._samples) > 2 and now_s - self._samples[1][0] > _WINDOW_S:
             self._samples.pop(0)
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
