@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,20 +17,6 @@ if TYPE_CHECKING:
     from nouscoder.run.runs import FoundRun
 
 # The output of `nouscoder runs`.
-
-
-def runs_text(runs: Sequence[FoundRun], *, as_json: bool) -> str:
-    """A line for each run."""
-    if as_json:
-        return json.dumps([asdict(run) | {"belongs_together": run.belongs_together} for run in runs], indent=1)
-    return "\n".join(map(_line, runs)) or "there are no runs"
-
-
-def removed_text(removed: Sequence[str], *, as_json: bool) -> str:
-    """What was removed, a line each."""
-    if as_json:
-        return json.dumps({"removed": list(removed)}, indent=1)
-    return "\n".join(f"removed {what}" for what in removed)
 
 
 def _line(run: FoundRun) -> str:
@@ -57,7 +42,10 @@ def runs_list(config_file: ConfigOption = None, overrides: SetOption = None, as_
     """List the runs in run.root and in broker.redis_url: how far they are, and whether the two belong together."""
     from nouscoder.run.runs import list_runs
 
-    typer.echo(runs_text(asyncio.run(list_runs(load_config(config_file, overrides or []))), as_json=as_json))
+    runs = asyncio.run(list_runs(load_config(config_file, overrides or [])))
+    records = [asdict(run) | {"belongs_together": run.belongs_together} for run in runs]
+    lines = "\n".join(map(_line, runs)) or "there are no runs"
+    typer.echo(json.dumps(records, indent=1) if as_json else lines)
 
 
 def export(
@@ -89,7 +77,9 @@ def runs_rm(
     config = load_config(config_file, [*(overrides or []), f"run.name={name}"])
     if not yes:
         typer.confirm(f"Remove run {name}, its folder {config.run.folder} and its state in Redis?", abort=True)
-    typer.echo(removed_text(asyncio.run(remove_run(config)), as_json=as_json))
+    removed = asyncio.run(remove_run(config))
+    lines = "\n".join(f"removed {what}" for what in removed)
+    typer.echo(json.dumps({"removed": removed}, indent=1) if as_json else lines)
 
 
 report_app = typer.Typer(

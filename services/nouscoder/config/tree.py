@@ -209,16 +209,19 @@ class Config(Section):
         path = str(self.of_stage(names.index(stage.pass_rates_of_stage)).run.folder)
         return stage.with_pass_rates(path)
 
+    def changed(self, **sections: Mapping[str, Any]) -> Config:
+        """A copy with other values in these sections. They are not checked."""
+        changes = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        return self.model_copy(update=changes)
+
     def with_pass_rates(self, path: str) -> Config:
         """The same, with this file or folder of pass rates in the curriculum."""
-        curriculum = self.broker.curriculum.model_copy(update={"pass_rates": path})
-        return self.model_copy(update={"broker": self.broker.model_copy(update={"curriculum": curriculum})})
+        return self.changed(broker={"curriculum": self.broker.curriculum.model_copy(update={"pass_rates": path})})
 
     def with_inputs_of(self, other: Config) -> Config:
         """The same with absolute paths of its inputs. Those whose default is in the run folder are in `other`'s."""
         inputs = {name: other.in_run_folder(getattr(self.problems, name)) for name in ("train", "held_out")}
-        policy = self.policy.model_copy(update={"path": other.in_run_folder(self.policy.path)})
-        return self.model_copy(update={"problems": self.problems.model_copy(update=inputs), "policy": policy})
+        return self.changed(problems=inputs, policy={"path": other.in_run_folder(self.policy.path)})
 
     def stage_named(self, run: str) -> int | None:
         """The stage whose run has this name; None when there is none."""

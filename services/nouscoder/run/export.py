@@ -173,8 +173,7 @@ def _config_of(run: Path) -> tuple[str, Config]:
         raise CannotExport(f"{run} is not a run folder: it has no config.toml")
     config = load_config(file)
     name, place = config.run.name, run.resolve()
-    now = config.run.model_copy(update={"root": place.parent, "name": place.name})
-    config = config.model_copy(update={"run": now})
+    config = config.changed(run={"root": place.parent, "name": place.name})
     begun = [index for index, history in enumerate(histories(config)) if history.begun]
     if config.plan.stages and not begun:
         raise CannotExport(f"no stage of the plan in {run} was begun")

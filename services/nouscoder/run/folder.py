@@ -94,12 +94,11 @@ class RunFolder:
 
     def record(self, config: Config) -> Config:
         """Write config.toml for the services, and return what it holds. A Redis URL with a password is in redis-url."""
-        section = config.broker
-        if without_password(section.redis_url) != section.redis_url:
+        url = config.broker.redis_url
+        if without_password(url) != url:
             file = self.path.resolve() / "redis-url"
-            write_whole(file, section.redis_url.encode(), private=True)
-            section = section.model_copy(update={"redis_url": "", "redis_url_file": str(file)})
-            config = config.model_copy(update={"broker": section})
+            write_whole(file, url.encode(), private=True)
+            config = config.changed(broker={"redis_url": "", "redis_url_file": str(file)})
         write_whole(self.config_file, dump_config(config).encode(), private=True)
         return load_config(self.config_file)
 
@@ -192,8 +191,8 @@ def refuse_changes(recorded_file: Path, config: Config) -> None:
 
 def recorded(config: Config) -> str:
     """The configuration as TOML, without passwords. This record is never used to connect to external services."""
-    section = config.broker.model_copy(update={"redis_url": without_password(config.broker.redis_url)})
-    return without_secrets(dump_config(config.model_copy(update={"broker": section})))
+    url = without_password(config.broker.redis_url)
+    return without_secrets(dump_config(config.changed(broker={"redis_url": url})))
 
 
 def _differ(before: Any, now: Any) -> bool:

@@ -54,7 +54,7 @@ def with_languages(config: Config) -> Config:
     if needed <= set(installed()):
         return config
     kept = tuple(sorted({"python", *needed & set(installed())}))
-    return config.model_copy(update={"problems": config.problems.model_copy(update={"languages": kept})})
+    return config.changed(problems={"languages": kept})
 
 
 def missing_here(config: Config) -> str:
@@ -68,7 +68,7 @@ def missing_here(config: Config) -> str:
 def left_out_sentences(config: Config) -> list[str]:
     """How many problems are left out because of their languages, one sentence for each file."""
     has = config.problems.languages
-    whole = config.model_copy(update={"problems": config.problems.model_copy(update={"languages": ()})})
+    whole = config.changed(problems={"languages": ()})
     found = [(asked, asked.others(has)) for asked in _asked(whole)] if has else []
     return [_sentence(asked, others, has) for asked, others in found if others]
 

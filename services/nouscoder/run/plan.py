@@ -145,17 +145,14 @@ def with_engine_tokens(config: Config, index: int, stage: Config) -> Config:
 
     They are the most of the stages up to the next one with YaRN, unless the configuration gives a number.
     """
-    generation = stage.generation
-    if generation.engine_tokens_total:
+    if stage.generation.engine_tokens_total:
         return stage
     most = stage.engine_tokens
     for after in range(index + 1, len(config.plan.stages)):
         if config.plan.stages[after].yarn.factor:
             break
         most = max(most, config.of_stage(after).engine_tokens)
-    if most == stage.engine_tokens:
-        return stage
-    return stage.model_copy(update={"generation": generation.model_copy(update={"engine_tokens_total": most})})
+    return stage if most == stage.engine_tokens else stage.changed(generation={"engine_tokens_total": most})
 
 
 def histories(config: Config) -> list[StageHistory]:
@@ -190,7 +187,7 @@ async def _run_stage(config: Config, begin: NextStage, view: View, generation: K
             stage = with_engine_tokens(config, begin.index, stage)
     elif config.asked_run:
         begun = load_config(stage.run.folder / "config.toml")
-        stage = stage.model_copy(update={"policy": stage.policy.model_copy(update={"path": begun.policy.path})})
+        stage = stage.changed(policy={"path": begun.policy.path})
     given = stage_values(config, begin.index) if begin.begun else NOTHING_GIVEN
     opened = await deployment(stage).open_folder(stage, begin.begun, given)
     folder, stage = opened.folder, opened.config
@@ -219,7 +216,7 @@ def _with_first_policy(config: Config, begin: NextStage, stage: Config) -> Confi
         made = stage.run.folder / "policy"
         changed = with_yarn(first, yarn.factor, yarn.original_tokens) if yarn.factor else None
         compose_policy(made, first, weights, config=changed, prompt=prompt, link=weights != first)
-    return stage.model_copy(update={"policy": stage.policy.model_copy(update={"path": made})})
+    return stage.changed(policy={"path": made})
 
 
 def _recorded(run: Path) -> Config:

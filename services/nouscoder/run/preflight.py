@@ -121,8 +121,7 @@ def with_policy_folder(config: Config) -> Config:
     A policy that is on a hub is downloaded. Raises HubUnavailable and PromptFileUnusable.
     """
     if _is_on_a_hub(config):
-        policy = config.policy.model_copy(update={"path": downloaded(str(config.policy.path))})
-        config = config.model_copy(update={"policy": policy})
+        config = config.changed(policy={"path": downloaded(str(config.policy.path))})
     folder = config.in_run_folder(config.policy.path)
     config, why = with_engine(with_recorded_prompt(config, folder), folder, beside_learner=True)
     if why:

@@ -108,7 +108,7 @@ class KeptGeneration:
         if self._config is None:
             return config
         kept = {name: getattr(self._config.generation, name) for name in ("grpc", "metrics")}
-        return config.model_copy(update={"generation": config.generation.model_copy(update=kept)})
+        return config.changed(generation=kept)
 
     async def prepare(self, config: Config) -> None:
         """Have the process serve the stage of `config`, or end it when it cannot. Raises SupervisionError."""
@@ -167,14 +167,14 @@ def rewrite_addresses(folder: RunFolder, config: Config, generation: KeptGenerat
     """
     from nouscoder.broker.redis_server import is_own, redis_url
 
-    place, sections = socket_folder(folder.path), {}
-    for name in SERVICES:
-        update = {"grpc": unix_address(place / f"{name}.sock"), "metrics": unix_address(place / f"{name}.metrics")}
-        sections[name] = getattr(config, name).model_copy(update=update)
+    place = socket_folder(folder.path)
+    sections = {
+        name: {"grpc": unix_address(place / f"{name}.sock"), "metrics": unix_address(place / f"{name}.metrics")}
+        for name in SERVICES
+    }
     if not (url := configured_url(config.broker)) or is_own(url, folder.path / "redis"):
-        own = {"redis_url": redis_url(folder.path / "redis")}
-        sections["broker"] = sections["broker"].model_copy(update=own)
-    changed = config.model_copy(update=sections)
+        sections["broker"]["redis_url"] = redis_url(folder.path / "redis")
+    changed = config.changed(**sections)
     return folder.record(changed if generation is None else generation.with_address(changed))
 
 

@@ -37,7 +37,6 @@ from rich.console import Console
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, ConfigError
-from nouscoder.config.run import PlanSection
 from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.data.problem_index import ProblemIndex, open_index
@@ -237,10 +236,11 @@ def smoke_config(config: Config, test: SmokeTest) -> Config:
     num_batches = test.num_batches or default_batches(test.num_problems, run)
     if num_batches < 3:
         raise ConfigError("--smoke-batches must be at least 3: the test compares the first and the last third")
-    changes = {"name": f"{config.run.name}-smoke64", "pages": "", "total_batches": num_batches}
-    section = run.run.model_copy(update=changes)
-    measured = run.evaluation.model_copy(update={"every_batches": 0, "end_at_pass_at_1": 0.0, "end_after_no_gain": 0})
-    return run.model_copy(update={"run": section, "evaluation": measured, "plan": PlanSection()})
+    return run.changed(
+        run={"name": f"{config.run.name}-smoke64", "pages": "", "total_batches": num_batches},
+        evaluation={"every_batches": 0, "end_at_pass_at_1": 0.0, "end_after_no_gain": 0},
+        plan={"stages": ()},
+    )
 
 
 def default_batches(num_problems: int, config: Config) -> int:
