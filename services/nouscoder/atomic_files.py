@@ -38,18 +38,14 @@ def naming_storage_faults(path: Path) -> Iterator[None]:
     """Turn an OSError inside the block into a StorageError about `path` with a message of one sentence."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
-                f"the disk is full: {path} was not written; free some space and resume the run"
-            ) from error
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
     except Exception as error:
+        of_system = error if isinstance(error, OSError) else None
         # torch and safetensors wrap errors of the operating system.
-        if "No space left" in str(error):
-            raise StorageError(
-                f"the disk is full: {path} was not written; free some space and resume the run"
-            ) from error
+        if "No space left" in str(error) if of_system is None else of_system.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = f"the disk is full: {path} was not written; free some space and resume the run"
+            raise StorageError(full) from error
+        if of_system is not None:
+            raise StorageError(f"{path} cannot be written: {of_system.strerror or error}") from error
         raise
 
 

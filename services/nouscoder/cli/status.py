@@ -57,7 +57,7 @@ def ended_text(config: Config, silence: Exception, *, as_json: bool) -> str:
     found = standing_of(config)
     if found is None:
         raise silence
-    return json.dumps(found.record(), indent=1) if as_json else "\n".join([*found.lines, *standing_warnings(config)])
+    return json.dumps(asdict(found), indent=1) if as_json else "\n".join([*found.lines, *standing_warnings(config)])
 
 
 def standing_warnings(config: Config) -> list[str]:

@@ -248,15 +248,12 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     whole = dict(tree)
     for key, value in changes.items():
         before = whole.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping) and not _renamed(before, value):
-            whole[key] = merged(before, value)
-        else:
-            whole[key] = value
+        whole[key] = value
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            kinds = [name for name in ("name", "kind") if name in before]
+            if all(value.get(name, before[name]) == before[name] for name in kinds):
+                whole[key] = merged(before, value)
     return whole
-
-
-def _renamed(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-    return any(key in before and value.get(key, before[key]) != before[key] for key in ("name", "kind"))
 
 
 _PROMPT = """Below is a programming problem. Write a new one of your own, which is different, about as hard, and \

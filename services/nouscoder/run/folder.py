@@ -8,6 +8,7 @@ INVARIANT of `standing_of`: of a run that a process works on nothing is said, an
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -16,7 +17,7 @@ import stat
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -134,19 +135,15 @@ class RunFolder:
         folder = cls(config.run.folder)
         try:
             refuse_changes(folder.config_file, config)
-            folder.write_text(folder.config_file, recorded(config))
+            write_whole(folder.config_file, recorded(config).encode())
         except BaseException:
             folder.close()
             raise
         return folder
 
-    def write_text(self, file: Path, text: str) -> None:
-        """Replace `file` atomically and durably."""
-        write_whole(file, text.encode())
-
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replace the file `name` atomically."""
-        self.write_text(self.path / name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+        write_whole(self.path / name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """The value that `write_json` wrote, or None."""
@@ -163,11 +160,8 @@ class RunFolder:
 
 async def attach_patiently(config: Config, patience_s: float = 120.0) -> RunFolder:
     """Like `RunFolder.attach`, but waits while a process that is being replaced still holds the folder."""
-
-    async def attach() -> RunFolder:
-        return RunFolder.attach(config)
-
-    return await Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5).call(attach)
+    patient = Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5)
+    return await patient.call(lambda: asyncio.to_thread(RunFolder.attach, config))
 
 
 def refuse_changes(recorded_file: Path, config: Config) -> None:
@@ -240,10 +234,6 @@ class RunSummary:
     ledger: Ledger
     balanced: bool
 
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
 
 def summarize(
     config: Config, before: Evaluated, after: Evaluated, learning_seconds: float, ledger: Ledger
@@ -294,10 +284,6 @@ class Standing:
     go_on: str
     stage: str = ""
     summary: dict[str, Any] | None = None
-
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
     @property
     def lines(self) -> list[str]:

@@ -50,6 +50,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing, suppress
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -143,7 +144,7 @@ async def run_loop(
                 await asyncio.to_thread(log_evaluations, folder.path)
 
     summary = summarize(config, before, after, time.monotonic() - started_s + earlier_s, ledger)
-    folder.write_json("summary.json", summary.record())
+    folder.write_json("summary.json", asdict(summary))
     report = write_report(folder.path)
     for line in closing_lines(summary, report):
         view.say(line)

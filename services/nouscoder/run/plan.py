@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,10 @@ def with_engine_tokens(config: Config, index: int, stage: Config) -> Config:
     """
     if stage.generation.engine_tokens_total:
         return stage
-    most = stage.engine_tokens
-    for after in range(index + 1, len(config.plan.stages)):
-        if config.plan.stages[after].yarn.factor:
-            break
-        most = max(most, config.of_stage(after).engine_tokens)
+    later = takewhile(
+        lambda after: not config.plan.stages[after].yarn.factor, range(index + 1, len(config.plan.stages))
+    )
+    most = max([stage.engine_tokens, *(config.of_stage(after).engine_tokens for after in later)])
     return stage if most == stage.engine_tokens else stage.changed(generation={"engine_tokens_total": most})
 
 

@@ -113,7 +113,7 @@ def _add_to_history(folder: RunFolder, run: Resumed, done: int) -> None:
     line = {"time": time.time(), "done": done, "changes": {key: [*pair] for key, pair in run.changes.items()}}
     file = folder.path / HISTORY
     known = file.read_text(encoding="utf8") if file.exists() else ""
-    folder.write_text(file, known + without_secrets(json.dumps(line, ensure_ascii=False)) + "\n")
+    write_whole(file, (known + without_secrets(json.dumps(line, ensure_ascii=False)) + "\n").encode())
 
 
 def note_given(folder: RunFolder, given: Given) -> None:

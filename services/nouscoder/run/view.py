@@ -72,10 +72,13 @@ UNKNOWN = "-"
 
 def plain_line(snapshot: Snapshot) -> str:
     """The snapshot in one line of `name value` pairs, ASCII, without line breaks."""
+    known, ledger = snapshot.ledger, UNKNOWN
+    if known is not None:
+        ledger = f"{ledger_numbers(known)} | balanced {'yes' if known.balanced else 'NO'}"
     parts = [
         snapshot.phase,
         *(f"{name} {value}" for name, value in figures(snapshot).items()),
-        _ledger_line(snapshot.ledger),
+        f"ledger {ledger}",
         f"left {duration(snapshot.time_left_s)}",
     ]
     return " | ".join(parts).encode("ascii", "backslashreplace").decode()
@@ -132,12 +135,6 @@ def ledger_numbers(ledger: Ledger) -> str:
     )
 
 
-def _ledger_line(ledger: Ledger | None) -> str:
-    if ledger is None:
-        return f"ledger {UNKNOWN}"
-    return f"ledger {ledger_numbers(ledger)} | balanced {'yes' if ledger.balanced else 'NO'}"
-
-
 # A run as a panel on a terminal of at least 80 columns. Pure.
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -156,7 +153,9 @@ def render(snapshot: Snapshot) -> RenderableType:
     if snapshot.processes:
         rows.add_row("processes", _processes(snapshot.processes))
     footer = f"{duration(snapshot.elapsed_s)} gone, {duration(snapshot.time_left_s)} left"
-    return _panel(snapshot.phase, Group(_bar(snapshot), _figures(snapshot), rows), footer)
+    count = f"batch {snapshot.batch}/{snapshot.total_batches}  step {snapshot.step}/{snapshot.total_steps}"
+    bar = _bar_row(count, snapshot.step, snapshot.total_steps)
+    return _panel(snapshot.phase, Group(bar, _figures(snapshot), rows), footer)
 
 
 def render_progress(phase: str, done: int, total: int, note: str = "") -> RenderableType:
@@ -182,11 +181,6 @@ def _ledger_text(ledger: Ledger | None) -> Text:
         return Text("not known yet")
     verdict, style = ("balanced", "bold green") if ledger.balanced else ("NOT BALANCED", "bold white on red")
     return Text.assemble((verdict, style), "  ", ledger_numbers(ledger))
-
-
-def _bar(snapshot: Snapshot) -> Table:
-    count = f"batch {snapshot.batch}/{snapshot.total_batches}  step {snapshot.step}/{snapshot.total_steps}"
-    return _bar_row(count, snapshot.step, snapshot.total_steps)
 
 
 def _bar_row(count: str, done: int, total: int) -> Table:

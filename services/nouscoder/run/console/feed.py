@@ -57,7 +57,7 @@ class Feed(View):
         self._view = view or View()
         self._told: Snapshot | tuple[str, int, int, str] | None = None
         self._said: deque[str] = deque(maxlen=_MOST_SAID)
-        self._version = 0
+        self.version = 0  # rises whenever it is told something
         self._lock = threading.Lock()
         self._num_watchers = 0
         self._text: tuple[int, str] = (-1, "")
@@ -84,13 +84,13 @@ class Feed(View):
         """Keep the sentence, and show it in the terminal."""
         with self._lock:
             self._said.append(text)
-            self._version += 1
+            self.version += 1
         self._view.say(text)
 
     def _keep(self, told: Snapshot | tuple[str, int, int, str]) -> None:
         with self._lock:
             self._told = told
-            self._version += 1
+            self.version += 1
 
     # Those who watch.
 
@@ -107,18 +107,13 @@ class Feed(View):
             with self._lock:
                 self._num_watchers -= 1
 
-    @property
-    def version(self) -> int:
-        """Rises whenever the feed is told something; 0 before."""
-        return self._version
-
     def state(self) -> tuple[int, str]:
         """The state as JSON, and the version that it has."""
         with self._lock:
-            if self._text[0] != self._version:
+            if self._text[0] != self.version:
                 record = _progress(self._told) if isinstance(self._told, tuple) else _state(self._told)
                 record["said"] = [without_secrets(text) for text in self._said]
-                self._text = (self._version, json.dumps(record, ensure_ascii=False))
+                self._text = (self.version, json.dumps(record, ensure_ascii=False))
             return self._text
 
 
