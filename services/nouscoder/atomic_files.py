@@ -38,27 +38,20 @@ def naming_storage_faults(path: Path) -> Iterator[None]:
     """Turn an OSError inside the block into a StorageError about `path` with a message of one sentence."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
-                f"the disk is full: {path} was not written; free some space and resume the run"
-            ) from error
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
     except Exception as error:
+        of_system = error if isinstance(error, OSError) else None
         # torch and safetensors wrap errors of the operating system.
-        if "No space left" in str(error):
-            raise StorageError(
-                f"the disk is full: {path} was not written; free some space and resume the run"
-            ) from error
+        if "No space left" in str(error) if of_system is None else of_system.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = f"the disk is full: {path} was not written; free some space and resume the run"
+            raise StorageError(full) from error
+        if of_system is not None:
+            raise StorageError(f"{path} cannot be written: {of_system.strerror or error}") from error
         raise
 
 
 @contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """A folder to write into. It becomes `final` at the end, or is removed when the body raises.
-
-    An existing `final` is replaced. Raises StorageError.
-    """
+    """A folder to write into. It replaces `final` at the end; it goes when the body raises. Raises StorageError."""
     part = final.with_name(final.name + _PART)
     with naming_storage_faults(final):
         try:
@@ -79,10 +72,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_file(final: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to. It becomes `final` at the end, or is removed when the body raises. Raises StorageError.
-
-    No other user may ever read a `private` one.
-    """
+    """A file to write to, in the same way. No other user may ever read a `private` one. Raises StorageError."""
     part = final.with_name(final.name + _PART)
     with naming_storage_faults(final):
         try:
@@ -124,10 +114,7 @@ def make_folder(folder: Path) -> Path | None:
 
 @contextmanager
 def removed_when_refused(made: Path | None) -> Iterator[None]:
-    """Remove what `make_folder` made when the block raises a NousCoderError: bad input changes nothing.
-
-    The block reads input; the work that its folder is for comes after it.
-    """
+    """Remove what `make_folder` made when the block, which reads input, raises a NousCoderError: it changes nothing."""
     try:
         yield
     except NousCoderError:
@@ -147,9 +134,9 @@ def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def prune(folder: Path, keep: int, suffix: str = "") -> None:
+def prune(folder: Path, keep: int) -> None:
     """Remove all but the `keep` highest numbers, and incomplete entries of a crash."""
-    for path in [*numbered(folder, suffix).values()][:-keep]:
+    for path in [*numbered(folder).values()][:-keep]:
         remove(path)
     if folder.is_dir():
         for path in folder.glob(f"*{_PART}"):
@@ -208,10 +195,7 @@ def no_link(path: str, flags: int) -> int:
 
 
 def lock_file(file: Path, message: str) -> TextIOWrapper:
-    """Lock `file`, which is created if it is missing and is no link. Close the returned file to unlock it.
-
-    Raises FolderInUse with `message` when another process holds the lock, and OSError.
-    """
+    """Lock `file`, made if missing, no link, until the result is closed. Raises FolderInUse(message) and OSError."""
     lock = os.fdopen(no_link(str(file), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

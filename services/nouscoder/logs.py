@@ -76,15 +76,15 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def show_logs_to_a_person(level: str = "WARNING") -> None:
-    """Send every log of this process, from `level` on, to stderr as sentences."""
+def show_logs_to_a_person() -> None:
+    """Send every warning and error of this process to stderr as sentences."""
     handler = _Terminal()
     handler.setFormatter(Sentences())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level="WARNING", handlers=[handler], force=True)
 
 
-def configure_logs(service: str, level: str = "INFO") -> None:
+def configure_logs(service: str) -> None:
     """Send every log of this process to stderr as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(service))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level="INFO", handlers=[handler], force=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,10 +32,7 @@ class RecordLog:
     """The records of one file, for one process at a time."""
 
     def __init__(self, path: Path, *fields: str) -> None:
-        """Open the file, made with its folder if it is missing. Each record has at least these `fields`.
-
-        Raises LogUnusable and StorageError.
-        """
+        """Open the file, made if missing. Each record has at least `fields`. Raises LogUnusable and StorageError."""
         self.path = path
         self._places: dict[str, tuple[int, int]] = {}
         with naming_storage_faults(path):
@@ -103,10 +100,6 @@ class RecordLog:
         """Wait until the records are on the disk. Raises StorageError."""
         with naming_storage_faults(self.path):
             os.fsync(self._file)
-
-    def missing(self, keys: Iterable[str]) -> int:
-        """How many of the keys have no record."""
-        return sum(key not in self._places for key in keys)
 
     def close(self) -> None:
         """Close the file."""

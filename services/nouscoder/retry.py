@@ -58,10 +58,7 @@ class Retry:
     async def call(
         self, work: Callable[[], Awaitable[Answer]], on_retry: Callable[[BaseException], None] = lambda error: None
     ) -> Answer:
-        """The result of `work`. `on_retry` gets the error before each further try.
-
-        Raises what the last try raised.
-        """
+        """The result of `work`. `on_retry` gets the error before each further try. Raises what the last try raised."""
         trouble = _Trouble(self, on_retry)
         stops = [stop_after_delay(self.for_s)] if math.isfinite(self.for_s) else []
         bounds = [*stops, *([stop_after_attempt(self.max_tries)] if self.max_tries is not None else [])]

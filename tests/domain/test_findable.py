@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from nouscoder.config.tree import starter, starter_text
+from nouscoder.run.starter import starter, starter_text
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,7 +21,7 @@ from nouscoder.domain.guards import (
     repeated_share,
     warnings,
 )
-from nouscoder.run.guards import GuardWatch, SamplerMismatch
+from nouscoder.run.watch import GuardWatch, SamplerMismatch
 
 HEALTHY = BatchFigures(
     entropy=0.3,

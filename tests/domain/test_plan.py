@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.cli.plan import plan_text
+from nouscoder.cli.recipes import plan_text
 from nouscoder.config import ConfigError, DapoSettings, dump_config, load_config
 from nouscoder.domain.plan import EarlyEnd, Evaluated, NextStage, StageHistory, StartFrom, best_of, next_stage
 

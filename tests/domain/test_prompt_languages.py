@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nouscoder.config.tree import starter
 from nouscoder.domain.prompt import PromptForm, prompt_text, system_text
 from nouscoder.domain.submission import LANGUAGES
+from nouscoder.run.starter import starter
 from nouscoder.verifier.grading.extract import extract_program
 
 FORMS = [PromptForm.LIVECODEBENCH, PromptForm.DEEPCODER, PromptForm.ACEREASON]

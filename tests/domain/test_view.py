@@ -18,6 +18,7 @@ from nouscoder.run.view import (
     duration,
     open_view,
     plain_line,
+    plain_progress,
     render,
     sparkline,
 )
@@ -32,7 +33,7 @@ PROCESSES = (
 )
 
 
-def snapshot_of(batch: int = 24, ledger: Ledger | None = BALANCED, message: str = "") -> Snapshot:
+def snapshot_of(batch: int = 24, ledger: Ledger | None = BALANCED, state: str = "training") -> Snapshot:
     return Snapshot(
         phase="training",
         batch=batch,
@@ -50,8 +51,7 @@ def snapshot_of(batch: int = 24, ledger: Ledger | None = BALANCED, message: str 
         time_left_s=72.3,
         elapsed_s=288.0,
         processes=PROCESSES,
-        learner_state="training",
-        message=message,
+        learner_state=state,
         pass_rates=tuple(index / 60 for index in range(60)),
     )
 
@@ -103,7 +103,7 @@ def test_the_balance_is_red_or_green() -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_panel_fits_its_width_and_shows_everything(width: int) -> None:
-    text = drawn(snapshot_of(message="learner died with signal 9 and was started again"), width)
+    text = drawn(snapshot_of(state="waiting for a batch of complete groups"), width)
     lines = text.splitlines()
     assert max(map(len, lines)) == width
     assert len(lines) <= 16
@@ -129,10 +129,11 @@ def test_a_snapshot_of_a_run_that_has_just_begun_can_be_shown() -> None:
 
 
 def test_external_text_cannot_break_lines_or_control_the_terminal() -> None:
-    hostile = snapshot_of(message="a\nb\x1b[2J [bold]c[/bold] \u202ed é")
+    text = "a\nb\x1b[2J [bold]c[/bold] \u202ed é"
+    hostile = snapshot_of(state=text)
     assert "\x1b" not in drawn(hostile)
     assert "[bold]c[/bold]" in drawn(hostile)
-    line = plain_line(hostile)
+    line = plain_progress("warm start", 1, 2, text)
     assert "\n" not in line
     assert "\x1b" not in line
     assert line.isascii()

@@ -15,7 +15,7 @@ from tests.npm_package import NpmPackage
 from tests.services.test_console_follow import lines_of
 
 from nouscoder.domain.run_status import Ledger
-from nouscoder.run.console import stream
+from nouscoder.run.console import feed as told
 from nouscoder.run.console.feed import Feed
 from nouscoder.run.pages import open_pages
 from nouscoder.run.view import ProcessLine, Snapshot
@@ -55,7 +55,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "TICK_S", 0.05)
+    monkeypatch.setattr(told, "TICK_S", 0.05)
 
 
 def look(browser: Chromium, address: str, width: int = 1280, scheme: str = "light") -> None:
@@ -188,6 +188,6 @@ def test_axe_finds_no_violation_and_nothing_is_wider_than_a_phone(
 
 def test_the_chart_library_is_that_of_its_package() -> None:
     folder = UPLOT.folder()
-    ours = Path(stream.__file__).parent
+    ours = Path(told.__file__).parent
     for theirs, name in (("uPlot.iife.min.js",) * 2, ("uPlot.min.css",) * 2, ("LICENSE", "uPlot.LICENSE")):
         assert (ours / name).read_bytes() == (folder / theirs).read_bytes(), name

@@ -85,7 +85,7 @@ def test_the_best_of_eight_by_a_reward_model_beats_pass_at_1(tmp_path: Path) -> 
     save_problems(held_out, load_problems(config.in_run_folder(config.problems.held_out))[:NUM_HELD_OUT])
     folder = config.in_run_folder(config.policy.path)
     policy = load_pretrained(Qwen3ForCausalLM, folder, attn_implementation="sdpa", dtype=torch.float32)
-    policy.eval()  # type: ignore[no-untyped-call]
+    policy.eval()
     seen = graded(train, policy, 1, tmp_path / "seen", config)
     unseen = graded(held_out, policy, 2, tmp_path / "unseen", config)
     pairs, model = tmp_path / "pairs.jsonl", tmp_path / "reward-model"

@@ -24,7 +24,7 @@ from nouscoder.config import load_config
 from nouscoder.demo import run as demo
 from nouscoder.domain.run_status import Ledger, RunMode
 from nouscoder.run import pages
-from nouscoder.run.console import PARTS, stream
+from nouscoder.run.console import feed as told
 from nouscoder.run.console.feed import MOST_WATCHERS, Feed
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.pages import open_pages
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "TICK_S", 0.02)
+    monkeypatch.setattr(told, "TICK_S", 0.02)
 
 
 class Events:
@@ -216,9 +216,9 @@ def test_the_page_loads_its_own_parts_only(run: Path) -> None:
         status, _, headers = get(address, "/")
         policy = headers["Content-Security-Policy"]
         assert (status, "default-src 'none'" in policy, "unsafe" in policy) == (200, True, False)
-        for name in PARTS:
+        for name in pages.PARTS:
             status, part, headers = get(address, f"/{name}")
-            assert (status, headers["Content-Type"]) == (200, PARTS[name])
+            assert (status, headers["Content-Type"]) == (200, pages.PARTS[name])
             assert b"innerHTML" not in part, name
             assert b"eval(" not in part
         for path in (

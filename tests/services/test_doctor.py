@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from nouscoder.doctor import host
-from nouscoder.doctor.finding import Finding
+from nouscoder.doctor import Finding, host
 from nouscoder.doctor.host import run_doctor
 from nouscoder.verifier.harness import kernel
 from nouscoder.verifier.sandbox import SandboxUnavailable

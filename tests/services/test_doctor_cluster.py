@@ -19,6 +19,7 @@ import yaml
 from kubernetes import client
 from tests.recorded_cluster import RecordedCluster, amount
 
+from nouscoder.doctor import Finding, report
 from nouscoder.doctor.cluster import judge as doctor
 from nouscoder.doctor.cluster.client import (
     Cluster,
@@ -30,8 +31,7 @@ from nouscoder.doctor.cluster.client import (
     requests_of,
     shown,
 )
-from nouscoder.doctor.cluster.trial import TrialResult
-from nouscoder.doctor.finding import Finding, report
+from nouscoder.doctor.cluster.judge import TrialResult
 
 LOCAL_PATH = StorageClass("local-path", "rancher.io/local-path", True)
 GVISOR: dict[str, object] = {

@@ -12,7 +12,7 @@ from tests.scripted_turns import ScriptedSampler
 from tests.services.test_verifier_worker import ListBroker, settled, working
 
 from nouscoder.config import Config, ConfigError, EnvironmentSection, VerifierSection, load_config
-from nouscoder.config.evaluation import EvaluationSection
+from nouscoder.config.run import EvaluationSection
 from nouscoder.data.importers.run import import_files
 from nouscoder.data.problem_index import IndexedProblem, held_out_problems, open_index, open_index_of
 from nouscoder.data.problem_parquet import load_problems

@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 from nouscoder.cli.app import app
 from nouscoder.cli.evaluate import _asked
 from nouscoder.config import Config, ConfigError, EnvironmentSection, load_config
-from nouscoder.config.tree import write_starter
 from nouscoder.data.problem_index import ProblemIndex, open_index_of
 from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
@@ -50,6 +49,7 @@ from nouscoder.policy_folder.prompt_file import (
 )
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.run.preflight import checked_fine_tuning, misled_lines, with_policy_folder
+from nouscoder.run.starter import starter, write_starter
 from nouscoder.sft.reading import Encoder, example_of
 
 RECIPES = sorted(
@@ -203,7 +203,7 @@ def test_what_a_run_sets_is_taken_by_later_commands(
 def test_init_train_sft_and_eval_ask_alike_and_set_keys_win(
     qwen3: Path, tokenizer: PolicyTokenizer, problem_file: Path, index: ProblemIndex, tmp_path: Path
 ) -> None:
-    write_starter(tmp_path / "my.toml", str(qwen3), str(problem_file), None)
+    write_starter(tmp_path / "my.toml", starter(str(qwen3), str(problem_file), "my"))
     mine = load_config(tmp_path / "my.toml")
     ids = in_training(mine, tokenizer, problem_file)
     trained = shutil.copytree(qwen3, tmp_path / "trained")
@@ -213,7 +213,7 @@ def test_init_train_sft_and_eval_ask_alike_and_set_keys_win(
     assert in_fine_tuning(sft, tokenizer, problem_file) == ids
     recorded = recorded_prompt(trained)
     assert recorded is not None
-    write_starter(tmp_path / "again.toml", str(trained), str(problem_file), None, prompt=asdict(recorded))
+    write_starter(tmp_path / "again.toml", starter(str(trained), str(problem_file), "again", prompt=asdict(recorded)))
     assert in_training(load_config(tmp_path / "again.toml"), tokenizer, problem_file) == ids
 
     other = with_recorded_prompt(load_config(None, ["generation.environment.prompt_template='{prompt}'"]), trained)

@@ -14,7 +14,6 @@ from nouscoder.config.tree import read_given
 from nouscoder.learner.state.saved_batches import BatchSettings
 from nouscoder.run.evaluation import drop_worse, recorded_evaluations
 from nouscoder.run.folder import RunChanged, RunFolder
-from nouscoder.run.local import rewrite_addresses
 from nouscoder.run.resume import (
     HISTORY,
     OF_A_RUN,
@@ -25,6 +24,7 @@ from nouscoder.run.resume import (
     resumed,
     take,
 )
+from nouscoder.run.services import rewrite_addresses
 
 FILE = """
 [run]

@@ -22,9 +22,8 @@ from nouscoder.config import Config, ConfigError, RunSection, dump_config
 from nouscoder.config.run import SinkName
 from nouscoder.installation import how_to_install
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.sinks import processes, targets
-from nouscoder.run.sinks.follower import MAX_FAILURES, STATUS, Follower, MetricsTail, SinkFailed
-from nouscoder.run.sinks.processes import Sinks, open_sinks
+from nouscoder.run.sinks import follower, targets
+from nouscoder.run.sinks.follower import MAX_FAILURES, STATUS, Follower, MetricsTail, SinkFailed, Sinks, open_sinks
 from nouscoder.run.sinks.targets import scalars_of
 
 
@@ -162,7 +161,7 @@ def test_a_sink_that_hangs_is_killed_at_the_end_and_one_that_dies_is_reported_on
 ) -> None:
     """Whatever a sink's process does, the run goes on, and it ends in bounded time."""
     folder = RunFolder.create(config_of(tmp_path))
-    monkeypatch.setattr(processes, "_CLOSE_LIMIT_S", 0.5)
+    monkeypatch.setattr(follower, "_CLOSE_LIMIT_S", 0.5)
     sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
 
     def start(sinks: Sinks, name: str) -> subprocess.Popen[bytes]:

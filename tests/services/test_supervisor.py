@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,21 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
+async def until(supervisor: Supervisor, condition: Callable[[], bool], limit_s: float) -> None:
+    """Wait until `condition` while watching the processes, as the loop of a run does."""
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            supervisor.check()
+            await asyncio.sleep(0.2)
+
+
 async def test_a_killed_process_is_restarted(tmp_path: Path) -> None:
     supervisor = Supervisor(restart_delay_s=0.01)
     worker = supervisor.start(spec(tmp_path, "import time; time.sleep(60)"))
-    await supervisor.until(lambda: worker.state is ProcessState.RUNNING, "the start", 60)
+    await until(supervisor, lambda: worker.state is ProcessState.RUNNING, 60)
     first = worker.pid
     os.kill(first, signal.SIGKILL)
-    await supervisor.until(lambda: worker.pid != first and worker.state is ProcessState.RUNNING, "the restart", 60)
+    await until(supervisor, lambda: worker.pid != first and worker.state is ProcessState.RUNNING, 60)
     assert worker.num_restarts == 1
     await supervisor.close()
     assert not is_alive(worker.pid)
@@ -49,7 +58,7 @@ async def test_a_process_that_always_fails_ends_the_run_with_its_last_log_line(
     with pytest.raises(
         SupervisionError, match=r"worker died 3 times within an hour, last with exit code 1.*no luck today"
     ):
-        await supervisor.until(lambda: False, "never", 60)
+        await until(supervisor, lambda: False, 60)
     assert worker.num_restarts == 3
     assert [Sentences().format(each) for each in caplog.records if each.levelname == "WARNING"] == [
         "warning: worker died with exit code 1 and is started again: the last line of"
@@ -68,7 +77,7 @@ async def test_deaths_count_for_an_hour_so_a_run_of_weeks_outlives_many(tmp_path
 
     supervisor = Supervisor(max_restarts_per_hour=3, restart_delay_s=0.0, now_s=twenty_minutes_later)
     worker = supervisor.start(spec(tmp_path, "raise SystemExit(1)"))
-    await supervisor.until(lambda: worker.num_restarts > 6, "the seventh death", 60)
+    await until(supervisor, lambda: worker.num_restarts > 6, 60)
     assert worker.num_restarts > 6, "more than twice as many deaths as an hour may have"
     await supervisor.close()
 
@@ -78,7 +87,7 @@ async def test_an_unusable_process_is_not_restarted(tmp_path: Path) -> None:
     code = f"import sys; print('the port is taken'); sys.exit({ExitCode.UNUSABLE})"
     worker = supervisor.start(spec(tmp_path, code))
     with pytest.raises(SupervisionError, match=r"worker cannot run here.*the port is taken"):
-        await supervisor.until(lambda: False, "never", 60)
+        await until(supervisor, lambda: False, 60)
     assert worker.num_restarts == 0
     await supervisor.close()
 
@@ -102,7 +111,7 @@ async def test_close_kills_a_process_that_ignores_sigterm_and_its_children(tmp_p
     )
     supervisor = Supervisor()
     supervisor.start(spec(tmp_path, code))
-    await supervisor.until(lambda: pids.exists() and "\n" in pids.read_text(), "the fork", 60)
+    await until(supervisor, lambda: pids.exists() and "\n" in pids.read_text(), 60)
     await supervisor.close(grace_s=0.1)
     both = [int(pid) for pid in pids.read_text().split()]
     assert len(both) == 2
@@ -129,7 +138,7 @@ async def main():
     supervisor = Supervisor()
     command = (sys.executable, "-IS", "-c", "import time; time.sleep(60)")
     worker = supervisor.start(ProcessSpec("worker", command, Path({str(tmp_path / "log")!r})))
-    await supervisor.until(lambda: worker.state is ProcessState.RUNNING, "the start", 60)
+    await until(supervisor, lambda: worker.state is ProcessState.RUNNING, 60)
     Path({str(pid_file)!r}).write_text(f"{{worker.pid}}\\n")
     await asyncio.sleep(60)
 

@@ -14,21 +14,7 @@ import typer
 
 from nouscoder import __version__
 from nouscoder.atomic_files import StorageError
-from nouscoder.cli import (
-    evaluate,
-    grade,
-    model,
-    objectives,
-    operate,
-    plan,
-    recipes,
-    report,
-    run,
-    runs,
-    serve,
-    sft,
-    status,
-)
+from nouscoder.cli import evaluate, grade, operate, recipes, run, runs, serve, sft, status
 from nouscoder.errors import ExitCode, NousCoderError, first_error, without_secrets
 from nouscoder.extras import as_missing_extra
 from nouscoder.logs import show_logs_to_a_person
@@ -81,11 +67,11 @@ app.add_typer(operate.batch_app, name="batch")
 app.add_typer(evaluate.eval_app, name="eval")
 app.add_typer(sft.sft_app, name="sft")
 app.add_typer(runs.runs_app, name="runs")
-app.add_typer(report.report_app, name="report")
-app.add_typer(objectives.objectives_app, name="objectives")
-app.add_typer(plan.plan_app, name="plan")
+app.add_typer(runs.report_app, name="report")
+app.add_typer(runs.objectives_app, name="objectives")
+app.add_typer(recipes.plan_app, name="plan")
 app.add_typer(recipes.recipes_app, name="recipes")
-app.add_typer(model.model_app, name="model")
+app.add_typer(run.model_app, name="model")
 for _name, _place in ROOMS.items():
     _module, _, _attribute = _place.partition(":")
     _room = getattr(import_module(_module), _attribute)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
@@ -10,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from nouscoder.cli.options import JsonOption, SetOption
+from nouscoder.config import load_config
 from nouscoder.errors import ExitCode
 
 bench_app = typer.Typer(no_args_is_help=True, help="Figures and their controls, measured in the same run.")
@@ -17,8 +20,6 @@ bench_app = typer.Typer(no_args_is_help=True, help="Figures and their controls, 
 
 def _show(result: Any, as_text: Callable[[Any], str], as_json: bool) -> None:
     """Print a result for scripts or for people."""
-    import json
-
     from nouscoder.bench.measuring import as_record
 
     typer.echo(json.dumps(as_record(result), indent=1) if as_json else as_text(result))
@@ -106,7 +107,6 @@ def bench_learner(
     """
     if shape:
         from nouscoder.bench import learner_step
-        from nouscoder.config import load_config
 
         load = learner_step.StepLoad(shape, row_tokens, rows, sequences, rounds, context, limit)
         config = load_config(None, [*learner_step.defaults(load), *(overrides or ())])
@@ -129,8 +129,6 @@ def bench_generation(
     overrides: SetOption = None,
 ) -> None:
     """Sample rollouts through service and broker, compared with the engine alone: updates, and a slow verifier."""
-    import sys
-
     from nouscoder.bench import generation
 
     result = asyncio.run(generation.bench_generation(engine, seconds, python or sys.executable, tuple(overrides or ())))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
+from nouscoder.config import Config, load_config
+from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.errors import Unusable
-
-if TYPE_CHECKING:
-    from nouscoder.config import Config
-    from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 
 # The output of `nouscoder data stats`.
 
@@ -90,11 +89,6 @@ def _row(record: ProblemStatistics) -> tuple[str, ...]:
 data_app = typer.Typer(no_args_is_help=True, help="Problem files.")
 
 
-@data_app.callback()
-def _data() -> None:
-    """Problem files."""
-
-
 @data_app.command("inspect")
 def data_inspect(
     file: Annotated[Path, typer.Argument(help="problems: NousCoder's JSONL, LeetCodeDataset or CodeContests (.gz)")],
@@ -108,7 +102,6 @@ def data_inspect(
     overrides: SetOption = None,
 ) -> None:
     """Count the problems and tests of a file. With --flaky, find unreliable tests; exit code 1 when there are any."""
-    from nouscoder.config import load_config
     from nouscoder.data import inspect
     from nouscoder.policy_folder.prompt_file import prompt_of, with_recorded_prompt
 
@@ -150,9 +143,6 @@ def data_import(
     as_json: JsonOption = False,
 ) -> None:
     """Import a data set as a problem file. Run again after an interruption, it continues where it stopped."""
-    import json
-    from dataclasses import asdict
-
     from nouscoder.data.importers.formats import FORMATS
     from nouscoder.data.importers.options import options_given
     from nouscoder.data.importers.run import import_files, source_named
@@ -187,9 +177,6 @@ def data_export(
     as_json: JsonOption = False,
 ) -> None:
     """Export problems to the format of another project. Problems that it cannot express are left out and named."""
-    import json
-    from dataclasses import asdict
-
     from nouscoder.data.harbor.export import NotForHarbor, export_harbor
 
     if name != "harbor":
@@ -220,10 +207,6 @@ def data_filter(
 
     Files that the recipe names and that do not exist are imported first, as it says.
     """
-    import json
-    from dataclasses import asdict
-
-    from nouscoder.config import load_config
     from nouscoder.config.recipe import SELECTIONS, recipe_path
     from nouscoder.data.filters.run import import_missing, read_recipe, select
     from nouscoder.grade_files.answers import GradingTarget
@@ -259,10 +242,6 @@ def data_synthesize(
     overrides: SetOption = None,
 ) -> None:
     """Have models write problems with tests, and keep the tests that a solver passes. Run again, it goes on."""
-    import json
-    from dataclasses import asdict
-
-    from nouscoder.config import load_config
     from nouscoder.data.asking import ServedModel
     from nouscoder.data.synthesis import SynthesisSettings, synthesize
     from nouscoder.grade_files.answers import GradingTarget
@@ -290,10 +269,6 @@ def data_stats(
     With --broker they are those of this moment, else those of the copy in the run folder. --json prints all problems,
     as a file of pass rates for broker.curriculum.pass_rates of a later run and for the filters of `data filter`.
     """
-    import asyncio
-
-    from nouscoder.config import load_config
-
     config = load_config(config_file, [*(overrides or []), f"run.name={run}", *broker_at(address)])
     typer.echo(asyncio.run(stats_text(config, live=bool(address), limit=limit, as_json=as_json)))
 
@@ -301,8 +276,6 @@ def data_stats(
 @data_app.command("schema")
 def data_schema() -> None:
     """Print the JSON Schema of a problem file's lines, with an example for each type of tests."""
-    import json
-
     from nouscoder.data.problems import problem_schema
 
     typer.echo(json.dumps(problem_schema(), indent=1))

@@ -5,105 +5,73 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, RunByDefault, SetOption, goes_on, json_fields
+from nouscoder.config import Config, load_config
 from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import WrongUse
 
-if TYPE_CHECKING:
-    from nouscoder.config import Config
-
-# The arguments and options of `nouscoder eval`.
-
-ProblemsArgument = Annotated[Path, typer.Argument(help="problem file: JSON lines or parquet")]
-UrlOption = Annotated[str, typer.Option(help="server with OpenAI's API, such as http://127.0.0.1:8000/v1")]
-ModelOption = Annotated[str, typer.Option(help="name of the model at the server")]
-PolicyOption = Annotated[
-    str,
-    typer.Option(help="model folder, or ORGANISATION/MODEL of a hub, in place of a server; this process samples it"),
-]
-YarnFactorOption = Annotated[float, typer.Option(min=0.0, help="with --policy: YaRN's factor; 0: none")]
-YarnOriginalOption = Annotated[
-    int, typer.Option("--yarn-original-tokens", min=0, help="positions that the model was trained for before YaRN")
-]
-SamplesOption = Annotated[
-    Path | None, typer.Option(help="file of samples, in place of a server; as `nouscoder grade` reads")
-]
-OutOption = Annotated[
-    Path | None, typer.Option(help="folder; default: evaluations/MODEL; an evaluation there is continued")
-]
-NumSamplesOption = Annotated[int, typer.Option("--n", min=1, help="samples of each problem")]
-TemperatureOption = Annotated[float, typer.Option(min=0.0, help="of the sampling")]
-TopPOption = Annotated[float, typer.Option(min=0.0, max=1.0, help="of the sampling")]
-MaxTokensOption = Annotated[int, typer.Option(min=1, help="of one completion")]
-SeedOption = Annotated[int, typer.Option(help="of the sampling; each sample has a seed of its own")]
-PromptOption = Annotated[
-    str,
-    typer.Option(
-        help="generation.environment.prompt_form: plain, livecodebench (or lcb), deepcoder, acereason;"
-        " default: the configuration's, or that of the policy's training"
-    ),
-]
-ExtraOption = Annotated[str, typer.Option(help="JSON object of further fields of each request")]
-ProfileOption = Annotated[
-    list[Profile] | None, typer.Option(help="grading semantics; give it twice to compare; default: the problems'")
-]
-AllTestsOption = Annotated[bool, typer.Option("--all-tests", help="run every test, also after a failure")]
-WindowOption = Annotated[str, typer.Option(help="a named window of dates: lcb-v6")]
-SinceOption = Annotated[str, typer.Option(help="first date, such as 2024-08-01")]
-UntilOption = Annotated[str, typer.Option(help="last date, such as 2025-05-01")]
-AtOnceOption = Annotated[int, typer.Option(min=1, help="requests to the server at the same time")]
-VerifierOption = Annotated[str | None, typer.Option(help="URL of a grading service; default: this machine")]
-TokenOption = Annotated[str | None, typer.Option(help="the service's token; default: NOUSCODER_TOKEN")]
-CaOption = Annotated[Path | None, typer.Option(help="PEM file of the authority of the service's certificate")]
-
-
-# The commands.
-
-eval_app = typer.Typer(cls=RunByDefault, no_args_is_help=True)
-
-
-@eval_app.callback()
-def _eval() -> None:
-    """pass@k of a model on problems. `eval PROBLEMS ...` is `eval run PROBLEMS ...`."""
+eval_app = typer.Typer(
+    cls=RunByDefault,
+    no_args_is_help=True,
+    help="pass@k of a model on problems. `eval PROBLEMS ...` is `eval run PROBLEMS ...`.",
+)
 
 
 @eval_app.command("run")
 def eval_run(
-    problems: ProblemsArgument,
-    url: UrlOption = "",
-    model: ModelOption = "",
-    policy: PolicyOption = "",
-    yarn_factor: YarnFactorOption = 0.0,
-    yarn_original: YarnOriginalOption = 0,
-    samples: SamplesOption = None,
-    out: OutOption = None,
-    num_samples: NumSamplesOption = 8,
-    temperature: TemperatureOption = 0.6,
-    top_p: TopPOption = 0.95,
-    max_tokens: MaxTokensOption = 32_768,
-    seed: SeedOption = 0,
-    prompt: PromptOption = "",
-    extra: ExtraOption = "{}",
-    profile: ProfileOption = None,
-    window: WindowOption = "",
-    since: SinceOption = "",
-    until: UntilOption = "",
-    at_once: AtOnceOption = 16,
-    verifier: VerifierOption = None,
-    token: TokenOption = None,
-    ca: CaOption = None,
-    all_tests: AllTestsOption = False,
+    problems: Annotated[Path, typer.Argument(help="problem file: JSON lines or parquet")],
+    url: Annotated[str, typer.Option(help="server with OpenAI's API, such as http://127.0.0.1:8000/v1")] = "",
+    model: Annotated[str, typer.Option(help="name of the model at the server")] = "",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="model folder, or ORGANISATION/MODEL of a hub, in place of a server; this process samples it"
+        ),
+    ] = "",
+    yarn_factor: Annotated[float, typer.Option(min=0.0, help="with --policy: YaRN's factor; 0: none")] = 0.0,
+    yarn_original: Annotated[
+        int, typer.Option("--yarn-original-tokens", min=0, help="positions that the model was trained for before YaRN")
+    ] = 0,
+    samples: Annotated[
+        Path | None, typer.Option(help="file of samples, in place of a server; as `nouscoder grade` reads")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder; default: evaluations/MODEL; an evaluation there is continued")
+    ] = None,
+    num_samples: Annotated[int, typer.Option("--n", min=1, help="samples of each problem")] = 8,
+    temperature: Annotated[float, typer.Option(min=0.0, help="of the sampling")] = 0.6,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the sampling")] = 0.95,
+    max_tokens: Annotated[int, typer.Option(min=1, help="of one completion")] = 32_768,
+    seed: Annotated[int, typer.Option(help="of the sampling; each sample has a seed of its own")] = 0,
+    prompt: Annotated[
+        str,
+        typer.Option(
+            help="generation.environment.prompt_form: plain, livecodebench (or lcb), deepcoder, acereason;"
+            " default: the configuration's, or that of the policy's training"
+        ),
+    ] = "",
+    extra: Annotated[str, typer.Option(help="JSON object of further fields of each request")] = "{}",
+    profile: Annotated[
+        list[Profile] | None, typer.Option(help="grading semantics; give it twice to compare; default: the problems'")
+    ] = None,
+    window: Annotated[str, typer.Option(help="a named window of dates: lcb-v6")] = "",
+    since: Annotated[str, typer.Option(help="first date, such as 2024-08-01")] = "",
+    until: Annotated[str, typer.Option(help="last date, such as 2025-05-01")] = "",
+    at_once: Annotated[int, typer.Option(min=1, help="requests to the server at the same time")] = 16,
+    verifier: Annotated[str | None, typer.Option(help="URL of a grading service; default: this machine")] = None,
+    token: Annotated[str | None, typer.Option(help="the service's token; default: NOUSCODER_TOKEN")] = None,
+    ca: Annotated[Path | None, typer.Option(help="PEM file of the authority of the service's certificate")] = None,
+    all_tests: Annotated[bool, typer.Option("--all-tests", help="run every test, also after a failure")] = False,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
     """Sample a model on problems, grade the samples, and report pass@k. Run again, it continues where it stopped."""
-    from nouscoder.config import load_config
     from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
     from nouscoder.evaluation.outcomes import summary_text
     from nouscoder.evaluation.samples import SamplingSettings

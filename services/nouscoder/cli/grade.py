@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption, goes_on
+from nouscoder.config import load_config
 
 
 def grade(
@@ -29,7 +30,6 @@ def grade(
     overrides: SetOption = None,
 ) -> None:
     """Grade a file and print a summary with pass@k. Exit code 0 when each line got a verdict, not internal_error."""
-    from nouscoder.config import load_config
     from nouscoder.grade_files.grade_file import FileRequest, grade_file
 
     request = FileRequest(file, out, problems, server, token, ca, resume, skip_bad)
@@ -41,11 +41,6 @@ def grade(
 
 
 tokens_app = typer.Typer(help="Tokens of the grading service's clients.", no_args_is_help=True)
-
-
-@tokens_app.callback()
-def _tokens() -> None:
-    """Tokens of the grading service's clients."""
 
 
 @tokens_app.command("new")

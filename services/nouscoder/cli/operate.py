@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, ListByDefault, SetOption
-from nouscoder.cli.status import BrokerOption, broker_at, broker_of
+from nouscoder.cli.options import ListByDefault
+from nouscoder.cli.status import Answer, asks_broker, broker_of
+from nouscoder.config import Config
+from nouscoder.domain.run_status import DeadLetter, RolloutState, RunMode, RunStatus
 from nouscoder.errors import NousCoderError, Unusable, WrongUse
 
 if TYPE_CHECKING:
-    from nouscoder.config import Config
-    from nouscoder.domain.run_status import DeadLetter, RunMode, RunStatus
     from nouscoder.rpc.broker_client import BrokerClient
 
 # What the commands do at the broker, and their output.
@@ -40,8 +40,6 @@ async def mode_text(config: Config, mode: RunMode, *, as_json: bool) -> str:
 
 async def drain_text(config: Config, wait_s: float, say: Callable[[str], object], *, as_json: bool) -> str:
     """Drain the run. Raises OperationFailed when rollouts are still at work after `wait_s`, and PeerError."""
-    from nouscoder.domain.run_status import RunMode
-
     end_s, reported = time.monotonic() + wait_s, -1
     async with broker_of(config) as broker:
         await broker.set_mode(RunMode.DRAINING)
@@ -64,8 +62,6 @@ async def drain_text(config: Config, wait_s: float, say: Callable[[str], object]
 
 def _at_work(status: RunStatus) -> int:
     """The rollouts that are worked on to their end while a run is drained."""
-    from nouscoder.domain.run_status import RolloutState
-
     states = (RolloutState.QUEUED, RolloutState.SAMPLING, RolloutState.SAMPLED, RolloutState.GRADING)
     return sum(status.ledger.in_flight.get(state.value, 0) for state in states)
 
@@ -161,111 +157,70 @@ LettersArgument = Annotated[list[str] | None, typer.Argument(metavar="LETTER..."
 AllOption = Annotated[bool, typer.Option("--all", help="every dead letter that is kept")]
 
 
-def pause(
-    address: BrokerOption = "",
-    config_file: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@asks_broker
+def pause(config: Config, *, as_json: bool) -> Answer:
     """Stop leasing work. Workers may still submit what they hold."""
-    from nouscoder.domain.run_status import RunMode
-
-    _print(mode_text(_config(address, config_file, overrides), RunMode.PAUSED, as_json=as_json))
+    return mode_text(config, RunMode.PAUSED, as_json=as_json)
 
 
-def resume(
-    address: BrokerOption = "",
-    config_file: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@asks_broker
+def resume(config: Config, *, as_json: bool) -> Answer:
     """Continue after `pause` or `drain`."""
-    from nouscoder.domain.run_status import RunMode
-
-    _print(mode_text(_config(address, config_file, overrides), RunMode.RUNNING, as_json=as_json))
+    return mode_text(config, RunMode.RUNNING, as_json=as_json)
 
 
+@asks_broker
 def drain(
+    config: Config,
     wait_s: Annotated[
         float, typer.Option("--wait-s", help="seconds to wait until nothing is sampled or graded")
     ] = 600.0,
-    address: BrokerOption = "",
-    config_file: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+    *,
+    as_json: bool,
+) -> Answer:
     """Stop admitting groups, and wait until every admitted rollout is sampled and graded."""
-    _print(drain_text(_config(address, config_file, overrides), wait_s, typer.echo, as_json=as_json))
+    return drain_text(config, wait_s, typer.echo, as_json=as_json)
 
 
 @batch_app.command("drop")
+@asks_broker
 def drop_batch(
+    config: Config,
     batch_id: Annotated[int, typer.Argument(help="number of the batch, from why-stalled")],
-    address: BrokerOption = "",
-    config_file: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+    *,
+    as_json: bool,
+) -> Answer:
     """Abandon the rollouts of a batch that cannot be trained on; the next batch gets its number."""
-    _print(drop_batch_text(_config(address, config_file, overrides), batch_id, as_json=as_json))
+    return drop_batch_text(config, batch_id, as_json=as_json)
 
 
 @letters_app.command("list")
-def list_letters(
-    address: BrokerOption = "",
-    config_file: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@asks_broker
+def list_letters(config: Config, *, as_json: bool) -> Answer:
     """List the rollouts that were given up, newest first, with the cause of each."""
-    _print(letters_text(_config(address, config_file, overrides), as_json=as_json))
+    return letters_text(config, as_json=as_json)
 
 
 @letters_app.command("show")
+@asks_broker
 def show_letter(
-    letter: Annotated[str, typer.Argument(help="name from the list")],
-    address: BrokerOption = "",
-    config_file: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+    config: Config, letter: Annotated[str, typer.Argument(help="name from the list")], *, as_json: bool
+) -> Answer:
     """Show one dead letter, with the text that was sampled."""
-    _print(letter_text(_config(address, config_file, overrides), letter, as_json=as_json))
+    return letter_text(config, letter, as_json=as_json)
 
 
 @letters_app.command("requeue")
+@asks_broker
 def requeue_letters(
-    letters: LettersArgument = None,
-    every: AllOption = False,
-    address: BrokerOption = "",
-    config_file: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+    config: Config, letters: LettersArgument = None, every: AllOption = False, *, as_json: bool
+) -> Answer:
     """Sample the problems of these dead letters again, each in a new group, and remove the letters."""
-    config = _config(address, config_file, overrides)
-    _print(remove_letters_text(config, letters or [], every=every, requeue=True, as_json=as_json))
+    return remove_letters_text(config, letters or [], every=every, requeue=True, as_json=as_json)
 
 
 @letters_app.command("drop")
-def drop_letters(
-    letters: LettersArgument = None,
-    every: AllOption = False,
-    address: BrokerOption = "",
-    config_file: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@asks_broker
+def drop_letters(config: Config, letters: LettersArgument = None, every: AllOption = False, *, as_json: bool) -> Answer:
     """Remove these dead letters and their records."""
-    config = _config(address, config_file, overrides)
-    _print(remove_letters_text(config, letters or [], every=every, requeue=False, as_json=as_json))
-
-
-def _config(address: str, config_file: ConfigOption, overrides: SetOption) -> Config:
-    from nouscoder.config import load_config
-
-    return load_config(config_file, [*(overrides or []), *broker_at(address)])
-
-
-def _print(text: Coroutine[Any, Any, str]) -> None:
-    typer.echo(asyncio.run(text))
+    return remove_letters_text(config, letters or [], every=every, requeue=False, as_json=as_json)

@@ -1,16 +1,16 @@
-"""`nouscoder recipes`: the published recipes, and all that the file of one says."""
+"""`nouscoder recipes` and `nouscoder plan`: the published recipes, and the stages of a configuration."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import JsonOption
-
-if TYPE_CHECKING:
-    from nouscoder.config import Config
+from nouscoder.cli.options import JsonOption, SetOption
+from nouscoder.config import Config, StageSection, load_config
 
 recipes_app = typer.Typer(invoke_without_command=True, help="Published recipes.")
 
@@ -42,7 +42,6 @@ def recipes_show(
 
 def recipe_list() -> list[dict[str, Any]]:
     """What the table has of each recipe."""
-    from nouscoder.config import load_config
     from nouscoder.config.recipe import recipe_names, recipe_path
 
     found = []
@@ -55,7 +54,6 @@ def recipe_list() -> list[dict[str, Any]]:
 
 def recipe_record(name: str) -> dict[str, Any]:
     """All that the file of a recipe says. Raises ConfigError for an unknown name."""
-    from nouscoder.config import load_config
     from nouscoder.config.recipe import recipe_head, recipe_path, recipe_values
 
     file = recipe_path(name)
@@ -99,3 +97,96 @@ def _described(config: Config) -> dict[str, Any]:
         "expected": list(recipe.expected),
         "stages": [stage.name for stage in config.plan.stages],
     }
+
+
+# The output of `nouscoder plan show`.
+
+
+def plan_text(config: Config, *, as_json: bool) -> str:
+    """The stages of the configuration, one paragraph each, or as JSON."""
+    from nouscoder.run.plan import plan_record
+
+    states = plan_record(config)["stages"]
+    changes = [dict(_changed(config, index)) for index in range(len(config.plan.stages))]
+    if as_json:
+        found = zip(config.plan.stages, changes, states, strict=True)
+        return json.dumps([_record(stage, changed) | state for stage, changed, state in found], indent=1)
+    if not states:
+        return "there is no plan: nouscoder train makes one run"
+    paragraphs = []
+    for index, stage in enumerate(config.plan.stages):
+        paragraphs.append("\n".join(_lines(config.of_stage(index), index, stage, changes[index], states[index])))
+    return "\n\n".join(paragraphs)
+
+
+def _record(stage: StageSection, changed: Mapping[str, Any]) -> dict[str, Any]:
+    return {"from": stage.start.value, "changes": {key: after for key, (_, after) in changed.items()}} | (
+        {"yarn": stage.yarn.model_dump()} if stage.yarn.factor else {}
+    )
+
+
+def _lines(
+    config: Config, index: int, stage: StageSection, changed: Mapping[str, Any], state: Mapping[str, Any]
+) -> Iterator[str]:
+    begins = f"the {stage.start} policy of the stage before" if index else "the first policy"
+    yield f"{index + 1}. {stage.name}: begins with {begins}; {_state(state)}"
+    for key, (before, after) in changed.items():
+        yield f"   {key} = {json.dumps(after)}  (was {json.dumps(before)})"
+    if stage.yarn.factor:
+        yield f"   YaRN: {stage.yarn.positions} positions, {stage.yarn.factor:g} * {stage.yarn.original_tokens}"
+    yield f"   ends after {_end(config)}"
+
+
+def _state(state: Mapping[str, Any]) -> str:
+    word = "finished" if state["finished"] else "begun" if state["begun"] else "not begun"
+    if "best_version" not in state:
+        return word
+    return f"{word}, best pass@1 {state['pass_at_1_best']:.3f} at version {state['best_version']}"
+
+
+def _end(config: Config) -> str:
+    run = config.run
+    if not run.total_batches:
+        return "its evaluation: it trains nothing"
+    ends = [f"{run.total_batches} batches"]
+    if config.evaluation.end_at_pass_at_1:
+        ends.append(f"an evaluation with pass@1 {config.evaluation.end_at_pass_at_1:g}")
+    if config.evaluation.end_after_no_gain:
+        ends.append(f"{config.evaluation.end_after_no_gain} evaluations without a gain")
+    return ", or ".join(ends)
+
+
+def _changed(config: Config, index: int) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """(key, (value before, value now)) of every key that differs from the stage before; from the base for the first."""
+    before = config.of_stage(index - 1) if index else config
+    flat_before, flat_now = (dict(_flat(each)) for each in (before, config.of_stage(index)))
+    for key in sorted({*flat_before, *flat_now} - {"run.name"}):
+        pair = (flat_before.get(key), flat_now.get(key))
+        if pair[0] != pair[1]:
+            yield key, pair
+
+
+def _flat(config: Config) -> Iterator[tuple[str, Any]]:
+    def walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(node, dict):
+            for name, child in node.items():
+                yield from walk(child, f"{path}.{name}" if path else name)
+        else:
+            yield path, node
+
+    return walk(config.model_dump(mode="json", by_alias=True, exclude={"plan"}), "")
+
+
+# The commands.
+
+plan_app = typer.Typer(no_args_is_help=True, help="The stages of a training.")
+
+
+@plan_app.command("show")
+def plan_show(
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="configuration with plan.stages, TOML or JSON")],
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Print each stage: what it begins with, what it changes, when it ends, and what came of it so far."""
+    typer.echo(plan_text(load_config(config_file, overrides or []), as_json=as_json))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +18,6 @@ reward_model_app = typer.Typer(no_args_is_help=True, help="Reward models: pairs,
 ProblemsArgument = Annotated[Path, typer.Argument(help="problem file: JSON lines or parquet")]
 DeviceOption = Annotated[str, typer.Option(help="where the model is: cpu, or cuda")]
 TokensOption = Annotated[int, typer.Option(min=2, help="of prompt and answer; what is beyond is cut off")]
-
-
-@reward_model_app.callback()
-def _reward_model() -> None:
-    """Reward models: pairs, training, evaluation."""
 
 
 @reward_model_app.command("pairs")
@@ -63,9 +60,6 @@ def reward_model_train(
 ) -> None:
     """Train a reward model on pairs by the Bradley-Terry loss. Run again after a kill, it goes on."""
     _check_device(device)
-    import json
-    from dataclasses import asdict
-
     from nouscoder.reward_model.pairs import read_pairs
     from nouscoder.reward_model.train import TrainingSettings, train_reward_model
 
@@ -103,8 +97,6 @@ def reward_model_eval(
 ) -> None:
     """Measure a reward model: best of n on graded samples, accuracy on pairs and on RM-Bench, with standard errors."""
     _check_device(device)
-    import json
-
     from nouscoder.reward_model.evaluate import evaluate_reward_model, scorer_of
 
     record, text = evaluate_reward_model(

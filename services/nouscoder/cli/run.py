@@ -1,8 +1,9 @@
-"""`nouscoder demo`, `train` and `prepare-run`: one run, from beginning to end."""
+"""`nouscoder demo`, `train`, `init`, `prepare-run` and `model`: one run, from its inputs to its end."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from nouscoder.cli.options import SetOption
+from nouscoder.config import load_config
 from nouscoder.run.supervisor import wait_passively
 
 
@@ -88,7 +90,6 @@ def train(
     With --recipe the run has the recipe's name, its model of a hub, and the problem files that its data commands make
     in the working directory; --set changes each.
     """
-    from nouscoder.config import load_config
     from nouscoder.config.recipe import recipe_path
     from nouscoder.config.tree import moved_keys, read_given
     from nouscoder.logs import configure_logs
@@ -126,18 +127,15 @@ def init(
     engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.AUTO,
 ) -> None:
     """Write a commented configuration for a model folder and a problem file; `nouscoder train` runs it."""
-    from dataclasses import asdict
-
-    from nouscoder.config.tree import write_starter
     from nouscoder.policy_folder.inspection import context_tokens, is_hub_id
     from nouscoder.policy_folder.prompt_file import recorded_prompt
-    from nouscoder.run.preflight import starter_inputs
+    from nouscoder.run.starter import starter, starter_inputs, write_starter
 
     policy, problem_file = starter_inputs(out, model, problems, engine.value)
     folder = out.absolute().parent / policy
     recorded = recorded_prompt(folder)
     prompt = None if recorded is None else asdict(recorded)
-    write_starter(out, policy, problem_file, context_tokens(folder), engine.value, prompt)
+    write_starter(out, starter(policy, problem_file, out.stem, context_tokens(folder), engine.value, prompt))
     if not folder.exists() and is_hub_id(policy):
         typer.echo(f"{policy} is no folder here: the run fetches it from a hub, and checks it then")
     typer.echo(f"{out} is written; begin the run with: nouscoder train {out}")
@@ -155,7 +153,6 @@ def prepare_run(
     overrides: SetOption = None,
 ) -> None:
     """Make the missing inputs of a run: the demo's problems and a warm-started policy."""
-    from nouscoder.config import load_config
     from nouscoder.demo.prepare import prepare_run as prepare_the_run
     from nouscoder.logs import configure_logs
 
@@ -163,3 +160,26 @@ def prepare_run(
     wait_passively()
     configure_logs("prepare-run")
     asyncio.run(prepare_the_run(config, only_problems=only is Part.PROBLEMS))
+
+
+model_app = typer.Typer(no_args_is_help=True, help="Folders of models.")
+
+
+class WeightType(StrEnum):
+    """The types in which a folder may hold weights."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+@model_app.command("import")
+def model_import(
+    file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="the model, quantised or not")],
+    out: Annotated[Path, typer.Option(help="the new Hugging Face folder")],
+    dtype: Annotated[WeightType, typer.Option(help="type of the weights in it")] = WeightType.BFLOAT16,
+) -> None:
+    """Make a Hugging Face folder of a GGUF file: weights, tokenizer, chat template, end tokens."""
+    from nouscoder.policy_folder.gguf import import_gguf
+
+    num_weights = import_gguf(file.absolute(), out, dtype.value)
+    typer.echo(f"{out} is written: {num_weights:,} weights; begin a run with: nouscoder init {out} PROBLEMS.jsonl")

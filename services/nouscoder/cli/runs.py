@@ -1,36 +1,22 @@
-"""`nouscoder runs`: the runs in the folder run.root and in Redis; `nouscoder export`: a policy of a run."""
+"""`nouscoder runs`, `export`, `report` and `objectives`: the runs that there are, and what one has left."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption
+from nouscoder.config import load_config
 
 if TYPE_CHECKING:
     from nouscoder.run.runs import FoundRun
 
 # The output of `nouscoder runs`.
-
-
-def runs_text(runs: Sequence[FoundRun], *, as_json: bool) -> str:
-    """A line for each run."""
-    if as_json:
-        return json.dumps([asdict(run) | {"belongs_together": run.belongs_together} for run in runs], indent=1)
-    return "\n".join(map(_line, runs)) or "there are no runs"
-
-
-def removed_text(removed: Sequence[str], *, as_json: bool) -> str:
-    """What was removed, a line each."""
-    if as_json:
-        return json.dumps({"removed": list(removed)}, indent=1)
-    return "\n".join(f"removed {what}" for what in removed)
 
 
 def _line(run: FoundRun) -> str:
@@ -51,18 +37,15 @@ def _line(run: FoundRun) -> str:
 runs_app = typer.Typer(no_args_is_help=True, help="The runs in the run folders and in Redis.")
 
 
-@runs_app.callback()
-def _runs() -> None:
-    """The runs in the run folders and in Redis."""
-
-
 @runs_app.command("list")
 def runs_list(config_file: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """List the runs in run.root and in broker.redis_url: how far they are, and whether the two belong together."""
-    from nouscoder.config import load_config
     from nouscoder.run.runs import list_runs
 
-    typer.echo(runs_text(asyncio.run(list_runs(load_config(config_file, overrides or []))), as_json=as_json))
+    runs = asyncio.run(list_runs(load_config(config_file, overrides or [])))
+    records = [asdict(run) | {"belongs_together": run.belongs_together} for run in runs]
+    lines = "\n".join(map(_line, runs)) or "there are no runs"
+    typer.echo(json.dumps(records, indent=1) if as_json else lines)
 
 
 def export(
@@ -89,10 +72,67 @@ def runs_rm(
     as_json: JsonOption = False,
 ) -> None:
     """Remove a run for good: its folder with checkpoints and report, and its keys in Redis."""
-    from nouscoder.config import load_config
     from nouscoder.run.runs import remove_run
 
     config = load_config(config_file, [*(overrides or []), f"run.name={name}"])
     if not yes:
         typer.confirm(f"Remove run {name}, its folder {config.run.folder} and its state in Redis?", abort=True)
-    typer.echo(removed_text(asyncio.run(remove_run(config)), as_json=as_json))
+    removed = asyncio.run(remove_run(config))
+    lines = "\n".join(f"removed {what}" for what in removed)
+    typer.echo(json.dumps({"removed": removed}, indent=1) if as_json else lines)
+
+
+report_app = typer.Typer(
+    cls=RunByDefault,
+    no_args_is_help=True,
+    help="The pages of runs, also of stopped ones. `report RUN` is `report run RUN`.",
+)
+
+
+@report_app.command("run")
+def report_run(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder: runs/NAME, or that of a plan's stage")],
+) -> None:
+    """Write report.html and rollouts.html of a run into its folder."""
+    from nouscoder.report.page import write_report
+    from nouscoder.report.run_data import run_folder
+
+    typer.echo(f"the report is in {write_report(run_folder(run))}")
+
+
+@report_app.command("compare")
+def report_compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="run folders, at most 8")],
+    to: Annotated[Path, typer.Option("--to", help="the page")] = Path("comparison.html"),
+) -> None:
+    """Write one page with the curves of several runs: reward, evaluations, lengths, pass@k, entropy."""
+    from nouscoder.report.compare import write_comparison
+
+    typer.echo(f"the comparison is in {write_comparison(to, runs)}")
+
+
+objectives_app = typer.Typer(no_args_is_help=True, help="Training objectives on recorded batches.")
+
+
+@objectives_app.command("compare")
+def objectives_compare(
+    batch: Annotated[Path, typer.Argument(metavar="BATCH", help="a saved batch: runs/NAME/batches/NUMBER.batch")],
+    policy: Annotated[
+        int | None, typer.Option(min=0, help="policy version in training; default: the one that the batch made")
+    ] = None,
+    old_policy: Annotated[
+        int | None, typer.Option(min=0, help="policy version before the batch; default: the batch's own")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="write the figures and their charts to this page, too")] = None,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Evaluate one batch under every objective: loss, gradient, cosines between gradients, share of clipped tokens."""
+    from nouscoder.learner import compare
+    from nouscoder.report.objectives_page import write_objectives_page
+
+    comparisons = compare.compare_file(batch, overrides or [], policy, old_policy)
+    if html is not None:
+        run = batch.resolve().parents[1].name
+        write_objectives_page(html, f"batch {batch.stem} of {run}", [asdict(item) for item in comparisons])
+    typer.echo(compare.as_json(comparisons) if as_json else compare.as_table(comparisons))

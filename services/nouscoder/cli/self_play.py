@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from nouscoder.cli.options import JsonOption, SetOption
+from nouscoder.config import load_config
 
 
 def self_play(
@@ -23,7 +24,6 @@ def self_play(
 
     With self_play.proposals=0 the same rounds train on the seed problems alone, for comparison.
     """
-    from nouscoder.config import load_config
     from nouscoder.config.tree import read_given
     from nouscoder.run.supervisor import wait_passively
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from nouscoder.cli.options import ConfigOption, SetOption
+from nouscoder.config import load_config
 from nouscoder.extras import MODEL_LIBRARIES, require
 from nouscoder.run.supervisor import wait_passively
 
@@ -32,7 +33,6 @@ def serve(
     broker: Annotated[bool, typer.Option("--broker", help="verifier: grade the broker's rollouts too")] = False,
 ) -> None:
     """Run one service until SIGTERM."""
-    from nouscoder.config import load_config
     from nouscoder.logs import configure_logs
     from nouscoder.run.stages import has_stages, serve_stage
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, RunByDefault, SetOption, goes_on, json_fields
+from nouscoder.config import load_config
 
-sft_app = typer.Typer(cls=RunByDefault, no_args_is_help=True)
-
-
-@sft_app.callback()
-def _sft() -> None:
-    """Supervised fine-tuning of a policy. `sft CONFIG ...` is `sft run CONFIG ...`."""
+sft_app = typer.Typer(
+    cls=RunByDefault,
+    no_args_is_help=True,
+    help="Supervised fine-tuning of a policy. `sft CONFIG ...` is `sft run CONFIG ...`.",
+)
 
 
 @sft_app.command("run")
@@ -37,7 +38,6 @@ def sft_run(
     overrides: SetOption = None,
 ) -> None:
     """Fine-tune a policy on examples. Each option but --resume and --json sets one key of the configuration."""
-    from nouscoder.config import load_config
     from nouscoder.config.tree import read_given
     from nouscoder.run.supervisor import wait_passively
 
@@ -87,9 +87,6 @@ def sft_sample(
     overrides: SetOption = None,
 ) -> None:
     """Sample answers of a teacher, verify them, and write all of them as examples with their verdicts."""
-    from dataclasses import asdict
-
-    from nouscoder.config import load_config
     from nouscoder.domain.prompt import PromptSettings
     from nouscoder.evaluation.evaluate import EvaluationRequest
     from nouscoder.evaluation.samples import SamplingSettings
@@ -127,8 +124,6 @@ def sft_import(
     as_json: JsonOption = False,
 ) -> None:
     """Make examples of the rows of OpenCodeReasoning, with their pass rates as verdicts."""
-    from dataclasses import asdict
-
     from nouscoder.sft.open_code_reasoning import import_examples
 
     found = import_examples(files, out, questions or [])

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
+from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.config import Config, load_config
+from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
 from nouscoder.installation import how_to_install
 
 if TYPE_CHECKING:
-    from nouscoder.config import Config
-    from nouscoder.domain.run_status import RunStatus
     from nouscoder.rpc.broker_client import BrokerClient
 
 # The output of `nouscoder status` and `nouscoder why-stalled`.
@@ -50,17 +52,17 @@ async def status_text(config: Config, *, as_json: bool) -> str:
 
 def ended_text(config: Config, silence: Exception, *, as_json: bool) -> str:
     """What the folder says of a run that has ended or was stopped. Raises `silence`, the broker's, if there is none."""
-    from nouscoder.run.standing import standing_of
+    from nouscoder.run.folder import standing_of
 
     found = standing_of(config)
     if found is None:
         raise silence
-    return json.dumps(found.record(), indent=1) if as_json else "\n".join([*found.lines, *standing_warnings(config)])
+    return json.dumps(asdict(found), indent=1) if as_json else "\n".join([*found.lines, *standing_warnings(config)])
 
 
 def standing_warnings(config: Config) -> list[str]:
     """What the guards say of the run, where its folder is on this machine."""
-    from nouscoder.run.guards import GuardWatch
+    from nouscoder.run.watch import GuardWatch
 
     return GuardWatch(config.run.folder, config.run.guards).standing
 
@@ -131,40 +133,51 @@ async def why_stalled_text(config: Config, *, as_json: bool) -> str:
 BrokerOption = Annotated[
     str, typer.Option("--broker", help="address of the broker, host:port; default: the configuration's")
 ]
+Answer = Coroutine[Any, Any, str]
 
 # In a checkout, whose root is the working directory.
 CHART = Path("helm/nouscoder")
 
 
-def status(
-    address: BrokerOption = "",
-    config_file: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the state of every rollout of a run."""
-    from nouscoder.config import load_config
-
-    config = load_config(config_file, [*(overrides or []), *broker_at(address)])
-    typer.echo(asyncio.run(status_text(config, as_json=as_json)))
-
-
-def why_stalled(
-    address: BrokerOption = "",
-    config_file: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what blocks the next step."""
-    from nouscoder.config import load_config
-
-    config = load_config(config_file, [*(overrides or []), *broker_at(address)])
-    typer.echo(asyncio.run(why_stalled_text(config, as_json=as_json)))
-
-
 def broker_at(address: str) -> list[str]:
     """The override that `--broker` means."""
     return [f'broker.grpc="{address}"'] if address else []
+
+
+def asks_broker(ask: Callable[..., Answer]) -> Callable[..., None]:
+    """The command that prints the answer of `ask`, which takes a configuration and `as_json` besides its own options.
+
+    The command has the options that give both, after those of `ask`.
+    """
+
+    def command(
+        address: BrokerOption = "",
+        config_file: ConfigOption = None,
+        overrides: SetOption = None,
+        as_json: JsonOption = False,
+        **own: Any,
+    ) -> None:
+        config = load_config(config_file, [*(overrides or []), *broker_at(address)])
+        typer.echo(asyncio.run(ask(config, **own, as_json=as_json)))
+
+    _, *own, _ = signature(ask, eval_str=True).parameters.values()
+    *common, _ = signature(command, eval_str=True).parameters.values()
+    command.__name__, command.__doc__ = ask.__name__, ask.__doc__
+    command.__annotations__ = {each.name: each.annotation for each in [*own, *common]}
+    vars(command)["__signature__"] = Signature([*own, *common])  # typer reads both
+    return command
+
+
+@asks_broker
+def status(config: Config, *, as_json: bool) -> Answer:
+    """Show the state of every rollout of a run."""
+    return status_text(config, as_json=as_json)
+
+
+@asks_broker
+def why_stalled(config: Config, *, as_json: bool) -> Answer:
+    """Show what blocks the next step."""
+    return why_stalled_text(config, as_json=as_json)
 
 
 def doctor(
@@ -198,9 +211,8 @@ def doctor(
         raise typer.BadParameter("it is missing: --namespace, --release and --chart need it", param_hint="--values")
     if cluster:
         try:
-            from nouscoder.doctor.cluster.install import run_doctor_install
+            from nouscoder.doctor.cluster.install import Release, run_doctor_install
             from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
-            from nouscoder.doctor.cluster.release_objects import Release
         except ModuleNotFoundError as error:
             raise NousCoderError(f"{error.name} is not installed: {how_to_install('cluster')}") from None
 

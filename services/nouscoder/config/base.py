@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from nouscoder.errors import Unusable
@@ -38,6 +38,16 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def _faults(self) -> Iterator[str]:
+        """Why the values do not fit together, a sentence each. Only the first is told."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for fault in self._faults():
+            raise ValueError(fault)
+        return self
 
     def record(self, kind: type[Record], **others: Any) -> Record:
         """A record of the domain. A field has the value of this section's key of the same name, or one of `others`."""

@@ -5,11 +5,12 @@ domain/curriculum.py has the policies. data/pass_rates.py has the format of a fi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, Tag
 
 from nouscoder.config.base import InputFile, Section, ServiceSection, chosen_by, grpc_address
 from nouscoder.domain.staleness import StalePolicy
@@ -82,23 +83,19 @@ class SubsetCurriculum(_CurriculumSection):
     size: int = Field(0, ge=0, description="for subset: the number of problems, chosen by run.seed")
     pass_rates: InputFile = _pass_rates()
 
-    @model_validator(mode="after")
-    def _one_way(self) -> SubsetCurriculum:
+    def _faults(self) -> Iterator[str]:
         if bool(self.problem_ids) == bool(self.size):
-            raise ValueError("subset needs problem_ids or size, not both")
+            yield "subset needs problem_ids or size, not both"
         if self.pass_rates and not self.size:
-            raise ValueError("pass_rates is for a subset of a size: with it only problems of 0 < pass rate < 1 count")
-        return self
+            yield "pass_rates is for a subset of a size: with it only problems of 0 < pass rate < 1 count"
 
 
 class _NeedsPassRates(_CurriculumSection):
     pass_rates: InputFile = _pass_rates()
 
-    @model_validator(mode="after")
-    def _has_pass_rates(self) -> _NeedsPassRates:
+    def _faults(self) -> Iterator[str]:
         if not self.pass_rates:
-            raise ValueError("pass_rates is needed: the file of base pass rates")
-        return self
+            yield "pass_rates is needed: the file of base pass rates"
 
 
 class PassRatesCurriculum(_NeedsPassRates, PassRateBounds):
@@ -121,11 +118,10 @@ class PoolsCurriculum(_NeedsPassRates):
         (), description="for pools: the pools in their order, each with bounds and epochs"
     )
 
-    @model_validator(mode="after")
-    def _has_stages(self) -> PoolsCurriculum:
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
         if not self.stages:
-            raise ValueError("pools needs at least one of stages")
-        return self
+            yield "pools needs at least one of stages"
 
 
 class PotentialCurriculum(_NeedsPassRates):
@@ -173,11 +169,9 @@ class RecordsSection(Section):
     folder: Path = Field(Path("records"), description="for folder: shared by all brokers; relative to the run folder")
     url: str = Field("", description="for object_store: s3://bucket/prefix, gs://..., az://... or file:///...")
 
-    @model_validator(mode="after")
-    def _url_of_object_store(self) -> RecordsSection:
+    def _faults(self) -> Iterator[str]:
         if (self.backend is RecordBackend.OBJECT_STORE) != bool(self.url):
-            raise ValueError("url is for backend object_store, which needs it")
-        return self
+            yield "url is for backend object_store, which needs it"
 
 
 class RewardSection(Section):
@@ -217,13 +211,11 @@ class RewardSection(Section):
         0, ge=0, description="for soft: tokens before max_new_tokens over which the punishment falls from 0 to -1"
     )
 
-    @model_validator(mode="after")
-    def _whole(self) -> RewardSection:
+    def _faults(self) -> Iterator[str]:
         if (self.rule is RewardRule.CALLABLE) != bool(self.entry_point):
-            raise ValueError("entry_point is for rule callable, which needs it")
+            yield "entry_point is for rule callable, which needs it"
         if (self.overlong is OverlongReward.SOFT) != bool(self.buffer_tokens):
-            raise ValueError("buffer_tokens is for overlong soft, which needs it")
-        return self
+            yield "buffer_tokens is for overlong soft, which needs it"
 
 
 class BrokerSection(ServiceSection):
@@ -295,14 +287,8 @@ class BrokerSection(ServiceSection):
     reward: RewardSection = RewardSection()
     records: RecordsSection = RecordsSection()
 
-    @model_validator(mode="after")
-    def _whole_groups(self) -> BrokerSection:
+    def _faults(self) -> Iterator[str]:
         if self.batch_size % self.group_size:
-            raise ValueError(f"batch_size {self.batch_size} must be a multiple of group_size {self.group_size}")
-        return self
-
-    @model_validator(mode="after")
-    def _one_redis(self) -> BrokerSection:
+            yield f"batch_size {self.batch_size} must be a multiple of group_size {self.group_size}"
         if self.redis_url and self.redis_url_file:
-            raise ValueError("give redis_url or redis_url_file, not both")
-        return self
+            yield "give redis_url or redis_url_file, not both"

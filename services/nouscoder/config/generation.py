@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, field_validator, model_validator
@@ -172,15 +172,9 @@ _OPENAI_ENGINE = (
 )
 
 
-def _refuse_transfer(given: object) -> None:
-    """Raises ValueError with the reason for a weight transfer of vLLM that a run does not use."""
-    if isinstance(given, str) and given in _TRANSFERS:
-        raise ValueError(f"{given} is refused: {_TRANSFERS[given]}")
-
-
 def _refuse(given: object, refused: Mapping[str, str]) -> None:
-    """Raises ValueError with the reason for the first refused key of a section's unchecked value."""
-    for name in given if isinstance(given, dict) else ():
+    """Raises ValueError with the reason for an unchecked value, or the first key of a section's, that is refused."""
+    for name in given if isinstance(given, dict) else (given,) if isinstance(given, str) else ():
         if name in refused:
             raise ValueError(f"{name} is refused: {refused[name]}")
 
@@ -274,7 +268,7 @@ class VllmSection(Section):
     @field_validator("weight_transfer", mode="before")
     @classmethod
     def _no_other_transfer(cls, given: object) -> object:
-        _refuse_transfer(given)
+        _refuse(given, _TRANSFERS)
         return given
 
 
@@ -381,31 +375,21 @@ class GenerationSection(ServiceSection):
             raise ValueError(_OPENAI_ENGINE)
         return engine
 
-    @model_validator(mode="after")
-    def _agents_find_it(self) -> GenerationSection:
+    def _faults(self) -> Iterator[str]:
         if isinstance(self.environment, AgentSection) and not self.openai.http:
-            raise ValueError("environment.kind agent needs openai.http, the address at which agents claim sessions")
-        return self
-
-    @model_validator(mode="after")
-    def _transfer_exists(self) -> GenerationSection:
+            yield "environment.kind agent needs openai.http, the address at which agents claim sessions"
         transfer = self.vllm.weight_transfer
         if transfer is not WeightTransfer.FILES and self.engine != "vllm":
-            raise ValueError(f"vllm.weight_transfer {transfer} needs the vllm engine: other engines read the files")
+            yield f"vllm.weight_transfer {transfer} needs the vllm engine: other engines read the files"
         if transfer is WeightTransfer.NCCL and self.device.partition(":")[0] != "cuda":
-            raise ValueError(f'vllm.weight_transfer nccl needs CUDA, and device is "{self.device}": take gloo')
+            yield f'vllm.weight_transfer nccl needs CUDA, and device is "{self.device}": take gloo'
         if transfer is WeightTransfer.NCCL and self.vllm.tensor_parallel_size > 1:
-            raise ValueError(
+            yield (
                 "vllm.weight_transfer nccl needs tensor_parallel_size 1: NCCL may wait for ever when weights arrive"
                 " while the workers exchange activations; take gloo"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _kernels_exist(self) -> GenerationSection:
         if self.vllm.batch_invariant and (self.engine != "vllm" or self.device.partition(":")[0] == "cpu"):
-            raise ValueError(
+            yield (
                 "vllm.batch_invariant needs the vllm engine on a GPU: the sums of the torch engine and of kernels for"
                 " CPUs are in an order that depends on the batch"
             )
-        return self

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
 from nouscoder.config.devices import Device, device_key
@@ -54,11 +55,7 @@ class OptimizerStates(StrEnum):
 
 
 class LoraPublication(StrEnum):
-    """What the learner publishes of a policy with adapters.
-
-    MERGED: whole weights, with the adapters merged into them. ADAPTER: only the adapters, which generation merges into
-    the weights of the first policy.
-    """
+    """What the learner publishes of a policy with adapters."""
 
     MERGED = "merged"
     ADAPTER = "adapter"
@@ -84,17 +81,11 @@ class LoraSection(Section):
         """Whether a published policy is an adapter of the first one."""
         return self.publication is LoraPublication.ADAPTER
 
-    @model_validator(mode="after")
-    def _has_targets(self) -> LoraSection:
+    def _faults(self) -> Iterator[str]:
         if self.rank and not self.target_modules:
-            raise ValueError("target_modules is empty: name the layers that get an adapter, or set rank to 0")
-        return self
-
-    @model_validator(mode="after")
-    def _has_adapters_to_publish(self) -> LoraSection:
+            yield "target_modules is empty: name the layers that get an adapter, or set rank to 0"
         if self.publishes_adapters and not self.rank:
-            raise ValueError("publication adapter needs adapters: set rank to 1 or more")
-        return self
+            yield "publication adapter needs adapters: set rank to 1 or more"
 
 
 class RewardModelSection(Section):
@@ -112,11 +103,7 @@ class RewardModelSection(Section):
 
 
 class Attention(StrEnum):
-    """The kernel of the learner's attention.
-
-    SDPA runs on any machine. VARLEN (torch's varlen_attn) and FLASH (flash-attention 2, an optional package) take
-    packed rows as they are, and need CUDA and 16-bit activations. AUTO is the first of FLASH, VARLEN, SDPA that runs.
-    """
+    """The kernel of the learner's attention. AUTO is the first of FLASH, VARLEN, SDPA that runs."""
 
     AUTO = "auto"
     SDPA = "sdpa"
@@ -272,58 +259,32 @@ class LearnerSection(ServiceSection):
     def _ratio_is_to_the_sampler(self) -> bool:
         return isinstance(self.objective, PpoSettings) and self.objective.proximal is Proximal.SAMPLER
 
-    @model_validator(mode="after")
-    def _one_correction(self) -> LearnerSection:
+    def _faults(self) -> Iterator[str]:
         if self._ratio_is_to_the_sampler and self.correction.kind is not CorrectionKind.NONE:
-            raise ValueError("with objective.proximal sampler the ratio corrects already: set correction.kind to none")
-        return self
-
-    @model_validator(mode="after")
-    def _one_reference(self) -> LearnerSection:
+            yield "with objective.proximal sampler the ratio corrects already: set correction.kind to none"
         if self.teacher and self.reference_kl.coefficient:
-            raise ValueError("the teacher of distillation is the reference policy: set reference_kl.coefficient to 0")
-        return self
-
-    @model_validator(mode="after")
-    def _replayed_batches_are_kept_and_corrected(self) -> LearnerSection:
+            yield "the teacher of distillation is the reference policy: set reference_kl.coefficient to 0"
         if self.replay_batches > self.keep_batches:
-            raise ValueError(f"replay_batches {self.replay_batches} is more than keep_batches {self.keep_batches}")
+            yield f"replay_batches {self.replay_batches} is more than keep_batches {self.keep_batches}"
         if self.replay_batches and not self.corrects_other_policies:
-            raise ValueError("replay_batches needs importance weights: choose a correction.kind other than none")
-        return self
-
-    @model_validator(mode="after")
-    def _muon_has_its_own_states(self) -> LearnerSection:
+            yield "replay_batches needs importance weights: choose a correction.kind other than none"
         if self.optimizer is OptimizerKind.MUON and self.optimizer_states is OptimizerStates.EIGHT_BIT:
-            raise ValueError("optimizer_states 8bit are those of AdamW: with optimizer muon choose float32 or cpu")
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_have_no_deltas(self) -> LearnerSection:
+            yield "optimizer_states 8bit are those of AdamW: with optimizer muon choose float32 or cpu"
         if self.policy_deltas and self.lora.publishes_adapters:
-            raise ValueError(
+            yield (
                 "policy_deltas is for whole weights, and lora.publication adapter publishes none: set policy_deltas to"
                 " false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_begin_anew(self) -> LearnerSection:
         if self.first_checkpoint and self.lora.rank:
-            raise ValueError(
+            yield (
                 "first_checkpoint is for runs that train whole weights: the exported policy of a run with adapters has"
                 " them merged, so their moments belong to no weight of the new run"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _compiled_layers_are_computed_again_whole(self) -> LearnerSection:
         if self.compile and self.activation_checkpointing is ActivationCheckpointing.SELECTIVE:
-            raise ValueError(
+            yield (
                 "activation_checkpointing selective chooses operations inside a layer, which compile hides: choose"
                 " attention or full"
             )
-        return self
 
 
 class SftScheduleSection(Section):
@@ -370,8 +331,6 @@ class SftSection(Section):
         "", description="the new Hugging Face folder; empty: the folder model of the run folder NAME-sft"
     )
 
-    @model_validator(mode="after")
-    def _one_validation(self) -> SftSection:
+    def _faults(self) -> Iterator[str]:
         if self.validation and self.validation_share:
-            raise ValueError("give either validation or validation_share")
-        return self
+            yield "give either validation or validation_share"

@@ -5,10 +5,11 @@ The defaults are the published values. learner/objectives/registry.py has the fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, Tag
 
 from nouscoder.config.base import InputFile, Section, chosen_by
 from nouscoder.domain.advantage import Estimator, Overlong
@@ -60,11 +61,9 @@ class _ObjectiveSection(Section):
         0, ge=0, description="for fixed_divisor: tokens by which each rollout's sum is divided, as the longest length"
     )
 
-    @model_validator(mode="after")
-    def _divisor(self) -> _ObjectiveSection:
+    def _faults(self) -> Iterator[str]:
         if (self.aggregation is Aggregation.FIXED_DIVISOR) != (self.divisor_tokens > 0):
-            raise ValueError("divisor_tokens is for aggregation fixed_divisor, which needs it")
-        return self
+            yield "divisor_tokens is for aggregation fixed_divisor, which needs it"
 
 
 class ClippedSettings(_ObjectiveSection):
@@ -76,11 +75,10 @@ class ClippedSettings(_ObjectiveSection):
         0.0, ge=0, description="c > 1: a token with a negative advantage loses at most c * advantage; 0: no bound"
     )
 
-    @model_validator(mode="after")
-    def _dual_clip_above_one(self) -> ClippedSettings:
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
         if 0 < self.dual_clip <= 1 + self.clip_high:
-            raise ValueError("dual_clip must be above 1 + clip_high, or 0 for none")
-        return self
+            yield "dual_clip must be above 1 + clip_high, or 0 for none"
 
 
 class DapoSettings(ClippedSettings):
@@ -189,13 +187,11 @@ class CorrectionSection(Section):
     cap: float = Field(2.0, gt=0, allow_inf_nan=False, description="upper limit of the ratio")
     floor: float = Field(0.0, ge=0, allow_inf_nan=False, description="lower limit of the ratio, for token_masked")
 
-    @model_validator(mode="after")
-    def _limits(self) -> CorrectionSection:
+    def _faults(self) -> Iterator[str]:
         if self.floor and self.kind is not CorrectionKind.TOKEN_MASKED:
-            raise ValueError("floor is for kind token_masked")
+            yield "floor is for kind token_masked"
         if self.floor >= self.cap:
-            raise ValueError("floor must be below cap")
-        return self
+            yield "floor must be below cap"
 
 
 class KlEstimator(StrEnum):
@@ -243,11 +239,9 @@ class AdvantageSection(Section):
         0.0, ge=0, description="weight of Kimi k1.5's length reward, added before the estimator; 0: none"
     )
 
-    @model_validator(mode="after")
-    def _ddof_of_std(self) -> AdvantageSection:
+    def _faults(self) -> Iterator[str]:
         if (self.ddof or self.epsilon) and self.estimator in (Estimator.GROUP_MEAN, Estimator.LEAVE_ONE_OUT):
-            raise ValueError(f"ddof and epsilon have no effect with estimator {self.estimator}: leave them at 0")
-        return self
+            yield f"ddof and epsilon have no effect with estimator {self.estimator}: leave them at 0"
 
 
 class DecayKind(StrEnum):
@@ -265,10 +259,8 @@ class ScheduleSection(Section):
     decay_steps: int = Field(0, ge=0, description="for cosine: the step, from the run's start, that reaches the floor")
     floor: float = Field(0.0, ge=0, le=1, description="for cosine: the lowest rate, as a share of learning_rate")
 
-    @model_validator(mode="after")
-    def _decay_steps(self) -> ScheduleSection:
+    def _faults(self) -> Iterator[str]:
         if self.decay is DecayKind.COSINE and self.decay_steps <= self.warmup_steps:
-            raise ValueError("cosine needs decay_steps above warmup_steps")
+            yield "cosine needs decay_steps above warmup_steps"
         if self.decay is DecayKind.CONSTANT and (self.decay_steps or self.floor):
-            raise ValueError("decay_steps and floor are for decay cosine")
-        return self
+            yield "decay_steps and floor are for decay cosine"

@@ -1,15 +1,16 @@
-"""The sections of the run as a whole: its name, problems and first policy; demo, plans, self-play, encryption."""
+"""The sections of the run as a whole: name, problems, first policy, evaluations; demo, plans, self-play, encryption."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from nouscoder.config.base import InputFile, Model, OutputFile, OutputPath, RunInput, Section
+from nouscoder.config.generation import GenerationSection
 from nouscoder.domain.plan import StartFrom
 from nouscoder.domain.submission import LANGUAGES, language_name
 
@@ -53,11 +54,9 @@ class GuardsSection(Section):
     )
     mismatch_stop: float = Field(0.5, ge=0, description="the run ends when that mean is above this; 0: it does not")
 
-    @model_validator(mode="after")
-    def _drift(self) -> GuardsSection:
+    def _faults(self) -> Iterator[str]:
         if 0 < self.length_drift <= 1:
-            raise ValueError("length_drift must be above 1, or 0 for none")
-        return self
+            yield "length_drift must be above 1, or 0 for none"
 
 
 class RunSection(Section):
@@ -105,11 +104,9 @@ class RunSection(Section):
         description="file with the token that evaluations and environments send to a verifier that has a tokens_file",
     )
 
-    @model_validator(mode="after")
-    def _each_sink_once(self) -> RunSection:
+    def _faults(self) -> Iterator[str]:
         if len(set(self.sinks)) != len(self.sinks):
-            raise ValueError("sinks names one of them twice")
-        return self
+            yield "sinks names one of them twice"
 
     @property
     def folder(self) -> Path:
@@ -194,11 +191,9 @@ class YarnSection(Section):
     factor: float = Field(0.0, ge=0, description="the context is factor * original_tokens; 0: as the policy has it")
     original_tokens: int = Field(0, ge=0, description="positions that the model was trained for before YaRN")
 
-    @model_validator(mode="after")
-    def _whole(self) -> YarnSection:
+    def _faults(self) -> Iterator[str]:
         if bool(self.factor) != bool(self.original_tokens) or 0 < self.factor <= 1:
-            raise ValueError("yarn needs a factor above 1 and original_tokens")
-        return self
+            yield "yarn needs a factor above 1 and original_tokens"
 
     @property
     def positions(self) -> int:
@@ -222,15 +217,13 @@ class StageSection(Section):
     )
     yarn: YarnSection = YarnSection()
 
-    @model_validator(mode="after")
-    def _changes_a_run(self) -> StageSection:
+    def _faults(self) -> Iterator[str]:
         for name in NOT_IN_A_STAGE:
             node: Any = self.changes
             for part in name.split("."):
                 node = node.get(part) if isinstance(node, dict) else None
             if node is not None:
-                raise ValueError(f"a stage cannot set {name}: it is the same in all stages")
-        return self
+                yield f"a stage cannot set {name}: it is the same in all stages"
 
 
 class PlanSection(Section):
@@ -238,18 +231,12 @@ class PlanSection(Section):
 
     stages: tuple[StageSection, ...] = Field((), description="the stages, in order")
 
-    @model_validator(mode="after")
-    def _names(self) -> PlanSection:
+    def _faults(self) -> Iterator[str]:
         names = [stage.name for stage in self.stages]
         if len(set(names)) != len(names):
-            raise ValueError(f"two stages have one name: {', '.join(names)}")
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_before_the_first(self) -> PlanSection:
+            yield f"two stages have one name: {', '.join(names)}"
         if self.stages and self.stages[0].start is StartFrom.BEST:
-            raise ValueError('the first stage begins with policy.path: it has no from = "best"')
-        return self
+            yield 'the first stage begins with policy.path: it has no from = "best"'
 
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,15 +248,12 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     whole = dict(tree)
     for key, value in changes.items():
         before = whole.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping) and not _renamed(before, value):
-            whole[key] = merged(before, value)
-        else:
-            whole[key] = value
+        whole[key] = value
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            kinds = [name for name in ("name", "kind") if name in before]
+            if all(value.get(name, before[name]) == before[name] for name in kinds):
+                whole[key] = merged(before, value)
     return whole
-
-
-def _renamed(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-    return any(key in before and value.get(key, before[key]) != before[key] for key in ("name", "kind"))
 
 
 _PROMPT = """Below is a programming problem. Write a new one of your own, which is different, about as hard, and \
@@ -332,13 +316,11 @@ class SelfPlaySection(Section):
         0.95, gt=0, le=1, description="a problem leaves the pool when a round's training solves it at this rate"
     )
 
-    @model_validator(mode="after")
-    def _enough(self) -> SelfPlaySection:
+    def _faults(self) -> Iterator[str]:
         if self.agree > self.solutions - 1:
-            raise ValueError("agree must be less than solutions: a problem that all samples solve is not accepted")
+            yield "agree must be less than solutions: a problem that all samples solve is not accepted"
         if self.max_inputs < self.min_inputs:
-            raise ValueError("max_inputs must not be less than min_inputs")
-        return self
+            yield "max_inputs must not be less than min_inputs"
 
 
 class MutualTlsSection(Section):
@@ -351,8 +333,80 @@ class MutualTlsSection(Section):
     key: InputFile = Field("", description="PEM file of its private key")
     ca: InputFile = Field("", description="PEM file of the authority that signed the certificates of all services")
 
-    @model_validator(mode="after")
-    def _all(self) -> MutualTlsSection:
+    def _faults(self) -> Iterator[str]:
         if len({bool(self.certificate), bool(self.key), bool(self.ca)}) > 1:
-            raise ValueError("give certificate, key and ca together")
-        return self
+            yield "give certificate, key and ca together"
+
+
+class EvaluationSection(Section):
+    """How pass@1 of the policies of a run is measured: before, during and after the training."""
+
+    every_batches: int = Field(
+        0, ge=0, description="pass@1 is measured after this many batches too, while training goes on; 0: it is not"
+    )
+    samples: int = Field(1, ge=1, description="rollouts for each problem; pass@k is known for k up to this number")
+    problems: InputFile = Field(
+        "",
+        description="problem file of the evaluations; empty: problems.held_out, or the share problems.held_out_share",
+    )
+    temperature: float = Field(-1.0, ge=-1, description="softmax temperature; -1: that of generation.sampling")
+    top_p: float = Field(
+        0.0, ge=0, le=1, description="nucleus sampling, with every engine; 0: top_p of generation.sampling"
+    )
+    top_k: int = Field(-1, ge=-1, description="number of candidate tokens; 0: all; -1: top_k of generation.sampling")
+    min_p: float = Field(
+        -1.0,
+        ge=-1,
+        le=1,
+        description="a candidate has at least this share of the probability of the most likely token; -1: min_p of"
+        " generation.sampling",
+    )
+    max_tokens_total: int = Field(
+        0,
+        ge=0,
+        description="maximum number of tokens in prompt and completion together, which may be more or less than in"
+        " training; 0: generation.max_tokens_total",
+    )
+    max_new_tokens: int = Field(
+        0,
+        ge=0,
+        description="maximum number of tokens in a completion; 0: what evaluation.max_tokens_total leaves, or without"
+        " that the number of generation.sampling",
+    )
+    seed: int = Field(-1, ge=-1, description="seed of the samples, which are the same for each policy; -1: run.seed")
+    limit_s: float = Field(
+        3600.0,
+        gt=0,
+        le=86_400,
+        description="seconds for which generation keeps the policy that is measured at most; an evaluation that is"
+        " sampled longer fails",
+    )
+    end_at_pass_at_1: float = Field(
+        0.0, ge=0, le=1, description="the run ends early when an evaluation reaches this pass@1; 0: never"
+    )
+    end_after_no_gain: int = Field(
+        0,
+        ge=0,
+        description="the run ends early when this many evaluations bring no gain over the best before; 0: never",
+    )
+
+    def _faults(self) -> Iterator[str]:
+        if (self.end_at_pass_at_1 or self.end_after_no_gain) and not self.every_batches:
+            yield "end_at_pass_at_1 and end_after_no_gain need every_batches"
+        for name in ("temperature", "min_p"):
+            if -1 < getattr(self, name) < 0:
+                yield f"{name} must be at least 0, or -1 for that of generation.sampling"
+
+    def of(self, generation: GenerationSection) -> GenerationSection:
+        """`generation` as it is for evaluations: its context and sampling are those of this section where given."""
+        given = {"temperature": self.temperature, "top_k": self.top_k, "min_p": self.min_p}
+        sampling = {name: value for name, value in given.items() if value >= 0}
+        if self.top_p:
+            sampling["top_p"] = self.top_p
+        if self.max_new_tokens or self.max_tokens_total:
+            sampling["max_new_tokens"] = self.max_new_tokens or max(1, self.max_tokens_total - 1)
+        changed = {
+            "max_tokens_total": self.max_tokens_total or generation.max_tokens_total,
+            "sampling": generation.sampling.model_copy(update=sampling),
+        }
+        return generation.model_copy(update=changed)

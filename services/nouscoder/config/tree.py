@@ -1,15 +1,14 @@
 """The configuration of a run: one typed tree, read from TOML or JSON, changed by `--set a.b=c`.
 
 Unknown keys fail. Each fault is one sentence, with the nearest known key. A run begins with a recipe of configs/, or
-with what `nouscoder init` writes, in which the comment of each key is its description in the configuration's models.
+with what run/starter.py writes for `nouscoder init`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, kinds_with, place_paths
 from nouscoder.config.broker import OF_A_STAGE, BrokerSection
-from nouscoder.config.evaluation import EvaluationSection
 from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
 from nouscoder.config.learner import LearnerSection, SftSection
 from nouscoder.config.recipe import RecipeSection
 from nouscoder.config.run import (
     DemoSection,
+    EvaluationSection,
     MutualTlsSection,
     PlanSection,
     PolicySection,
@@ -80,98 +79,96 @@ class Config(Section):
                 tree[new_section][new_name] = tree[section].pop(name)
         return tree
 
-    @model_validator(mode="after")
-    def _encrypted_everywhere(self) -> Config:
+    def _faults(self) -> Iterator[str]:
+        openai, transfer = self.generation.openai, self.generation.vllm.weight_transfer
         if self.tls.certificate and not self.verifier.tls.certificate:
-            raise ValueError("tls is how the run's evaluations call the verifier too: give verifier.tls as well")
-        openai = self.generation.openai
+            yield "tls is how the run's evaluations call the verifier too: give verifier.tls as well"
         if self.tls.certificate and openai.http and not openai.tls.certificate:
-            raise ValueError("tls encrypts all connections of the run: give generation.openai.tls as well")
-        return self
-
-    @model_validator(mode="after")
-    def _tools_answer_before_the_lease_is_lost(self) -> Config:
-        environment = self.generation.environment
-        if isinstance(environment, ToolsSection) and environment.tool_limit_s >= self.broker.sampling_progress_s:
-            raise ValueError(
-                f"generation.environment.tool_limit_s {environment.tool_limit_s:g} must be less than"
-                f" broker.sampling_progress_s {self.broker.sampling_progress_s:g}, or waiting costs leases"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _the_verifier_has_interpreters(self) -> Config:
-        environment, tools = self.generation.environment, self.verifier.tools
-        if not isinstance(environment, InterpreterSection):
-            return self
-        if not tools.sessions:
-            raise ValueError("generation.environment.kind interpreter needs verifier.tools.sessions of 1 or more")
-        if environment.calls > tools.calls:
-            raise ValueError(
-                f"generation.environment.calls {environment.calls} must not exceed verifier.tools.calls {tools.calls}"
-            )
-        if environment.tool_limit_s <= tools.call_s:
-            raise ValueError(
-                f"generation.environment.tool_limit_s {environment.tool_limit_s:g} must be more than"
-                f" verifier.tools.call_s {tools.call_s:g}, or slow code gets no answer"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _kept_groups_are_corrected(self) -> Config:
+            yield "tls encrypts all connections of the run: give generation.openai.tls as well"
+        yield from self._faults_of_tools()
         if self.broker.stale_policy is StalePolicy.KEEP and not self.learner.corrects_other_policies:
-            raise ValueError(
-                "broker.stale_policy keep needs importance weights: choose a learner.correction.kind other than none"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _probabilities_are_those_of_the_policy(self) -> Config:
-        """vLLM reports the probability after truncation, and the learner computes it without."""
-        trains = self.run.total_batches > 0 and not self.plan.stages
-        sampling = self.generation.sampling
-        for key, wanted in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
-            if trains and self.generation.engine == "vllm" and getattr(sampling, key) != wanted:
-                raise ValueError(
-                    f"generation.sampling.{key} must be {wanted} for training with the vllm engine: it reports the"
-                    f" probabilities after this cut; evaluations may have another evaluation.{key}"
-                )
-        if self.generation.engine == "vllm" and sampling.stop:
-            raise ValueError(
-                "generation.sampling.stop needs generation.engine torch, because vLLM runs without a tokenizer here:"
-                " take stop_token_ids"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _weights_are_encrypted(self) -> Config:
-        transfer = self.generation.vllm.weight_transfer
+            yield "broker.stale_policy keep needs importance weights: choose a learner.correction.kind other than none"
+        yield from self._faults_of_probabilities()
         if self.tls.certificate and transfer is not WeightTransfer.FILES:
-            raise ValueError(
+            yield (
                 f"tls encrypts all connections of the run, and generation.vllm.weight_transfer {transfer} does not:"
                 " take files"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _whole_weights_are_sent(self) -> Config:
-        transfer = self.generation.vllm.weight_transfer
         if self.learner.lora.publishes_adapters and transfer is not WeightTransfer.FILES:
-            raise ValueError(
+            yield (
                 "learner.lora.publication adapter publishes no whole weights, which generation.vllm.weight_transfer"
                 f" {transfer} sends: take files"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _nccl_has_two_ends(self) -> Config:
-        transfer = self.generation.vllm.weight_transfer
         if transfer is WeightTransfer.NCCL and self.learner.device.partition(":")[0] != "cuda":
-            raise ValueError(
+            yield (
                 f'generation.vllm.weight_transfer nccl needs CUDA, and learner.device is "{self.learner.device}":'
                 " take gloo"
             )
-        return self
+        if self.policy.router_replay and self.generation.engine not in ("auto", "torch"):
+            yield "policy.router_replay needs generation.engine torch: no other engine records experts"
+        if self.learner.compile and self.policy.router_replay:
+            yield "learner.compile does not know the recorded experts of policy.router_replay: set it to false"
+        yield from self._faults_of_stages()
+
+    def _faults_of_tools(self) -> Iterator[str]:
+        """A slow tool must answer before its rollout's lease is lost, and the verifier must have the interpreters."""
+        environment, tools = self.generation.environment, self.verifier.tools
+        if isinstance(environment, ToolsSection) and environment.tool_limit_s >= self.broker.sampling_progress_s:
+            yield (
+                f"generation.environment.tool_limit_s {environment.tool_limit_s:g} must be less than"
+                f" broker.sampling_progress_s {self.broker.sampling_progress_s:g}, or waiting costs leases"
+            )
+        if not isinstance(environment, InterpreterSection):
+            return
+        if not tools.sessions:
+            yield "generation.environment.kind interpreter needs verifier.tools.sessions of 1 or more"
+        if environment.calls > tools.calls:
+            yield f"generation.environment.calls {environment.calls} must not exceed verifier.tools.calls {tools.calls}"
+        if environment.tool_limit_s <= tools.call_s:
+            yield (
+                f"generation.environment.tool_limit_s {environment.tool_limit_s:g} must be more than"
+                f" verifier.tools.call_s {tools.call_s:g}, or slow code gets no answer"
+            )
+
+    def _faults_of_probabilities(self) -> Iterator[str]:
+        """vLLM reports the probability after truncation, and the learner computes it without."""
+        trains = self.run.total_batches > 0 and not self.plan.stages
+        sampling = self.generation.sampling
+        if self.generation.engine != "vllm":
+            return
+        for key, wanted in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
+            if trains and getattr(sampling, key) != wanted:
+                yield (
+                    f"generation.sampling.{key} must be {wanted} for training with the vllm engine: it reports the"
+                    f" probabilities after this cut; evaluations may have another evaluation.{key}"
+                )
+        if sampling.stop:
+            yield (
+                "generation.sampling.stop needs generation.engine torch, because vLLM runs without a tokenizer here:"
+                " take stop_token_ids"
+            )
+
+    def _faults_of_stages(self) -> Iterator[str]:
+        is_external, stages = self.run.services == "external", self.plan.stages
+        if stages and is_external and not (self.broker.redis_url or self.broker.redis_url_file):
+            yield "a plan with external services keeps its stage in Redis: set broker.redis_url_file"
+        if self.pass_rates_of_stage is not None and not stages and "/" not in self.run.name:
+            yield "broker.curriculum.pass_rates names a stage, and there is no plan"
+        if stages and "/" in self.run.name:
+            yield "run.name of a plan is without a slash"
+        for index, stage in enumerate(stages):
+            here = f"in plan.stages, {stage.name}:"
+            if is_external and "verifier" in stage.changes:
+                yield f"{here} external services have one verifier for all stages"
+            try:
+                named = self.of_stage(index).pass_rates_of_stage
+            except ValidationError as error:
+                yield f"{here} {'; '.join(sentences(error, Config))}"
+                return
+            if named is not None and is_external:
+                yield f"{here} an external broker has no folder of a stage"
+            if named is not None and named not in [before.name for before in stages[:index]]:
+                yield f"{here} broker.curriculum.pass_rates {OF_A_STAGE}{named}: no stage before it has that name"
 
     @property
     def shares_device(self) -> bool:
@@ -187,49 +184,6 @@ class Config(Section):
             return ""
         return f"learner.steps_per_batch is {steps}, but a batch has {num_groups} groups: each step needs a whole group"
 
-    @model_validator(mode="after")
-    def _experts_are_recorded(self) -> Config:
-        if self.policy.router_replay and self.generation.engine not in ("auto", "torch"):
-            raise ValueError("policy.router_replay needs generation.engine torch: no other engine records experts")
-        return self
-
-    @model_validator(mode="after")
-    def _experts_are_replayed_in_layers_that_are_not_compiled(self) -> Config:
-        if self.learner.compile and self.policy.router_replay:
-            raise ValueError(
-                "learner.compile does not know the recorded experts of policy.router_replay: set it to false"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _stages_are_runs(self) -> Config:
-        if (
-            self.plan.stages
-            and self.run.services == "external"
-            and not (self.broker.redis_url or self.broker.redis_url_file)
-        ):
-            raise ValueError("a plan with external services keeps its stage in Redis: set broker.redis_url_file")
-        if self.pass_rates_of_stage is not None and not self.plan.stages and "/" not in self.run.name:
-            raise ValueError("broker.curriculum.pass_rates names a stage, and there is no plan")
-        if self.plan.stages and "/" in self.run.name:
-            raise ValueError("run.name of a plan is without a slash")
-        for index, stage in enumerate(self.plan.stages):
-            if self.run.services == "external" and "verifier" in stage.changes:
-                raise ValueError(f"in plan.stages, {stage.name}: external services have one verifier for all stages")
-            try:
-                named = self.of_stage(index).pass_rates_of_stage
-                if named is not None and self.run.services == "external":
-                    raise ValueError(f"in plan.stages, {stage.name}: an external broker has no folder of a stage")
-                if named is not None and named not in [before.name for before in self.plan.stages[:index]]:
-                    raise ValueError(
-                        f"in plan.stages, {stage.name}: broker.curriculum.pass_rates {OF_A_STAGE}{named}: no stage"
-                        " before it has that name"
-                    )
-            except ValidationError as error:
-                faults = "; ".join(sentences(error, Config))
-                raise ValueError(f"in plan.stages, {stage.name}: {faults}") from error
-        return self
-
     @property
     def pass_rates_of_stage(self) -> str | None:
         """The stage whose pass rates the curriculum takes; None when it names none."""
@@ -237,10 +191,7 @@ class Config(Section):
         return named.removeprefix(OF_A_STAGE) if named.startswith(OF_A_STAGE) else None
 
     def of_stage(self, index: int) -> Config:
-        """The configuration of the run that is this stage of the plan; `index` counts from 0.
-
-        Raises ValidationError when the stage's changes are faulty.
-        """
+        """The configuration of this stage's run, counted from 0. Raises ValidationError when its changes are faulty."""
         stage = self.plan.stages[index]
         tree = merged(self.model_dump(mode="json", by_alias=True, exclude={"plan"}), stage.changes)
         tree["run"] = {**tree["run"], "name": f"{self.run.name}/{index + 1:02d}-{stage.name}"}
@@ -258,16 +209,19 @@ class Config(Section):
         path = str(self.of_stage(names.index(stage.pass_rates_of_stage)).run.folder)
         return stage.with_pass_rates(path)
 
+    def changed(self, **sections: Mapping[str, Any]) -> Config:
+        """A copy with other values in these sections. They are not checked."""
+        changes = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        return self.model_copy(update=changes)
+
     def with_pass_rates(self, path: str) -> Config:
         """The same, with this file or folder of pass rates in the curriculum."""
-        curriculum = self.broker.curriculum.model_copy(update={"pass_rates": path})
-        return self.model_copy(update={"broker": self.broker.model_copy(update={"curriculum": curriculum})})
+        return self.changed(broker={"curriculum": self.broker.curriculum.model_copy(update={"pass_rates": path})})
 
     def with_inputs_of(self, other: Config) -> Config:
         """The same with absolute paths of its inputs. Those whose default is in the run folder are in `other`'s."""
         inputs = {name: other.in_run_folder(getattr(self.problems, name)) for name in ("train", "held_out")}
-        policy = self.policy.model_copy(update={"path": other.in_run_folder(self.policy.path)})
-        return self.model_copy(update={"problems": self.problems.model_copy(update=inputs), "policy": policy})
+        return self.changed(problems=inputs, policy={"path": other.in_run_folder(self.policy.path)})
 
     def stage_named(self, run: str) -> int | None:
         """The stage whose run has this name; None when there is none."""
@@ -308,11 +262,6 @@ def _moved_in(tree: Mapping[str, Any]) -> list[str]:
     """The old names in a tree of sections."""
     sections = {old: tree.get(old.split(".")[0]) for old in MOVED}
     return [old for old, section in sections.items() if isinstance(section, dict) and old.split(".")[1] in section]
-
-
-def _has(tree: Mapping[str, Any], key: str) -> bool:
-    section, name = key.split(".")
-    return isinstance(tree.get(section), dict) and name in tree[section]
 
 
 def moved_keys(given: Given) -> list[str]:
@@ -358,7 +307,8 @@ def read_given(path: Path | None, overrides: Iterable[str] = (), folder: Path | 
         for tree in (file, *_changes_of_stages(file)):
             place_paths(tree, Config, folder)
             for old in _moved_in(tree):
-                if _has(tree, MOVED[old]):
+                section, name = MOVED[old].split(".")
+                if name in (tree[section] if isinstance(tree.get(section), dict) else ()):
                     raise ConfigError(f"{path}: {old} is {MOVED[old]} now, and both are given: remove {old}")
     sets: dict[str, Any] = {}
     for override in overrides:
@@ -462,83 +412,3 @@ def _nearest(loc: list[str], model: type[BaseModel]) -> str:
     if near and section:
         return near.replace("mean ", f"mean {'.'.join(section)}.")
     return near or did_you_mean(".".join(loc), [".".join(path) for path in keys])
-
-
-_STARTER_HEAD = """\
-# A run of NousCoder. Begin it with: nouscoder train {file}
-# Relative paths start at the folder of this file. docs/configuration.md describes every key.
-# nouscoder data schema prints the format of the problem file; nouscoder recipes lists published configurations.
-# generation.environment can also give feedback, an interpreter, agents or a class of your own: docs/environments.md.
-"""
-_STARTER_TEMPLATE = "{prompt}\n\nWrite the solution in {language}, in one block that begins with {block}."
-_STARTER_TOKENS = 4096  # of prompt and completion, unless the model was made for fewer
-
-
-def starter(
-    model: str,
-    problems: str,
-    name: str,
-    positions: int | None = None,
-    engine: str = "auto",
-    prompt: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    """The values of the file. `positions` is the number of tokens that the model was made for, if it is known.
-
-    `prompt` is how the policy was asked in its training; None for a policy that was not trained here.
-    """
-    tokens = min(_STARTER_TOKENS, positions or _STARTER_TOKENS)
-    return {
-        "run": {"name": name, "root": "runs", "seed": 0, "total_batches": 30, "sinks": []},
-        "policy": {"path": model},
-        "problems": {"train": problems, "held_out_share": 0.1},
-        "evaluation": {"samples": 1},
-        "generation": {
-            "engine": engine,
-            "device": "auto",
-            "max_running": 32,
-            "max_tokens_total": tokens,
-            "sampling": {"temperature": 1.0, "max_new_tokens": tokens // 2},
-            "environment": prompt or {"prompt_as": "auto", "prompt_template": _STARTER_TEMPLATE},
-        },
-        "broker": {"group_size": 8, "batch_size": 64, "drop_zero_variance": True, "reward": {"rule": "sign"}},
-        "learner": {"device": "auto", "steps_per_batch": 4, "learning_rate": 1e-6},
-    }
-
-
-def starter_text(values: dict[str, Any], file: str) -> str:
-    """The values as TOML, each key below its description."""
-    described = {key.path: key.field.description or "" for key in keys_of(Config)}
-    return _STARTER_HEAD.format(file=file) + "".join(
-        _starter_section(described, (name,), section) for name, section in values.items()
-    )
-
-
-def _starter_section(described: dict[tuple[str, ...], str], path: tuple[str, ...], values: dict[str, Any]) -> str:
-    lines = [f"\n[{'.'.join(path)}]\n"]
-    for name, value in values.items():
-        if not isinstance(value, dict):
-            lines.append(f"# {described[(*path, name)]}\n{tomli_w.dumps({name: value})}")
-    lines += [
-        _starter_section(described, (*path, name), value) for name, value in values.items() if isinstance(value, dict)
-    ]
-    return "".join(lines)
-
-
-def write_starter(
-    file: Path,
-    model: str,
-    problems: str,
-    positions: int | None,
-    engine: str = "auto",
-    prompt: dict[str, str] | None = None,
-) -> None:
-    """Write a new file; see `starter`. Raises ConfigError when it exists or cannot be written."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("._-") or "run"
-    values = starter(model, problems, name, positions, engine, prompt)
-    try:
-        with file.open("x", encoding="utf8") as out:
-            out.write(starter_text(values, file.name))
-    except FileExistsError:
-        raise ConfigError(f"{file} exists already: give another name") from None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
 from nouscoder.private_folder import temporary_folder
@@ -107,19 +108,11 @@ class SandboxSection(Section):
     modal: ModalSection = ModalSection()
     spill_over: SpillOverSection = SpillOverSection()
 
-    @model_validator(mode="after")
-    def _own_runners(self) -> SandboxSection:
+    def _faults(self) -> Iterator[str]:
         if self.pool_min >= 0 and not (self.backend in ("gvisor", "userns") and self.pool_managed):
-            raise ValueError(
-                "pool_min needs backend gvisor or userns, and pool_managed: only its gateway makes and ends runners"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _another_backend(self) -> SandboxSection:
+            yield ("pool_min needs backend gvisor or userns, and pool_managed: only its gateway makes and ends runners")
         if self.spill_over.backend == self.backend:
-            raise ValueError(f"spill_over.backend must be another backend than {self.backend}")
-        return self
+            yield f"spill_over.backend must be another backend than {self.backend}"
 
 
 class TlsSection(Section):
@@ -131,11 +124,9 @@ class TlsSection(Section):
         "", description="PEM file of the authority of client certificates (mTLS); empty: no mTLS"
     )
 
-    @model_validator(mode="after")
-    def _both(self) -> TlsSection:
+    def _faults(self) -> Iterator[str]:
         if bool(self.certificate) != bool(self.key) or (self.client_ca and not self.certificate):
-            raise ValueError("give certificate and key together, and client_ca only with them")
-        return self
+            yield "give certificate and key together, and client_ca only with them"
 
 
 class TestsSection(Section):
@@ -178,11 +169,9 @@ class JobsSection(Section):
     )
     webhook_key_file: InputFile = Field("", description="file with the key that signs what those servers are told")
 
-    @model_validator(mode="after")
-    def _signed(self) -> JobsSection:
+    def _faults(self) -> Iterator[str]:
         if self.webhook_origins and not self.webhook_key_file:
-            raise ValueError("webhook_origins needs webhook_key_file")
-        return self
+            yield "webhook_origins needs webhook_key_file"
 
     @property
     def keep_s(self) -> float:
@@ -268,32 +257,25 @@ class VerifierSection(ServiceSection):
     tools: ToolSessionsSection = ToolSessionsSection()
     jobs: JobsSection = JobsSection()
 
-    @model_validator(mode="after")
-    def _can_be_divided(self) -> VerifierSection:
-        if self.processes == 1:
-            return self
-        one = "needs verifier.processes = 1"
-        if self.jobs.folder:
-            raise ValueError(f"jobs.folder {one}: a job's submissions are queued by one process")
-        if self.tools.sessions:
-            raise ValueError(f"tools.sessions {one}: one process counts the open sessions")
-        if self.sandbox.backend not in ("local", "fake") or self.sandbox.spill_over.backend:
-            raise ValueError(
-                f"a sandbox.backend other than local, and sandbox.spill_over, {one}: one process lends them"
-            )
-        if self.sandbox.slots and self.sandbox.slots < self.processes:
-            raise ValueError("sandbox.slots must be at least verifier.processes, because each process has its own")
-        if self.max_queue < self.processes:
-            raise ValueError("max_queue must be at least verifier.processes, because each process has its share")
-        if self.max_bodies_bytes // self.processes < self.max_body_bytes:
-            raise ValueError("max_bodies_bytes must be at least max_body_bytes times verifier.processes")
-        return self
-
-    @model_validator(mode="after")
-    def _one_request_fits(self) -> VerifierSection:
+    def _faults(self) -> Iterator[str]:
+        if self.processes > 1:
+            yield from self._faults_of_processes("needs verifier.processes = 1")
         if self.max_bodies_bytes < self.max_body_bytes:
-            raise ValueError("max_bodies_bytes must be at least max_body_bytes")
-        return self
+            yield "max_bodies_bytes must be at least max_body_bytes"
+
+    def _faults_of_processes(self, one: str) -> Iterator[str]:
+        if self.jobs.folder:
+            yield f"jobs.folder {one}: a job's submissions are queued by one process"
+        if self.tools.sessions:
+            yield f"tools.sessions {one}: one process counts the open sessions"
+        if self.sandbox.backend not in ("local", "fake") or self.sandbox.spill_over.backend:
+            yield f"a sandbox.backend other than local, and sandbox.spill_over, {one}: one process lends them"
+        if self.sandbox.slots and self.sandbox.slots < self.processes:
+            yield "sandbox.slots must be at least verifier.processes, because each process has its own"
+        if self.max_queue < self.processes:
+            yield "max_queue must be at least verifier.processes, because each process has its share"
+        if self.max_bodies_bytes // self.processes < self.max_body_bytes:
+            yield "max_bodies_bytes must be at least max_body_bytes times verifier.processes"
 
     def not_served(self, with_broker: bool) -> list[str]:
         """What the service does not do, each with the key or option that turns it on."""

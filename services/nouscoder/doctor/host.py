@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nouscoder.config import SandboxSection
-from nouscoder.doctor.finding import Finding, report
+from nouscoder.doctor import Finding, report
 from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError
 from nouscoder.installation import how_to_install

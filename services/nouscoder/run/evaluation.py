@@ -52,15 +52,14 @@ from nouscoder.policy_folder.compose import PolicyFilesMissing, has_weights, lin
 from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, shards_of, weights_files
 from nouscoder.recorded_evaluations import DURING, RecordedEvaluations, evaluation_files
-from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
 from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.rpc.worker import observer_id
-from nouscoder.run.folder import RunFolder
+from nouscoder.run.folder import POLICIES, RunFolder
 from nouscoder.run.view import View
+from nouscoder.run.watch import broker_of
 
 if TYPE_CHECKING:
     from nouscoder.run.services import RunServices
@@ -70,7 +69,6 @@ if TYPE_CHECKING:
 _KEPT = "kept"
 _CHECKPOINT = ".checkpoint"  # the learner writes these folders of kept/
 _OF_A_VERSION = re.compile(r"\d{8}(\.|$)")
-_POLICIES = "policies"  # the learner writes them
 
 
 class NoSuchVersion(Unusable):
@@ -108,7 +106,7 @@ def log_evaluations(run: Path) -> None:
 
 def keep_weights(run: Path, policy_version: int) -> None:
     """Keep the weights of a published policy. Call it before the policy is measured, while the learner has them."""
-    link_weights(run / _KEPT / _number(policy_version), run / _POLICIES / _number(policy_version))
+    link_weights(run / _KEPT / _number(policy_version), run / POLICIES / _number(policy_version))
 
 
 def kept_checkpoint_folder(run: Path, policy_version: int) -> Path:
@@ -117,10 +115,7 @@ def kept_checkpoint_folder(run: Path, policy_version: int) -> Path:
 
 
 def drop_worse(run: Path) -> None:
-    """Remove what is kept of all policies but the best one, and what a crash left incomplete.
-
-    Call it after a policy was measured and recorded, and while the learner keeps none.
-    """
+    """Remove what is kept of all policies but the best, and what a crash left. Call it while the learner keeps none."""
     kept, best = run / _KEPT, best_of(recorded_evaluations(run)).policy_version
     stay = {_number(best), kept_checkpoint_folder(run, best).name}
     for folder in [*kept.iterdir()] if kept.is_dir() else []:
@@ -133,19 +128,14 @@ def weights_folder(config: Config, policy_version: int) -> Path:
     run, first = config.run.folder, config.in_run_folder(config.policy.path)
     if policy_version == 0:
         return first
-    for parent in (_POLICIES, _KEPT):
+    for parent in (POLICIES, _KEPT):
         folder = run / parent / _number(policy_version)
         if has_weights(folder):
             return folder
-    there = sorted({0, *numbered(run / _POLICIES), *numbered(run / _KEPT)})
+    there = sorted({0, *numbered(run / POLICIES), *numbered(run / _KEPT)})
     raise NoSuchVersion(
         f"the weights of version {policy_version} are not in {run}: there are versions {', '.join(map(str, there))}"
     )
-
-
-def newest_version(config: Config) -> int:
-    """The newest version that the learner has published; 0 when there is none."""
-    return max(numbered(config.run.folder / _POLICIES), default=0)
 
 
 def evaluated_of(record: dict[str, Any]) -> Evaluated:
@@ -182,12 +172,14 @@ async def evaluate_once(folder: RunFolder, services: RunServices, view: View, wh
     name = f"evaluation_{when}.json"
     known = folder.read_json(name)
     if known is None:
-        manifest = first_policy(services.config) if when == "before" else await newest_policy(services.config)
+        config = services.config
+        is_first = when == "before"
+        manifest = first_policy(config) if is_first else await announced_policy(config, 0, config.run.peer_patience_s)
         known = folder.read_json(evaluation_file(manifest.policy_version))
         if known is None:
             progress = partial(view.progress, f"evaluation {when}")
             measuring = services.evaluation_retry.call(
-                lambda: measure(services.config, manifest, progress),
+                lambda: measure(config, manifest, progress),
                 lambda error: view.say(f"evaluation {when} begins again: {error}"),
             )
             known = await while_alive(services, measuring)
@@ -245,41 +237,26 @@ def first_policy(config: Config) -> PolicyManifest:
         raise CannotEvaluate(f"the first policy cannot be read: {error}") from error
 
 
-async def newest_policy(config: Config) -> PolicyManifest:
-    """The last policy that the learner published. Raises CannotEvaluate when the broker announces none in time."""
-    return await announced_policy(config, 0, config.run.peer_patience_s)
-
-
 async def announced_policy(config: Config, from_version: int, limit_s: float) -> PolicyManifest:
-    """The first policy that the broker announces from now on, of this version or a later one.
-
-    Raises CannotEvaluate when there is none within `limit_s` seconds.
-    """
-    client = BrokerClient(
-        config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls), run=config.asked_run
-    )
+    """The first policy of this version or later that the broker announces. Raises CannotEvaluate after `limit_s`."""
     with suppress(TimeoutError):
-        async with client as broker, asyncio.timeout(limit_s):
+        async with broker_of(config) as broker, asyncio.timeout(limit_s):
             async for manifest in broker.watch_policy():
                 if manifest.policy_version >= from_version:
                     return manifest
     raise CannotEvaluate(f"the broker announced no policy of version {from_version} or later within {limit_s:.0f} s")
 
 
+_RECORDED = (
+    *("pass_at_1", "standard_error", "sampling_error", "pass_at_k", "truncated_share", "mean_tokens"),
+    *("policy_version", "num_problems", "num_rollouts", "by_family", "by_language"),
+)
+
+
 def evaluation_record(evaluation: Evaluation, sampling: Sampling, max_tokens_total: int) -> dict[str, Any]:
     """evaluation_*.json. `problems` is also a file of pass rates (data/pass_rates.py)."""
-    return {
-        "pass_at_1": evaluation.pass_at_1,
-        "standard_error": evaluation.standard_error,
-        "sampling_error": evaluation.sampling_error,
+    return {name: getattr(evaluation, name) for name in _RECORDED} | {
         "pass_at_k": {str(k): value for k, value in evaluation.pass_at_k.items()},
-        "truncated_share": evaluation.truncated_share,
-        "mean_tokens": evaluation.mean_tokens,
-        "policy_version": evaluation.policy_version,
-        "num_problems": evaluation.num_problems,
-        "num_rollouts": evaluation.num_rollouts,
-        "by_family": evaluation.by_family,
-        "by_language": evaluation.by_language,
         "sampling": {**asdict(sampling), "max_tokens_total": max_tokens_total},
         "problems": [
             {
@@ -377,10 +354,7 @@ class PeriodicEvaluation:
         await asyncio.gather(self._running, return_exceptions=True)
 
     async def step(self, status: RunStatus | None) -> None:
-        """Begin to measure the next policy when that is due, and end the run when its condition is fulfilled.
-
-        Raises NousCoderError when an evaluation is not possible.
-        """
+        """Begin to measure a policy when that is due; end the run when its condition is met. Raises NousCoderError."""
         if self._running is not None and self._running.done():
             ended, self._running = self._running, None
             await ended
@@ -414,10 +388,7 @@ class PeriodicEvaluation:
         await asyncio.to_thread(drop_worse, self._folder.path)
 
     async def _measure(self, from_version: int) -> dict[str, Any] | None:
-        """The record of a policy whose weights and checkpoint are kept.
-
-        None when that was not possible, for example because a newer policy came into use before it was measured.
-        """
+        """The record of a policy whose weights and checkpoint are kept; None when it is put off, as by a newer one."""
         config = self._services.config
         try:
             async with kept_checkpoint(config, from_version) as version:
@@ -438,10 +409,6 @@ class PeriodicEvaluation:
 
     async def _finish_run(self, reason: str) -> None:
         """End the run at the broker. The learner sees it when it asks for its next batch."""
-        config = self._services.config
-        watcher = BrokerClient(
-            config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls), run=config.asked_run
-        )
-        async with watcher as broker:
+        async with broker_of(self._services.config) as broker:
             await broker.finish_run(reason)
         self._view.say(f"the run ends early: {reason}")

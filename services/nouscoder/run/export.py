@@ -15,7 +15,8 @@ from nouscoder.errors import Unusable
 from nouscoder.policy_folder.compose import compose_adapter, compose_policy
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, trained_prompt
 from nouscoder.policy_folder.weights_files import is_adapter
-from nouscoder.run.evaluation import newest_version, recorded_evaluations, weights_folder
+from nouscoder.run.evaluation import recorded_evaluations, weights_folder
+from nouscoder.run.folder import newest_version
 from nouscoder.run.plan import histories
 
 # The model card: README.md of the exported folder, from configuration and evaluations.
@@ -30,10 +31,7 @@ def model_card(
     *,
     adapter: bool = False,
 ) -> str:
-    """Markdown with the metadata that Hugging Face reads. It says only what the run recorded.
-
-    With `adapter` the folder holds an adapter of `base`.
-    """
+    """Markdown with Hugging Face's metadata, of what the run recorded. `adapter`: the folder has one of `base`."""
     return "\n".join(
         (
             *heading(f"{name}, version {version}", adapter_of=base if adapter else ""),
@@ -175,8 +173,7 @@ def _config_of(run: Path) -> tuple[str, Config]:
         raise CannotExport(f"{run} is not a run folder: it has no config.toml")
     config = load_config(file)
     name, place = config.run.name, run.resolve()
-    now = config.run.model_copy(update={"root": place.parent, "name": place.name})
-    config = config.model_copy(update={"run": now})
+    config = config.changed(run={"root": place.parent, "name": place.name})
     begun = [index for index, history in enumerate(histories(config)) if history.begun]
     if config.plan.stages and not begun:
         raise CannotExport(f"no stage of the plan in {run} was begun")

@@ -2,21 +2,27 @@
 
 INVARIANT: one process at a time works in a run folder (it holds a lock), and every file is replaced atomically. A new
 folder is its user's alone. Passwords in URLs are in files that no other user may read, and Redis' only in redis-url.
+
+INVARIANT of `standing_of`: of a run that a process works on nothing is said, and nothing is written to any folder.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shlex
 import shutil
 import stat
 import tomllib
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from nouscoder.atomic_files import FolderInUse, lock_file, write_whole
+from nouscoder.atomic_files import FolderInUse, lock_file, numbered, write_whole
 from nouscoder.broker.redis_address import without_password
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.domain.plan import Evaluated
@@ -27,6 +33,7 @@ from nouscoder.retry import Retry
 
 MIN_FREE_BYTES = 300 * 1024**2
 LOCK = ".lock"
+POLICIES = "policies"  # the learner writes them
 
 
 class RunFolderError(Unusable):
@@ -87,16 +94,12 @@ class RunFolder:
         return folder
 
     def record(self, config: Config) -> Config:
-        """Write config.toml, from which the run's services start. Returns the configuration that it holds.
-
-        A URL of Redis that holds more than an address is in a file of its own, redis-url.
-        """
-        section = config.broker
-        if without_password(section.redis_url) != section.redis_url:
+        """Write config.toml for the services, and return what it holds. A Redis URL with a password is in redis-url."""
+        url = config.broker.redis_url
+        if without_password(url) != url:
             file = self.path.resolve() / "redis-url"
-            write_whole(file, section.redis_url.encode(), private=True)
-            section = section.model_copy(update={"redis_url": "", "redis_url_file": str(file)})
-            config = config.model_copy(update={"broker": section})
+            write_whole(file, url.encode(), private=True)
+            config = config.changed(broker={"redis_url": "", "redis_url_file": str(file)})
         write_whole(self.config_file, dump_config(config).encode(), private=True)
         return load_config(self.config_file)
 
@@ -108,10 +111,7 @@ class RunFolder:
 
     @staticmethod
     def _refuse_of_others(path: Path) -> None:
-        """Raises RunFolderError when another user made the folder, or everybody may write to it.
-
-        Its config.toml names code that the services run.
-        """
+        """Raises RunFolderError where other users could write: config.toml names code that the services run."""
         if not path.exists():
             return
         found = path.stat()
@@ -135,19 +135,15 @@ class RunFolder:
         folder = cls(config.run.folder)
         try:
             refuse_changes(folder.config_file, config)
-            folder.write_text(folder.config_file, recorded(config))
+            write_whole(folder.config_file, recorded(config).encode())
         except BaseException:
             folder.close()
             raise
         return folder
 
-    def write_text(self, file: Path, text: str) -> None:
-        """Replace `file` atomically and durably."""
-        write_whole(file, text.encode())
-
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replace the file `name` atomically."""
-        self.write_text(self.path / name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+        write_whole(self.path / name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """The value that `write_json` wrote, or None."""
@@ -164,11 +160,8 @@ class RunFolder:
 
 async def attach_patiently(config: Config, patience_s: float = 120.0) -> RunFolder:
     """Like `RunFolder.attach`, but waits while a process that is being replaced still holds the folder."""
-
-    async def attach() -> RunFolder:
-        return RunFolder.attach(config)
-
-    return await Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5).call(attach)
+    patient = Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5)
+    return await patient.call(lambda: asyncio.to_thread(RunFolder.attach, config))
 
 
 def refuse_changes(recorded_file: Path, config: Config) -> None:
@@ -192,8 +185,8 @@ def refuse_changes(recorded_file: Path, config: Config) -> None:
 
 def recorded(config: Config) -> str:
     """The configuration as TOML, without passwords. This record is never used to connect to external services."""
-    section = config.broker.model_copy(update={"redis_url": without_password(config.broker.redis_url)})
-    return without_secrets(dump_config(config.model_copy(update={"broker": section})))
+    url = without_password(config.broker.redis_url)
+    return without_secrets(dump_config(config.changed(broker={"redis_url": url})))
 
 
 def _differ(before: Any, now: Any) -> bool:
@@ -209,6 +202,11 @@ def _value(tree: Any, key: str) -> Any:
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, dict) else None
     return tree
+
+
+def newest_version(config: Config) -> int:
+    """The newest version that the learner has published; 0 when there is none."""
+    return max(numbered(config.run.folder / POLICIES), default=0)
 
 
 def unused_name(root: Path, wanted: str) -> str:
@@ -236,10 +234,6 @@ class RunSummary:
     ledger: Ledger
     balanced: bool
 
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
 
 def summarize(
     config: Config, before: Evaluated, after: Evaluated, learning_seconds: float, ledger: Ledger
@@ -266,3 +260,111 @@ def closing_lines(summary: RunSummary, report: Path) -> list[str]:
         f"ledger {'balanced' if summary.balanced else 'NOT BALANCED'}; {summary.learning_seconds:.0f} s in all",
         f"report: {report}",
     ]
+
+
+# How a run stands while no process works on it: finished, or stopped, and how it goes on.
+
+
+class State(StrEnum):
+    """STOPPED -> (train --resume) -> FINISHED; a finished run goes on with more batches."""
+
+    STOPPED = "stopped"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`batches` of `total_batches` are trained. `summary` is that of a finished run. `stage` is "" but in a plan."""
+
+    run: str
+    folder: str
+    state: State
+    batches: int
+    total_batches: int
+    go_on: str
+    stage: str = ""
+    summary: dict[str, Any] | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """For a person."""
+        run = f"run {self.run}" + (f", {self.stage}," if self.stage else "")
+        batches = f"{self.batches} of {self.total_batches} batches"
+        if self.summary is not None:
+            before, after = (self.summary[f"pass_at_1_{when}"] for when in ("before", "after"))
+            return [
+                f"{run} is finished: {batches}, pass@1 {before:.3f} before and {after:.3f} after",
+                f"its report: {self.folder}/report.html; to train on, resume it with more run.total_batches:",
+                f"  {self.go_on} --set run.total_batches={2 * max(1, self.total_batches)}",
+            ]
+        done = f"after {batches}" if self.batches else "before its first batch was trained"
+        shown = [f"its curves up to now: nouscoder report {shlex.quote(self.folder)}"] if self.batches else []
+        return [f"{run} was stopped {done}, and no process works on it", f"to go on: {self.go_on}", *shown]
+
+
+def standing_of(config: Config) -> Standing | None:
+    """How the run stands; None when there is none of its name, or when a process may work on it."""
+    folder = config.run.folder
+    if not (folder / "config.toml").is_file() or _is_worked_on(folder):
+        return None
+    found = standing(config)
+    # Services that somebody else operates are not stopped because they do not answer.
+    return found if found.state is State.FINISHED or config.run.services == "local" else None
+
+
+def standing(config: Config) -> Standing:
+    """How the run stands in its folder, whoever works on it. Of a plan it is the last stage that was begun."""
+    run, stage, name = config, "", config.run.name
+    folder = config.run.folder
+    for index in range(len(config.plan.stages)):
+        if (config.of_stage(index).run.folder / "config.toml").is_file():
+            run, stage = config.of_stage(index), f"stage {index + 1} of {len(config.plan.stages)}"
+    summary = _summary(run.run.folder)
+    is_last = not config.plan.stages or stage.startswith(f"stage {len(config.plan.stages)} ")
+    finished = summary is not None and is_last
+    go_on = f"nouscoder train {shlex.quote(_shown(folder / 'config.toml'))} --resume"
+    if not config.plan.stages and not config.in_run_folder(config.policy.path).exists():
+        go_on = f"the command that began it with --resume, and of a demo --name {name}: its policy is not made yet"
+    return Standing(
+        run=name,
+        folder=_shown(run.run.folder),
+        state=State.FINISHED if finished else State.STOPPED,
+        batches=newest_version(run),
+        total_batches=run.run.total_batches,
+        go_on=go_on,
+        stage=stage,
+        summary=summary if finished else None,
+    )
+
+
+def lines_when_stopped(config: Config) -> Callable[[], list[str]]:
+    """What a command says that was interrupted: how the run goes on."""
+
+    def lines() -> list[str]:
+        if not (config.run.folder / "config.toml").is_file() or config.run.services != "local":
+            return []  # nothing was begun, or the run goes on by itself
+        return standing(config).lines
+
+    return lines
+
+
+def _is_worked_on(folder: Path) -> bool:
+    try:
+        lock_file(folder / LOCK, "").close()
+    except (FolderInUse, OSError):  # a folder of another user cannot be asked
+        return True
+    return False
+
+
+def _summary(folder: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads((folder / "summary.json").read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and "pass_at_1_after" in record else None
+
+
+def _shown(path: Path) -> str:
+    """From the working directory, where it is below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from nouscoder.config import Config
 from nouscoder.data.problem_index import all_held_out, has_index, in_languages, open_index
-from nouscoder.domain.problem import Problem
 from nouscoder.errors import Unusable
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
@@ -48,17 +47,14 @@ def grades_here(config: Config) -> bool:
 
 
 def with_languages(config: Config) -> Config:
-    """The configuration of a local run, whose `problems.languages` is set where this machine lacks a language.
-
-    A value that was given stays. Raises what reading the problems raises.
-    """
+    """With `problems.languages` set where this machine lacks one and none was given. Raises what reading raises."""
     if config.problems.languages or not grades_here(config):
         return config
     needed = {language for asked in _asked(config) for own in asked.languages.values() for language in own}
     if needed <= set(installed()):
         return config
     kept = tuple(sorted({"python", *needed & set(installed())}))
-    return config.model_copy(update={"problems": config.problems.model_copy(update={"languages": kept})})
+    return config.changed(problems={"languages": kept})
 
 
 def missing_here(config: Config) -> str:
@@ -72,7 +68,7 @@ def missing_here(config: Config) -> str:
 def left_out_sentences(config: Config) -> list[str]:
     """How many problems are left out because of their languages, one sentence for each file."""
     has = config.problems.languages
-    whole = config.model_copy(update={"problems": config.problems.model_copy(update={"languages": ()})})
+    whole = config.changed(problems={"languages": ()})
     found = [(asked, asked.others(has)) for asked in _asked(whole)] if has else []
     return [_sentence(asked, others, has) for asked, others in found if others]
 
@@ -123,9 +119,6 @@ def _asked(config: Config) -> list[_Asked]:
             found.append(_Asked("training problems", len(names), languages))
     if measured_from.is_file():
         measured = in_languages(config, all_held_out(config))
-        found.append(_Asked("held-out problems", len(measured), _not_python(measured)))
+        languages = {one.problem_id: one.languages for one in measured if one.languages != ("python",)}
+        found.append(_Asked("held-out problems", len(measured), languages))
     return found
-
-
-def _not_python(problems: Sequence[Problem]) -> dict[str, tuple[str, ...]]:
-    return {one.problem_id: one.languages for one in problems if one.languages != ("python",)}

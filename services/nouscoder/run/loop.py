@@ -49,7 +49,8 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -61,20 +62,23 @@ from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.domain.run_status import NO_ROLLOUTS, Ledger
 from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.report.page import write_report
-from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.tls import channel_credentials
-from nouscoder.rpc.worker import observer_id
 from nouscoder.run.console.feed import Feed
 from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once, log_evaluations, while_alive
-from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, summarize
-from nouscoder.run.guards import GuardWatch, LearningSignal, NothingToLearn, SamplerMismatch, all_retired
+from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, lines_when_stopped, summarize
 from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
-from nouscoder.run.sinks.processes import open_sinks
-from nouscoder.run.standing import lines_when_stopped
+from nouscoder.run.sinks.follower import open_sinks
 from nouscoder.run.view import View, open_view
-from nouscoder.run.watch import RunWatch
+from nouscoder.run.watch import (
+    GuardWatch,
+    LearningSignal,
+    NothingToLearn,
+    RunWatch,
+    SamplerMismatch,
+    all_retired,
+    broker_of,
+)
 
 _RESUME = "the same command with --resume goes on where it stopped"
 _TO_GO_ON = "to go on, resume with more run.total_batches"
@@ -94,24 +98,22 @@ async def _train(config: Config, *, resume: bool, given: Given) -> None:
     deployed = deployment(config)
     opened = await deployed.open_folder(config, resume, given)
     folder, config = opened.folder, opened.config
-    try:
-        with (
-            open_view(Console(), deployed.line_every_s) as terminal,
-            open_pages(folder.path, config.run.pages, config.run.pages_hosts, view := Feed(terminal)) as address,
-        ):
-            if address:
-                view.say(f"the run is shown at http://{address}/")
-            for note in opened.notes:
-                view.say(note)
-            if folder.summary_file.exists():
-                view.say(f"the run in {folder.path} is finished: nothing is left to do; {_TO_GO_ON}")
-            else:
-                await run_loop(folder, config, view, started_s)
-            if address:
-                view.say(f"the run's pages are at {address}, until SIGTERM")
-                await until_cancelled()
-    finally:
-        folder.close()
+    with (
+        closing(folder),
+        open_view(Console(), deployed.line_every_s) as terminal,
+        open_pages(folder.path, config.run.pages, config.run.pages_hosts, view := Feed(terminal)) as address,
+    ):
+        if address:
+            view.say(f"the run is shown at http://{address}/")
+        for note in opened.notes:
+            view.say(note)
+        if folder.summary_file.exists():
+            view.say(f"the run in {folder.path} is finished: nothing is left to do; {_TO_GO_ON}")
+        else:
+            await run_loop(folder, config, view, started_s)
+        if address:
+            view.say(f"the run's pages are at {address}, until SIGTERM")
+            await until_cancelled()
 
 
 async def run_loop(
@@ -142,7 +144,7 @@ async def run_loop(
                 await asyncio.to_thread(log_evaluations, folder.path)
 
     summary = summarize(config, before, after, time.monotonic() - started_s + earlier_s, ledger)
-    folder.write_json("summary.json", summary.record())
+    folder.write_json("summary.json", asdict(summary))
     report = write_report(folder.path)
     for line in closing_lines(summary, report):
         view.say(line)
@@ -161,10 +163,7 @@ def agent_lines(config: Config) -> list[str]:
 
 async def continue_if_ended(config: Config, view: View) -> None:
     """A run that has ended at the broker goes on when it has batches left: it was extended, or it ended by a guard."""
-    client = BrokerClient(
-        config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls), run=config.asked_run
-    )
-    async with client as broker:
+    async with broker_of(config) as broker:
         status = await broker.status()
         if status.finished and status.batches_committed < config.run.total_batches:
             await broker.continue_run()

@@ -3,7 +3,7 @@
 | path | what |
 |---|---|
 | / | the console (console/), with its parts under /console/ |
-| /events | the events of the run (console/stream.py); with ?run=NAME the curves of another run in the same root |
+| /events | the events of the run (console/feed.py); with ?run=NAME the curves of another run in the same root |
 | /runs | the names of these other runs |
 | /tokens/N | the rollouts of batch N whose tokens are recorded |
 | /report.html and the other `FILES`, /rollouts.html | files of the folder; rollouts.html is made at each request |
@@ -13,10 +13,16 @@ INVARIANT: nothing else is served, each name is looked up unchanged, and nothing
 URL is sent. A request that names a foreign site is refused.
 
 INVARIANT: a reader that takes nothing for _SILENCE_LIMIT_S is dropped, and at most MOST_WATCHERS streams are open.
+
+INVARIANT: the console loads nothing but its parts, and its script asks only its own server. The policy that comes with
+it allows no inline script and no inline style. Text of a run is only ever set as text.
+
+uPlot.iife.min.js and uPlot.min.css are the published files of uPlot 1.6.32, unchanged (MIT, uPlot.LICENSE).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import socket
 import threading
@@ -24,7 +30,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import BinaryIO
 from urllib.parse import parse_qs
 
@@ -32,11 +40,9 @@ from nouscoder.errors import without_secrets
 from nouscoder.http_server.api_keys import foreign_part
 from nouscoder.http_server.bounded_threads import BoundedThreads
 from nouscoder.report.follow import position_of
-from nouscoder.report.samples import batch_json, rollouts_page
+from nouscoder.report.samples import batch_json, browser, rollouts_page
 from nouscoder.rpc.addresses import AddressError, socket_host, split_address
-from nouscoder.run.console import PARTS, POLICY, console_page, part
-from nouscoder.run.console.feed import MOST_WATCHERS, Feed, TooManyWatch
-from nouscoder.run.console.stream import runs_beside, stream
+from nouscoder.run.console.feed import MOST_WATCHERS, Feed, TooManyWatch, runs_beside, stream
 
 ROLLOUTS = "rollouts.html"
 FILES = {
@@ -52,6 +58,40 @@ _PIECE_BYTES = 1024**2
 _UNSENT_BYTES = 256 * 1024
 _TOKENS_OF_A_BATCH = 100_000
 _HTML, _JSON = "text/html; charset=utf-8", "application/json"
+
+
+# The console: its files, which a browser asks for by the names in `PARTS`.
+
+_CONSOLE = "nouscoder.run.console"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+_SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+# The style and the list of rollouts are those of the reports.
+_OF_REPORTS = {"page.css": _STYLE, "rollouts.css": _STYLE, "page.js": _SCRIPT, "rollouts.js": _SCRIPT}
+_OWN = {
+    **{"console.css": _STYLE, "uPlot.min.css": _STYLE, "uPlot.iife.min.js": _SCRIPT},
+    **{"console.js": _SCRIPT, "charts.js": _SCRIPT, "tables.js": _SCRIPT},
+}
+PARTS = {f"console/{name}": kind for name, kind in (_OF_REPORTS | _OWN).items()}
+
+
+@functools.cache
+def part(path: str) -> bytes:
+    """One of `PARTS`."""
+    name = path.removeprefix("console/")
+    return files("nouscoder.report" if name in _OF_REPORTS else _CONSOLE).joinpath(name).read_bytes()
+
+
+@functools.cache
+def console_page() -> bytes:
+    """The console, which is the same for every run."""
+    frame = files(_CONSOLE).joinpath("console.html").read_text(encoding="utf8")
+    return Template(frame).substitute(rollouts=browser()).encode("utf8")
+
+
+# The server.
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,12 @@ from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.run.console.feed import Feed
 from nouscoder.run.evaluation import recorded_evaluations, weights_folder
-from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently
+from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently, lines_when_stopped
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked, checked_inputs, require_problems, with_policy_folder
 from nouscoder.run.resume import note_given, refuse_changes_of, resumed, take
 from nouscoder.run.services import KeptGeneration, OpenedRun, deployment
-from nouscoder.run.standing import lines_when_stopped
 from nouscoder.run.view import View, open_view
 
 _FIXED = ("run.services",)  # a stage that has begun refuses more
@@ -47,15 +48,12 @@ async def train_plan(config: Config, *, resume: bool, given: Given = NOTHING_GIV
 async def _train_plan(config: Config, *, resume: bool, given: Given) -> None:
     opened = await _open(config, resume=resume, given=given)
     folder, config = opened.folder, opened.config
-    try:
-        with open_view(Console(), deployment(config).line_every_s) as view:
-            for note in opened.notes:
-                view.say(note)
-            await run_stages(folder, config, view)
-            if config.asked_run:
-                await _serve_pages(config, view)
-    finally:
-        folder.close()
+    with closing(folder), open_view(Console(), deployment(config).line_every_s) as view:
+        for note in opened.notes:
+            view.say(note)
+        await run_stages(folder, config, view)
+        if config.asked_run:
+            await _serve_pages(config, view)
 
 
 async def _serve_pages(config: Config, view: View) -> None:
@@ -148,17 +146,13 @@ def with_engine_tokens(config: Config, index: int, stage: Config) -> Config:
 
     They are the most of the stages up to the next one with YaRN, unless the configuration gives a number.
     """
-    generation = stage.generation
-    if generation.engine_tokens_total:
+    if stage.generation.engine_tokens_total:
         return stage
-    most = stage.engine_tokens
-    for after in range(index + 1, len(config.plan.stages)):
-        if config.plan.stages[after].yarn.factor:
-            break
-        most = max(most, config.of_stage(after).engine_tokens)
-    if most == stage.engine_tokens:
-        return stage
-    return stage.model_copy(update={"generation": generation.model_copy(update={"engine_tokens_total": most})})
+    later = takewhile(
+        lambda after: not config.plan.stages[after].yarn.factor, range(index + 1, len(config.plan.stages))
+    )
+    most = max([stage.engine_tokens, *(config.of_stage(after).engine_tokens for after in later)])
+    return stage if most == stage.engine_tokens else stage.changed(generation={"engine_tokens_total": most})
 
 
 def histories(config: Config) -> list[StageHistory]:
@@ -193,27 +187,21 @@ async def _run_stage(config: Config, begin: NextStage, view: View, generation: K
             stage = with_engine_tokens(config, begin.index, stage)
     elif config.asked_run:
         begun = load_config(stage.run.folder / "config.toml")
-        stage = stage.model_copy(update={"policy": stage.policy.model_copy(update={"path": begun.policy.path})})
+        stage = stage.changed(policy={"path": begun.policy.path})
     given = stage_values(config, begin.index) if begin.begun else NOTHING_GIVEN
     opened = await deployment(stage).open_folder(stage, begin.begun, given)
     folder, stage = opened.folder, opened.config
     for note in opened.notes:
         view.say(note)
-    try:
-        shown = Feed(view)
-        with open_pages(folder.path, stage.run.pages, stage.run.pages_hosts, shown) as address:
-            if address:
-                view.say(f"the stage is shown at http://{address}/")
-            await run_loop(folder, stage, shown, time.monotonic(), generation)
-    finally:
-        folder.close()
+    shown = Feed(view)
+    with closing(folder), open_pages(folder.path, stage.run.pages, stage.run.pages_hosts, shown) as address:
+        if address:
+            view.say(f"the stage is shown at http://{address}/")
+        await run_loop(folder, stage, shown, time.monotonic(), generation)
 
 
 def _with_first_policy(config: Config, begin: NextStage, stage: Config) -> Config:
-    """`stage` with the path of the policy that it begins with, which is made in its run folder when it is a new one.
-
-    Raises NousCoderError when the policy of the stage before is not on the disk any more.
-    """
+    """`stage` with the policy that it begins with, made in its folder if new. Raises NousCoderError if it is gone."""
     yarn = config.plan.stages[begin.index].yarn
     first = weights = stage.policy.path
     prompt = None
@@ -228,7 +216,7 @@ def _with_first_policy(config: Config, begin: NextStage, stage: Config) -> Confi
         made = stage.run.folder / "policy"
         changed = with_yarn(first, yarn.factor, yarn.original_tokens) if yarn.factor else None
         compose_policy(made, first, weights, config=changed, prompt=prompt, link=weights != first)
-    return stage.model_copy(update={"policy": stage.policy.model_copy(update={"path": made})})
+    return stage.changed(policy={"path": made})
 
 
 def _recorded(run: Path) -> Config:

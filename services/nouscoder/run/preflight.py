@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from nouscoder.config import Config, ConfigError, DecayKind, EnvironmentSection
 from nouscoder.config.base import PathKind, keys_of
 from nouscoder.config.devices import device_fault, has_gpu, no_gpu_in_torch
 from nouscoder.data.problem_index import all_held_out, fitting, in_languages, open_index, prompt_lengths
-from nouscoder.data.problem_parquet import read_problems
 from nouscoder.data.prompt_lengths import are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptSettings, PromptText
@@ -48,18 +46,12 @@ _MANY_PROMPTS = 1000  # take long enough that a person wants to know
 
 
 async def checked(config: Config) -> Config:
-    """The configuration of a run that can start. A policy that is on a hub is downloaded.
-
-    Raises ConfigError with all faults.
-    """
+    """The configuration of a run that can start, with its policy of a hub. Raises ConfigError with all faults."""
     return await asyncio.to_thread(_checked, config)
 
 
 def checked_fine_tuning(config: Config) -> Config:
-    """The configuration of a fine-tuning that can start. A policy that is on a hub is downloaded.
-
-    Raises ConfigError with all faults.
-    """
+    """The same of a fine-tuning. Raises ConfigError with all faults."""
     faults = [] if config.sft.train else ["sft.train: name a file of examples, or a run folder"]
     faults += _first_checkpoint_faults(config)
     if config.sft.out and is_taken(Path(config.sft.out)):
@@ -113,49 +105,6 @@ def _checked(config: Config) -> Config:
     return config
 
 
-_FIRST_PROBLEMS = 100  # that are read before a configuration is written; a run reads all
-
-
-def starter_inputs(out: Path, model: str, problems: str, engine: str) -> tuple[str, str]:
-    """Model and problem file as the new configuration `out` names them. Raises ConfigError with all faults.
-
-    Relative names start at the folder of `out`; what is only in the working directory becomes absolute. An empty name
-    is not checked: a person edits the file.
-    """
-    if out.exists():
-        raise ConfigError(f"{out} exists already: give another name")
-    place = out.absolute().parent
-    faults = [*_model_faults(_found(place, model), model, engine)] if model else []
-    faults += _first_problem_faults(_found(place, problems)) if problems else []
-    if faults:
-        raise ConfigError("\n".join(faults))
-    return _as_named(place, model) or "model", _as_named(place, problems) or "problems.jsonl"
-
-
-def _model_faults(folder: Path, model: str, engine: str) -> Iterator[str]:
-    if folder.exists():
-        yield from faults_of(folder) or engine_faults(folder, engine, how="give --engine vllm")
-    elif not is_hub_id(model):
-        yield f"the model: {_no_such(folder)}; a model of a hub is named ORGANISATION/MODEL"
-
-
-def _first_problem_faults(file: Path) -> Iterator[str]:
-    if file.exists():
-        yield from _fault_of("the problem file", lambda: [*islice(read_problems(file), _FIRST_PROBLEMS)])
-    else:
-        yield f"the problem file: {_no_such(file)}"
-
-
-def _found(place: Path, name: str) -> Path:
-    """The path that a name means: in `place`, else in the working directory."""
-    here = Path(name).absolute()
-    return here if not (place / name).exists() and here.exists() else place / name
-
-
-def _as_named(place: Path, name: str) -> str:
-    return name if not name or _found(place, name) == place / name else str(_found(place, name))
-
-
 def require_problems(config: Config) -> None:
     """Check the problems before gigabytes of a model are fetched from a hub. Raises ConfigError with their faults."""
     if _is_on_a_hub(config):
@@ -172,8 +121,7 @@ def with_policy_folder(config: Config) -> Config:
     A policy that is on a hub is downloaded. Raises HubUnavailable and PromptFileUnusable.
     """
     if _is_on_a_hub(config):
-        policy = config.policy.model_copy(update={"path": downloaded(str(config.policy.path))})
-        config = config.model_copy(update={"policy": policy})
+        config = config.changed(policy={"path": downloaded(str(config.policy.path))})
     folder = config.in_run_folder(config.policy.path)
     config, why = with_engine(with_recorded_prompt(config, folder), folder, beside_learner=True)
     if why:
@@ -222,16 +170,16 @@ def _problem_faults(config: Config) -> Iterator[str]:
         how = f"; the recipe's are made with:{commands}" if commands else ""
         yield f"problems.train: {_missing(config, problems.train)}{how}"
     else:
-        yield from (faults := [*_fault_of("problems.train", lambda: _check_index(config))])
+        yield from (faults := [*fault_of("problems.train", lambda: _check_index(config))])
         if faults and problems.held_out_share and not config.evaluation.problems:
             return  # the held-out problems are in the same file
     if config.evaluation.problems:
         if Path(config.evaluation.problems).exists():  # else it is reported with the other files
-            yield from _fault_of("evaluation.problems", lambda: _check_held_out(config))
+            yield from fault_of("evaluation.problems", lambda: _check_held_out(config))
     elif not problems.held_out_share and not config.in_run_folder(problems.held_out).is_file():
         yield f"problems.held_out: {_missing(config, problems.held_out)}; or set problems.held_out_share"
     elif not problems.held_out_share or train.is_file():
-        yield from _fault_of("problems.held_out", lambda: _check_held_out(config))
+        yield from fault_of("problems.held_out", lambda: _check_held_out(config))
 
 
 def _check_index(config: Config) -> None:
@@ -441,7 +389,7 @@ def _redis_faults(config: Config) -> Iterator[str]:
         return  # reported with the other files
     url = configured_url(config.broker)
     if not url or is_own(url, config.run.folder / "redis"):
-        yield from _fault_of("broker.redis_url", find_redis_binary, RedisServerError)
+        yield from fault_of("broker.redis_url", find_redis_binary, RedisServerError)
         return
     import redis
 
@@ -454,7 +402,8 @@ def _redis_faults(config: Config) -> Iterator[str]:
         yield f"broker.redis_url: {without_password(url)} cannot be used: {error}"
 
 
-def _fault_of(key: str, check: Callable[[], object], errors: type[Exception] = NousCoderError) -> Iterator[str]:
+def fault_of(key: str, check: Callable[[], object], errors: type[Exception] = NousCoderError) -> Iterator[str]:
+    """The error of `check` as a fault of `key`, if there is one."""
     try:
         check()
     except errors as error:
@@ -462,11 +411,11 @@ def _fault_of(key: str, check: Callable[[], object], errors: type[Exception] = N
 
 
 def _missing(config: Config, path: Path) -> str:
-    """A message that the path does not exist, with the folder and the nearest name in it."""
     where = "" if path.is_absolute() else ", and the folder of the configuration has no file of that name"
-    return _no_such(config.in_run_folder(path), where)
+    return no_such(config.in_run_folder(path), where)
 
 
-def _no_such(path: Path, where: str = "") -> str:
+def no_such(path: Path, where: str = "") -> str:
+    """A message that the path does not exist, with the nearest name in its folder."""
     names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     return f"{path} does not exist{where}{did_you_mean(path.name, names)}"

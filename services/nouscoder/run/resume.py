@@ -34,8 +34,8 @@ from nouscoder.config.run import merged
 from nouscoder.config.tree import Given, sentences
 from nouscoder.errors import without_secrets
 from nouscoder.policy_folder.inspection import is_hub_id
-from nouscoder.run.evaluation import evaluation_file, keep_weights, kept_checkpoint_folder, newest_version
-from nouscoder.run.folder import FIXED, RunChanged, RunFolder
+from nouscoder.run.evaluation import evaluation_file, keep_weights, kept_checkpoint_folder
+from nouscoder.run.folder import FIXED, RunChanged, RunFolder, newest_version
 
 GIVEN, HISTORY = "given.json", "config_history.jsonl"
 # A local run finds its folder by the first two; the addresses of its services are chosen at each start.
@@ -73,10 +73,6 @@ class Resumed:
         said = (f"{key} {_shown(before)} -> {_shown(now)}" for key, (before, now) in self.changes.items())
         return [without_secrets(f"resuming with {', '.join(said)}")]
 
-    def changes_any(self, keys: Sequence[str]) -> bool:
-        """Whether one of these keys, or a key of one of these sections, is new."""
-        return any(_is_of(key, keys) for key in self.changes)
-
 
 def resumed(path: Path, recorded: Config, given: Given, fixed: Sequence[str] = OF_A_RUN) -> Resumed:
     """The configuration with which the run goes on. Nothing is written.
@@ -104,10 +100,7 @@ def take(folder: RunFolder, run: Resumed, given: Given, done: int) -> None:
 
 
 def external_changes(folder: RunFolder, config: Config, before: Mapping[str, Any] | None) -> Resumed:
-    """Note which values an external run has now. `before` is config.toml before this start, if there was one.
-
-    A key that a newer release has added is no new value.
-    """
+    """Note the new values of an external run, without keys that a newer release added. `before` was its config.toml."""
     old = _flat(before or {})
     now = _flat(tomllib.loads(folder.config_file.read_text(encoding="utf8")))
     run = Resumed(config, {key: (old[key], value) for key, value in now.items() if key in old and old[key] != value})
@@ -120,7 +113,7 @@ def _add_to_history(folder: RunFolder, run: Resumed, done: int) -> None:
     line = {"time": time.time(), "done": done, "changes": {key: [*pair] for key, pair in run.changes.items()}}
     file = folder.path / HISTORY
     known = file.read_text(encoding="utf8") if file.exists() else ""
-    folder.write_text(file, known + without_secrets(json.dumps(line, ensure_ascii=False)) + "\n")
+    write_whole(file, (known + without_secrets(json.dumps(line, ensure_ascii=False)) + "\n").encode())
 
 
 def note_given(folder: RunFolder, given: Given) -> None:
@@ -135,10 +128,7 @@ def refuse_changes_of(run: Path, given: Given) -> None:
 
 
 def reopened(path: Path, given: Given, what: str) -> tuple[RunFolder, Config]:
-    """The folder of something that takes no new values, and its configuration. Raises RunChanged when it is given some.
-
-    Values of --set need not be given again.
-    """
+    """The folder and configuration of what takes no new values, but may be given the same again. Raises RunChanged."""
     folder, recorded = RunFolder.reopen(path)
     before = _read_given(path)
     if before is None:
@@ -164,7 +154,7 @@ def continue_finished(folder: RunFolder, run: Resumed, *, is_external: bool = Fa
     if summary is None:
         return
     trained = int(summary["steps"]) // run.config.learner.steps_per_batch
-    if run.changes_any(CONTINUES) and trained < run.config.run.total_batches:
+    if any(_is_of(key, CONTINUES) for key in run.changes) and trained < run.config.run.total_batches:
         _keep_last(folder.path, run.config)
         remove(folder.summary_file)
     elif not is_external and (idle := [key for key in run.changes if not _is_of(key, _HARMLESS)]):

@@ -1,8 +1,13 @@
 """The services of a run as the loop sees them, and the one place that chooses how they are operated.
 
-`run.services` names a Deployment: `local` starts the services as processes of this machine (local.py), `external`
+`run.services` names a Deployment: `local` starts the services as processes of this machine (LocalServices), `external`
 connects to services that are operated outside the run, at the addresses of the configuration (ExternalServices). No
-other module depends on the choice.
+other module depends on the choice. Redis' client is imported only where a run has a Redis of its own, because the image
+for external services does not hold it.
+
+INVARIANT: every address of a local run is a unix socket in a folder that only the user of the run can enter. So no
+other user of the machine can call a service of the run or read its metrics, and nobody else can listen where a service
+of the run does.
 
 INVARIANT: external services are never started, stopped or signalled. The run waits at most `run.peer_patience_s` for a
 service that does not answer. The start and the end of each absence are reported once.
@@ -27,34 +32,67 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nouscoder.atomic_files import write_whole
+from nouscoder.broker.redis_address import configured_url
 from nouscoder.config import Config, dump_config
 from nouscoder.config.tree import Given
 from nouscoder.errors import ExitCode, NousCoderError, Unusable
 from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.policy_folder.prompt_file import with_recorded_prompt
+from nouscoder.private_folder import socket_folder
 from nouscoder.retry import Retry
+from nouscoder.rpc.addresses import unix_address
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker import observer_id
-from nouscoder.run.evaluation import newest_version
-from nouscoder.run.folder import RunFolder, attach_patiently
+from nouscoder.run.folder import RunFolder, attach_patiently, newest_version
 from nouscoder.run.resume import continue_finished, external_changes, note_given, resumed, take
 from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, SupervisedProcess, Supervisor
 
-# The generation process of a plan.
+Say = Callable[[str], None]
 
-_NAME = "generation"
+
+class RunServices:
+    """The services as the loop needs them, for every deployment. `config` holds their addresses.
+
+    `evaluation_retry` says how long an evaluation is retried after EVALUATION_ERRORS.
+    """
+
+    config: Config
+    watch_every_s: float
+    evaluation_retry: Retry
+
+    @property
+    def processes(self) -> Sequence[SupervisedProcess]:
+        """The processes of this run that this command started, for display."""
+        return ()
+
+    @property
+    def learner_ended(self) -> bool:
+        """Whether the learner has stopped writing to the run folder."""
+        return True
+
+    def start(self, *names: str) -> None:
+        """From now on these services must run."""
+
+    def heard(self, answered: Mapping[str, bool]) -> None:
+        """Record which services answered just now."""
+
+    def check(self) -> None:
+        """Raises NousCoderError when a started service cannot be kept alive."""
+
+
+# The generation process of a plan.
 
 
 class KeptGeneration:
     """Use `prepare` and then `start` in each stage; `close` ends the process. `folder` is the plan's."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, say: Say) -> None:
         self._folder = folder
         self._say = say
         self._supervisor: Supervisor | None = None
@@ -70,7 +108,7 @@ class KeptGeneration:
         if self._config is None:
             return config
         kept = {name: getattr(self._config.generation, name) for name in ("grpc", "metrics")}
-        return config.model_copy(update={_NAME: config.generation.model_copy(update=kept)})
+        return config.changed(generation=kept)
 
     async def prepare(self, config: Config) -> None:
         """Have the process serve the stage of `config`, or end it when it cannot. Raises SupervisionError."""
@@ -90,9 +128,9 @@ class KeptGeneration:
         if self._supervisor is None:
             self._supervisor = Supervisor(max_restarts_per_hour=config.run.max_restarts_per_hour)
             file = self._folder / "generation.toml"
-            command = (sys.executable, "-m", "nouscoder", "serve", _NAME, "--config", str(file))
+            command = (sys.executable, "-m", "nouscoder", "serve", "generation", "--config", str(file))
             log_file = self._folder / "logs" / "generation.log"
-            self._supervisor.start(ProcessSpec(_NAME, command, log_file, environment=SHARED_CORES))
+            self._supervisor.start(ProcessSpec("generation", command, log_file, environment=SHARED_CORES))
         self._config = config
         return self._supervisor.processes[0]
 
@@ -108,6 +146,98 @@ class KeptGeneration:
         self._supervisor = self._config = None
 
 
+# Services that are processes of this machine: their addresses, commands and order.
+
+SERVICES = ("broker", "verifier", "generation", "learner")
+
+
+def service_spec(folder: RunFolder, name: str) -> ProcessSpec:
+    """How to start a service of this run. The learner exits by itself; the verifier leases its work from the broker."""
+    command = [sys.executable, "-m", "nouscoder", "serve", name, "--config", str(folder.config_file)]
+    if name == "verifier":
+        command.append("--broker")
+    log_file = folder.logs / f"{name}.log"
+    return ProcessSpec(name, tuple(command), log_file, may_end=name == "learner", environment=SHARED_CORES)
+
+
+def rewrite_addresses(folder: RunFolder, config: Config, generation: KeptGeneration | None = None) -> Config:
+    """Give each service an address on a socket of the run, and record them. A kept generation process keeps its own.
+
+    The sockets stay the same when a process restarts, so that its clients find it again. Raises NotPrivate.
+    """
+    from nouscoder.broker.redis_server import is_own, redis_url
+
+    place = socket_folder(folder.path)
+    sections = {
+        name: {"grpc": unix_address(place / f"{name}.sock"), "metrics": unix_address(place / f"{name}.metrics")}
+        for name in SERVICES
+    }
+    if not (url := configured_url(config.broker)) or is_own(url, folder.path / "redis"):
+        sections["broker"]["redis_url"] = redis_url(folder.path / "redis")
+    changed = config.changed(**sections)
+    return folder.record(changed if generation is None else generation.with_address(changed))
+
+
+class LocalServices(RunServices):
+    """Processes of this machine under a supervisor."""
+
+    watch_every_s = 0.5
+    # The supervisor starts a process again at once.
+    evaluation_retry = Retry("evaluation", EVALUATION_ERRORS, max_tries=3, wait_s=0.5)
+
+    def __init__(
+        self, folder: RunFolder, config: Config, supervisor: Supervisor, generation: KeptGeneration | None = None
+    ) -> None:
+        self.config = config
+        self._folder = folder
+        self._supervisor = supervisor
+        self._generation = generation
+        self._started: dict[str, SupervisedProcess] = {}
+
+    def start(self, *names: str) -> None:
+        """Start these processes."""
+        for name in names:
+            if name == "generation" and self._generation is not None:
+                self._started[name] = self._generation.start(self.config)
+            else:
+                self._started[name] = self._supervisor.start(service_spec(self._folder, name))
+
+    def check(self) -> None:
+        """Raises SupervisionError."""
+        self._supervisor.check()
+        if self._generation is not None:
+            self._generation.check()
+
+    @property
+    def processes(self) -> Sequence[SupervisedProcess]:
+        """All processes of the run."""
+        return [*self._supervisor.processes, *(self._generation.processes if self._generation is not None else ())]
+
+    @property
+    def learner_ended(self) -> bool:
+        """Whether the learner's process has exited."""
+        return "learner" in self._started and self._started["learner"].ended.is_set()
+
+
+@asynccontextmanager
+async def _open_local(
+    folder: RunFolder, config: Config, say: Say, generation: KeptGeneration | None
+) -> AsyncIterator[LocalServices]:
+    """Services as processes of this machine, after Redis has started. All but `generation` are stopped on exit."""
+    from nouscoder.broker.redis_server import is_own, redis_command
+
+    config = rewrite_addresses(folder, config, generation)
+    if generation is not None:
+        await generation.prepare(config)
+    supervisor = Supervisor(max_restarts_per_hour=config.run.max_restarts_per_hour)
+    try:
+        if is_own(config.broker.redis_url, place := folder.path / "redis"):
+            supervisor.start(ProcessSpec("redis", tuple(redis_command(place)), folder.logs / "redis.log"))
+        yield LocalServices(folder, config, supervisor, generation)
+    finally:
+        await supervisor.close()
+
+
 # Services that are operated outside of the run.
 
 EVALUATION_BEFORE = "evaluation_before.json"
@@ -121,14 +251,16 @@ class ServiceAway(NousCoderError):
     exit_code = ExitCode.UNAVAILABLE
 
 
-class ExternalServices:
-    """Watches the services. `say` reports when one stops answering and when it answers again."""
+class ExternalServices(RunServices):
+    """Watches the services. `say` reports when one stops answering and when it answers again.
+
+    They run already, and the learner waits for the file of the first evaluation. It keeps running after the run, whose
+    end the broker reports.
+    """
 
     watch_every_s = 2.0
-    processes: list[SupervisedProcess] = []  # noqa: RUF012  # this command starts none
-    learner_ended = True  # the learner keeps running; the broker reports the end of the run
 
-    def __init__(self, config: Config, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: Config, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises Unusable when the learner would not wait for the evaluation of the first policy."""
         if config.learner.start_after != EVALUATION_BEFORE:
             raise Unusable(
@@ -142,9 +274,6 @@ class ExternalServices:
         self._clock = clock
         self._away_since: dict[str, float] = {}
         self._reported: set[str] = set()
-
-    def start(self, *names: str) -> None:
-        """Do nothing: the services run already. The learner waits for the file of the first evaluation."""
 
     def heard(self, answered: Mapping[str, bool]) -> None:
         """Record since when each service has not answered. Interruptions of a few seconds are not reported."""
@@ -172,41 +301,6 @@ class ExternalServices:
 
 
 # The choice.
-
-Say = Callable[[str], None]
-
-
-class RunServices(Protocol):
-    """The services as the loop needs them, for every deployment. `config` holds their addresses.
-
-    `evaluation_retry` says how long an evaluation is retried after EVALUATION_ERRORS.
-    """
-
-    config: Config
-    watch_every_s: float
-    evaluation_retry: Retry
-
-    def start(self, *names: str) -> None:
-        """From now on these services must run."""
-        ...
-
-    def heard(self, answered: Mapping[str, bool]) -> None:
-        """Record which services answered just now."""
-        ...
-
-    def check(self) -> None:
-        """Raises NousCoderError when a started service cannot be kept alive."""
-        ...
-
-    @property
-    def processes(self) -> list[SupervisedProcess]:
-        """The processes of this run that this command started, for display."""
-        ...
-
-    @property
-    def learner_ended(self) -> bool:
-        """Whether the learner has stopped writing to the run folder."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,17 +378,6 @@ async def _attach(config: Config, resume: bool, given: Given) -> OpenedRun:
 
 def _environment(config: Config) -> Any:
     return tomllib.loads(dump_config(config))["generation"]["environment"]
-
-
-@asynccontextmanager
-async def _open_local(
-    folder: RunFolder, config: Config, say: Say, generation: KeptGeneration | None
-) -> AsyncIterator[RunServices]:
-    # Imported here, because it imports Redis' client, which the image for external services does not hold.
-    from nouscoder.run.local import open_local
-
-    async with open_local(folder, config, generation) as services:
-        yield services
 
 
 @asynccontextmanager

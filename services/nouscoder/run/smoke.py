@@ -27,7 +27,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -37,22 +37,19 @@ from rich.console import Console
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, ConfigError
-from nouscoder.config.run import PlanSection
 from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.data.problem_index import ProblemIndex, open_index
-from nouscoder.domain.guards import TEST, BatchRewards, Direction, RewardTrend, reward_trend
+from nouscoder.domain.guards import TEST, BatchRewards, Direction, reward_trend
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.run_status import RunMode
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
-from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.rpc.worker import observer_id
 from nouscoder.run.evaluation import first_policy, while_alive
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import interruptible, run_loop
@@ -60,6 +57,7 @@ from nouscoder.run.preflight import checked, with_policy_folder
 from nouscoder.run.resume import note_given, reopened
 from nouscoder.run.services import RunServices, deployment
 from nouscoder.run.view import View, open_view
+from nouscoder.run.watch import broker_of
 
 # The problems of a smoke test.
 
@@ -80,11 +78,8 @@ def solved_sometimes(counts: dict[str, PassCount], order: Sequence[str], size: i
 
 def chosen_from_file(config: Config, file: Path, size: int) -> tuple[str, ...]:
     """The problems by a file of pass rates. Raises TooFewProblems, and Unusable for a bad file."""
-    index = open_index(config)
-    try:
+    with closing(open_index(config)) as index:
         order = measuring_order(config, index)
-    finally:
-        index.close()
     found = solved_sometimes(read_pass_rates(file), order, size)
     if len(found) < size:
         raise TooFewProblems(f"{file}: {len(found)} problems of the training file have 0 < pass rate < 1, not {size}")
@@ -99,20 +94,14 @@ def measuring_order(config: Config, index: ProblemIndex) -> list[str]:
 
 
 async def measured(folder: RunFolder, config: Config, view: View, size: int) -> tuple[str, ...]:
-    """The problems by the counts of the first policy, which this run's services sample and grade.
-
-    Raises TooFewProblems when the training file, or its first MAX_MEASURED problems, has too few.
-    """
+    """The problems by the counts of the first policy, measured by the services of this run. Raises TooFewProblems."""
     file = folder.path / PASS_RATES
-    index = await asyncio.to_thread(open_index, config)
-    try:
+    with closing(await asyncio.to_thread(open_index, config)) as index:
         order = measuring_order(config, index)[:MAX_MEASURED]
         counts = read_pass_rates(file) if file.exists() else {}
         if len(solved_sometimes(counts, order, size)) < size and not counts.keys() >= set(order):
             async with deployment(config).open_services(folder, config, view.say, None) as services:
                 counts = await _measure_until(services, index, order, counts, file, view, size)
-    finally:
-        index.close()
     found = solved_sometimes(counts, order, size)
     if len(found) < size:
         raise TooFewProblems(
@@ -159,8 +148,7 @@ async def _measure_until(
 
 async def admit_nothing(config: Config) -> None:
     """The broker admits no group, so that generation samples only what is measured."""
-    client = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
-    async with client as broker:
+    async with broker_of(config) as broker:
         await broker.set_mode(RunMode.PAUSED)
 
 
@@ -220,25 +208,26 @@ async def run_test(
 ) -> dict[str, Any]:
     """The result, as in smoke64.json. Raises NousCoderError with one sentence."""
     folder, config = await _open(config, test, resume=resume, given=given)
-    try:
+    with closing(folder):
         result = folder.read_json(RESULT)
         if result is None:
             names = await _problems(folder, config, test, view)
             training = training_config(config, names)
             await _train(training, view)
             trend = reward_trend(read_rewards(training.run.folder), training.run.total_batches, training.run.seed)
-            result = _record(trend, training)
+            result = {
+                "direction": trend.direction.value,
+                **asdict(trend),
+                "num_batches": training.run.total_batches,
+                "test": TEST,
+                "run": str(training.run.folder),
+            }
             folder.write_json(RESULT, result)
-        return result
-    finally:
-        folder.close()
+    return result
 
 
 def smoke_config(config: Config, test: SmokeTest) -> Config:
-    """The configuration of the whole test: that of the run, or of the first stage of a plan, under another name.
-
-    Raises ConfigError for external services, and for a first stage that changes its policy.
-    """
+    """That of the run, or of a first stage, under another name. Raises ConfigError where that is not possible."""
     if config.run.services != "local":
         raise ConfigError('--smoke64 starts its services itself: set run.services to "local"')
     if config.plan.stages and config.plan.stages[0].yarn.factor:
@@ -247,10 +236,11 @@ def smoke_config(config: Config, test: SmokeTest) -> Config:
     num_batches = test.num_batches or default_batches(test.num_problems, run)
     if num_batches < 3:
         raise ConfigError("--smoke-batches must be at least 3: the test compares the first and the last third")
-    changes = {"name": f"{config.run.name}-smoke64", "pages": "", "total_batches": num_batches}
-    section = run.run.model_copy(update=changes)
-    measured = run.evaluation.model_copy(update={"every_batches": 0, "end_at_pass_at_1": 0.0, "end_after_no_gain": 0})
-    return run.model_copy(update={"run": section, "evaluation": measured, "plan": PlanSection()})
+    return run.changed(
+        run={"name": f"{config.run.name}-smoke64", "pages": "", "total_batches": num_batches},
+        evaluation={"every_batches": 0, "end_at_pass_at_1": 0.0, "end_after_no_gain": 0},
+        plan={"stages": ()},
+    )
 
 
 def default_batches(num_problems: int, config: Config) -> int:
@@ -298,10 +288,7 @@ def sentence(result: dict[str, Any]) -> str:
 
 
 async def _open(config: Config, test: SmokeTest, *, resume: bool, given: Given) -> tuple[RunFolder, Config]:
-    """The test's folder: a new one, or with `resume` that of an earlier start with the configuration recorded there.
-
-    Raises RunChanged for new values.
-    """
+    """The test's folder: a new one, or with `resume` that of an earlier start, as it recorded it. Raises RunChanged."""
     wanted = smoke_config(await asyncio.to_thread(with_policy_folder, config), test)
     if resume:
         return reopened(wanted.run.folder, given, "--smoke64")
@@ -327,11 +314,8 @@ async def _problems(folder: RunFolder, config: Config, test: SmokeTest, view: Vi
 async def _measure(config: Config, test: SmokeTest, view: View) -> tuple[str, ...]:
     begun = (config.run.folder / "config.toml").exists()
     opened = await deployment(config).open_folder(config, begun, NOTHING_GIVEN)
-    folder, config = opened.folder, opened.config
-    try:
-        return await measured(folder, config, view, test.num_problems)
-    finally:
-        folder.close()
+    with closing(opened.folder):
+        return await measured(opened.folder, opened.config, view, test.num_problems)
 
 
 async def _train(config: Config, view: View) -> None:
@@ -341,19 +325,7 @@ async def _train(config: Config, view: View) -> None:
     begun = (config.run.folder / "config.toml").exists()
     opened = await deployment(config).open_folder(config, begun, NOTHING_GIVEN)
     folder, recorded = opened.folder, opened.config
-    try:
+    with closing(folder):
         if recorded.broker.curriculum != config.broker.curriculum:
             raise Unusable(f"{folder.path} was begun on other problems: remove the folder, or take another run.name")
         await run_loop(folder, recorded, view, time.monotonic())
-    finally:
-        folder.close()
-
-
-def _record(trend: RewardTrend, training: Config) -> dict[str, Any]:
-    return {
-        "direction": trend.direction.value,
-        **asdict(trend),
-        "num_batches": training.run.total_batches,
-        "test": TEST,
-        "run": str(training.run.folder),
-    }

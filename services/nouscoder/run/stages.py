@@ -88,7 +88,7 @@ def _with_own_cache(config: Config, stage: Config) -> Config:
     for index in range(len(config.plan.stages)):
         if (other := config.of_stage(index).run.folder.name) != own:
             shutil.rmtree(whole / other, ignore_errors=True)
-    return stage.model_copy(update={"generation": stage.generation.model_copy(update={"cache": str(whole / own)})})
+    return stage.changed(generation={"cache": str(whole / own)})
 
 
 class _Pending(Exception):
@@ -105,7 +105,7 @@ async def _with_begun_policy(stage: Config) -> Config:
         return load_config(file)
 
     begun = await Retry("the stage's run folder", (_Pending,), for_s=stage.run.peer_patience_s).call(recorded)
-    return stage.model_copy(update={"policy": stage.policy.model_copy(update={"path": begun.policy.path})})
+    return stage.changed(policy={"path": begun.policy.path})
 
 
 class _StageWatch(threading.Thread):

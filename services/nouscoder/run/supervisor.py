@@ -196,16 +196,6 @@ class Supervisor:
             if keeper.done() and not keeper.cancelled():
                 keeper.result()
 
-    async def until(self, condition: Callable[[], bool], what: str, limit_s: float, every_s: float = 0.2) -> None:
-        """Wait until `condition` while watching the processes. Raises SupervisionError, also after `limit_s`."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + limit_s
-        while not condition():
-            self.check()
-            if loop.time() > end:
-                raise SupervisionError(f"{what} did not happen within {limit_s:.0f} s")
-            await asyncio.sleep(every_s)
-
     async def close(self, grace_s: float = 3.0) -> None:
         """Stop all processes, the latest first: SIGTERM, `grace_s` seconds, then SIGKILL to every group."""
         for keeper in self._keepers.values():

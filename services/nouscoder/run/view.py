@@ -11,8 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -62,7 +61,6 @@ class Snapshot:
     elapsed_s: float = 0.0
     processes: tuple[ProcessLine, ...] = ()
     learner_state: str = ""
-    message: str = ""
     pass_rates: tuple[float, ...] = ()
     blockers: tuple[str, ...] | None = None
 
@@ -74,14 +72,15 @@ UNKNOWN = "-"
 
 def plain_line(snapshot: Snapshot) -> str:
     """The snapshot in one line of `name value` pairs, ASCII, without line breaks."""
+    known, ledger = snapshot.ledger, UNKNOWN
+    if known is not None:
+        ledger = f"{ledger_numbers(known)} | balanced {'yes' if known.balanced else 'NO'}"
     parts = [
         snapshot.phase,
         *(f"{name} {value}" for name, value in figures(snapshot).items()),
-        _ledger_line(snapshot.ledger),
+        f"ledger {ledger}",
         f"left {duration(snapshot.time_left_s)}",
     ]
-    if snapshot.message:
-        parts.append(one_line(snapshot.message))
     return " | ".join(parts).encode("ascii", "backslashreplace").decode()
 
 
@@ -136,12 +135,6 @@ def ledger_numbers(ledger: Ledger) -> str:
     )
 
 
-def _ledger_line(ledger: Ledger | None) -> str:
-    if ledger is None:
-        return f"ledger {UNKNOWN}"
-    return f"ledger {ledger_numbers(ledger)} | balanced {'yes' if ledger.balanced else 'NO'}"
-
-
 # A run as a panel on a terminal of at least 80 columns. Pure.
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -159,10 +152,10 @@ def render(snapshot: Snapshot) -> RenderableType:
         rows.add_row("learner", Text(one_line(snapshot.learner_state)))
     if snapshot.processes:
         rows.add_row("processes", _processes(snapshot.processes))
-    if snapshot.message:
-        rows.add_row("note", Text(one_line(snapshot.message), style="yellow"))
     footer = f"{duration(snapshot.elapsed_s)} gone, {duration(snapshot.time_left_s)} left"
-    return _panel(snapshot.phase, Group(_bar(snapshot), _figures(snapshot), rows), footer)
+    count = f"batch {snapshot.batch}/{snapshot.total_batches}  step {snapshot.step}/{snapshot.total_steps}"
+    bar = _bar_row(count, snapshot.step, snapshot.total_steps)
+    return _panel(snapshot.phase, Group(bar, _figures(snapshot), rows), footer)
 
 
 def render_progress(phase: str, done: int, total: int, note: str = "") -> RenderableType:
@@ -190,11 +183,6 @@ def _ledger_text(ledger: Ledger | None) -> Text:
     return Text.assemble((verdict, style), "  ", ledger_numbers(ledger))
 
 
-def _bar(snapshot: Snapshot) -> Table:
-    count = f"batch {snapshot.batch}/{snapshot.total_batches}  step {snapshot.step}/{snapshot.total_steps}"
-    return _bar_row(count, snapshot.step, snapshot.total_steps)
-
-
 def _bar_row(count: str, done: int, total: int) -> Table:
     row = Table.grid(expand=True, padding=(0, 1))
     row.add_column(ratio=1)
@@ -209,16 +197,9 @@ def _figures(snapshot: Snapshot) -> Table:
         grid.add_column(no_wrap=True, style="dim")
         grid.add_column(no_wrap=True, ratio=1, style="bold")
     staleness = f"{number(snapshot.staleness_mean, '.2f')} (max {number(snapshot.staleness_max, 'd')})"
-    grid.add_row(
-        *("pass rate", number(snapshot.pass_rate, ".3f")),
-        *("reward", number(snapshot.reward_mean, "+.3f")),
-        *("staleness", staleness),
-    )
-    grid.add_row(
-        *("tests/s", number(snapshot.tests_per_second, ".1f")),
-        *("tokens/s", number(snapshot.tokens_per_second, ".0f")),
-        *("policy", number(snapshot.policy_version, "d")),
-    )
+    shown = figures(snapshot) | {"staleness": staleness}
+    for row in (("pass rate", "reward", "staleness"), ("tests/s", "tokens/s", "policy")):
+        grid.add_row(*(cell for name in row for cell in (name, shown[name])))
     return grid
 
 
@@ -251,20 +232,19 @@ def _process(process: ProcessLine) -> Text:
 # The views.
 
 
-class View(Protocol):
-    """Shows a run. A context manager, which restores the terminal on exit."""
-
-    def __enter__(self) -> Self:
-        """Start the view."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop showing."""
+class View:
+    """Shows a run. A context manager, which restores the terminal on exit. This one shows nothing."""
 
     @property
     def shows_blockers(self) -> bool:
         """Whether `show` needs the snapshot's blockers, which cost the broker a request."""
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop showing."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the current state of the run."""
@@ -282,10 +262,8 @@ def open_view(console: Console, min_interval_s: float = 2.0) -> View:
     return LiveView(console) if can_draw else PlainView(console, min_interval_s=min_interval_s)
 
 
-class LiveView:
+class LiveView(View):
     """A panel that is redrawn in place."""
-
-    shows_blockers = False
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
@@ -294,9 +272,7 @@ class LiveView:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
@@ -312,10 +288,8 @@ class LiveView:
         self._live.console.print(Text(text))
 
 
-class PlainView:
+class PlainView(View):
     """One line at a time, for logs and pipes."""
-
-    shows_blockers = False
 
     def __init__(
         self, console: Console, clock: Callable[[], float] = time.monotonic, min_interval_s: float = 2.0
@@ -325,14 +299,6 @@ class PlainView:
         self._min_interval_s = min_interval_s
         self._printed_at: float | None = None
         self._printed: tuple[object, ...] = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     def show(self, snapshot: Snapshot) -> None:
         """Print a line if the batch, phase or balance changed or the last line is old enough."""

@@ -44,8 +44,8 @@ from nouscoder.learner.state.curriculum_copy import FILE as CURRICULUM
 from nouscoder.learner.state.curriculum_copy import read_copy
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.prompt_file import trained_prompt
-from nouscoder.run.evaluation import newest_version, weights_folder
-from nouscoder.run.folder import RunFolder
+from nouscoder.run.evaluation import weights_folder
+from nouscoder.run.folder import RunFolder, newest_version
 from nouscoder.run.loop import interruptible, run_loop
 from nouscoder.run.preflight import checked, with_policy_folder
 from nouscoder.run.resume import note_given, reopened

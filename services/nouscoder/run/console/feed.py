@@ -5,21 +5,41 @@
 
 INVARIANT: nothing is computed before somebody watches, and one state is made into text once, however many watch. At
 most MOST_WATCHERS watch; what is kept does not grow.
+
+The events that a browser gets of a run, in the form of server-sent events.
+
+| event | contents |
+|---|---|
+| run | name of the run |
+| state | what the views are told (feed.py): phase, figures, ledger, what blocks, processes, sentences |
+| points | new points of the charts (report/follow.py); their `id` is the position to go on from |
+| evaluations | all evaluations, when there is a new one |
+| rollouts | the batches whose tokens are there, when there is a new one |
+| summary | summary.json and its ledger, when the run has ended; null when it goes on |
+
+INVARIANT: an event carries what is new since the one of its kind before, and is sent at most once in TICK_S. A reader
+that comes back with the id of its last event gets every point since. A stream ends when the pages close, after
+LONGEST_S, or when its reader takes nothing; the browser then comes back by itself.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from types import TracebackType
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
+from nouscoder.atomic_files import numbered
 from nouscoder.domain.run_status import Ledger
 from nouscoder.errors import without_secrets
+from nouscoder.report.follow import METRICS, Evaluations, NewLines, Position
+from nouscoder.report.page import ledger_of
+from nouscoder.report.run_data import Record
 from nouscoder.run.view import Snapshot, View, duration, figures
 
 MOST_WATCHERS = 16
@@ -30,14 +50,14 @@ class TooManyWatch(Exception):
     """MOST_WATCHERS are watching."""
 
 
-class Feed:
-    """See the module. Without a `view` it only keeps what it is told."""
+class Feed(View):
+    """See the module. Without the `view` of a terminal it only keeps what it is told."""
 
     def __init__(self, view: View | None = None) -> None:
-        self._view = view
+        self._view = view or View()
         self._told: Snapshot | tuple[str, int, int, str] | None = None
         self._said: deque[str] = deque(maxlen=_MOST_SAID)
-        self._version = 0
+        self.version = 0  # rises whenever it is told something
         self._lock = threading.Lock()
         self._num_watchers = 0
         self._text: tuple[int, str] = (-1, "")
@@ -45,43 +65,32 @@ class Feed:
 
     # The view.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
     @property
     def shows_blockers(self) -> bool:
         """Whether somebody watches."""
-        return self._num_watchers > 0 or (self._view is not None and self._view.shows_blockers)
+        return self._num_watchers > 0 or self._view.shows_blockers
 
     def show(self, snapshot: Snapshot) -> None:
         """Keep it, and show it in the terminal."""
         self._keep(snapshot)
-        if self._view is not None:
-            self._view.show(snapshot)
+        self._view.show(snapshot)
 
     def progress(self, phase: str, done: int, total: int, note: str = "") -> None:
         """Keep it, and show it in the terminal."""
         self._keep((phase, done, total, note))
-        if self._view is not None:
-            self._view.progress(phase, done, total, note)
+        self._view.progress(phase, done, total, note)
 
     def say(self, text: str) -> None:
         """Keep the sentence, and show it in the terminal."""
         with self._lock:
             self._said.append(text)
-            self._version += 1
-        if self._view is not None:
-            self._view.say(text)
+            self.version += 1
+        self._view.say(text)
 
     def _keep(self, told: Snapshot | tuple[str, int, int, str]) -> None:
         with self._lock:
             self._told = told
-            self._version += 1
+            self.version += 1
 
     # Those who watch.
 
@@ -98,18 +107,13 @@ class Feed:
             with self._lock:
                 self._num_watchers -= 1
 
-    @property
-    def version(self) -> int:
-        """Rises whenever the feed is told something; 0 before."""
-        return self._version
-
     def state(self) -> tuple[int, str]:
         """The state as JSON, and the version that it has."""
         with self._lock:
-            if self._text[0] != self._version:
+            if self._text[0] != self.version:
                 record = _progress(self._told) if isinstance(self._told, tuple) else _state(self._told)
                 record["said"] = [without_secrets(text) for text in self._said]
-                self._text = (self._version, json.dumps(record, ensure_ascii=False))
+                self._text = (self.version, json.dumps(record, ensure_ascii=False))
             return self._text
 
 
@@ -120,7 +124,7 @@ def _state(snapshot: Snapshot | None) -> dict[str, Any]:
         "phase": snapshot.phase,
         "done": snapshot.step,
         "total": snapshot.total_steps,
-        "note": without_secrets(snapshot.message),
+        "note": "",
         "left": duration(snapshot.time_left_s),
         "figures": figures(snapshot),
         "ledger": None if snapshot.ledger is None else ledger_record(snapshot.ledger),
@@ -138,3 +142,97 @@ def _progress(told: tuple[str, int, int, str]) -> dict[str, Any]:
 def ledger_record(ledger: Ledger) -> dict[str, Any]:
     """The ledger, and whether it balances."""
     return asdict(ledger) | {"balanced": ledger.balanced}
+
+
+# The events.
+
+TICK_S = 1.0
+LONGEST_S = 3600.0
+_BEAT_S = 10.0  # a comment at least this often shows that the other side is there
+_BEAT = b": still here\n\n"
+_COME_BACK = b"retry: 2000\n\n"
+_MOST_BESIDE = 100
+
+
+def stream(folder: Path, position: Position, feed: Feed, *, is_own: bool) -> Iterator[bytes]:
+    """The events of the run in `folder`, until the feed closes. `is_own`: it is the run that tells the feed."""
+    end_s = time.monotonic() + LONGEST_S
+    sent_s = time.monotonic()
+    news = _News(folder, position, feed if is_own else None)
+    yield _COME_BACK + _event("run", {"name": folder.name})
+    while not feed.closed.is_set() and (now_s := time.monotonic()) < end_s:
+        for event in news.look():
+            sent_s = now_s
+            yield event
+        if now_s - sent_s >= _BEAT_S:
+            sent_s = now_s
+            yield _BEAT
+        feed.closed.wait(TICK_S)
+
+
+class _News:
+    """What one reader has not got yet."""
+
+    def __init__(self, folder: Path, position: Position, feed: Feed | None) -> None:
+        self._folder = folder
+        self._feed = feed
+        self._version = -1
+        self._lines = NewLines(folder / METRICS, position)
+        self._evaluations = Evaluations(folder)
+        self._batches: list[int] | None = None
+        self._ended: int | None = -1
+
+    def look(self) -> Iterator[bytes]:
+        """The events that are due."""
+        ended = _changed_ns(self._folder / "summary.json")
+        if ended != self._ended:
+            self._ended = ended
+            yield _event("summary", None if ended is None else _summary(self._folder))
+        if self._feed is not None and self._feed.version != self._version:
+            self._version, text = self._feed.state()
+            yield _sent("state", text)
+        for found in self._lines.read():
+            yield _event("points", {"after": found.after, "charts": found.charts}, found.position)
+        if (evaluated := self._evaluations.read(self._lines.steps)) is not None:
+            yield _event("evaluations", {"charts": evaluated.charts, "rows": evaluated.rows})
+        if self._feed is not None and (batches := [*numbered(self._folder / "tokens", ".json")]) != self._batches:
+            self._batches = batches
+            yield _event("rollouts", {"batches": batches})
+
+
+def _changed_ns(file: Path) -> int | None:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        record: Record = json.loads((folder / "summary.json").read_text(encoding="utf8"))
+    except (OSError, ValueError):  # removed meanwhile
+        record = {}
+    ledger = ledger_of(record)
+    names = ("steps", "pass_at_1_before", "pass_at_1_after", "learning_seconds")
+    return {name: record.get(name) for name in names} | {"ledger": None if ledger is None else ledger_record(ledger)}
+
+
+def _event(kind: str, record: object, position: Position | None = None) -> bytes:
+    return _sent(kind, json.dumps(record, separators=(",", ":")), position)
+
+
+def _sent(kind: str, text: str, position: Position | None = None) -> bytes:
+    """`text` is JSON, so it has no line break."""
+    named = "" if position is None else f"id: {position}\n"
+    return f"event: {kind}\n{named}data: {text}\n\n".encode("utf8", "backslashreplace")
+
+
+def runs_beside(folder: Path) -> dict[str, Path]:
+    """The other runs in the same root, by name, the newest first. Links are left out."""
+    found = []
+    for path in folder.parent.iterdir():
+        if path == folder or path.is_symlink():
+            continue
+        if (changed_ns := _changed_ns(path / METRICS)) is not None:
+            found.append((changed_ns, path))
+    return {path.name: path for _, path in sorted(found, reverse=True)[:_MOST_BESIDE]}

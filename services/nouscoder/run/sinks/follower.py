@@ -1,7 +1,8 @@
-"""A process that copies metrics.jsonl to one sink: `python -m nouscoder.run.sinks.follower NAME RUN_FOLDER`.
+"""The sinks of a run: one process each, so that no sink can stall or end the run.
 
-It reads the file as the learner writes it. When its standard input ends, it copies what is left and exits. The run does
-not wait for it, and it can fail or hang without an effect on the run.
+`python -m nouscoder.run.sinks.follower NAME RUN_FOLDER` copies metrics.jsonl to one sink. It reads the file as the
+learner writes it. When its standard input ends, it copies what is left and exits. It can fail or hang without an effect
+on the run.
 
 The last evaluations of a run come into lines that were copied before (run/evaluation.py). The sink gets them at the
 end.
@@ -9,6 +10,9 @@ end.
 INVARIANT: the sink gets each step once, in order of steps, also over restarts of the process: it begins after the last
 step that the sink says it has. After a failure the record is tried again, at most MAX_FAILURES times in a row.
 status.json of the sink says how many records were written and how many tries failed.
+
+INVARIANT: at the end the run waits at most `_CLOSE_LIMIT_S` seconds for all sinks together; then those left are killed.
+What they did not write is in metrics.jsonl, and a resumed run writes it. A sink that ended early is reported once.
 """
 
 from __future__ import annotations
@@ -17,17 +21,22 @@ import json
 import logging
 import os
 import select
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.config import Config, load_config
+from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.logs import configure_logs
-from nouscoder.run.sinks.targets import Sink, open_sink, scalars_of, sink_folder
+from nouscoder.run.folder import RunFolder
+from nouscoder.run.sinks.targets import Sink, missing_packages, open_sink, scalars_of, sink_folder
+from nouscoder.run.supervisor import PARENT_DEATH
 
 log = logging.getLogger(__name__)
 
@@ -179,6 +188,73 @@ def main(name: str, run: Path) -> int:
         log.error("the sink is given up; the run goes on", extra={"reason": str(error)})
         return 1
     return 0
+
+
+# The processes of a run.
+
+_CLOSE_LIMIT_S = 20.0
+
+
+class Sinks:
+    """The processes of a run's sinks, by name."""
+
+    def __init__(self, folder: RunFolder, names: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._processes = {name: self._start(name) for name in names}
+
+    def look(self) -> list[str]:
+        """A warning for each sink that has ended since the last look."""
+        ended = [name for name, process in self._processes.items() if process.poll() is not None]
+        for name in ended:
+            del self._processes[name]
+        return [f"warning: sink {name} has ended, and the run goes on{self._counts(name)}" for name in ended]
+
+    def close(self) -> list[str]:
+        """Let the sinks write what is left. A warning for each one that was not in time or failed."""
+        until = time.monotonic() + _CLOSE_LIMIT_S
+        for process in self._processes.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        late = []
+        for name, process in self._processes.items():
+            try:
+                code = process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+            if code:
+                late.append(f"warning: sink {name} does not have every step{self._counts(name)}")
+        return late
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        follower = [sys.executable, "-m", "nouscoder.run.sinks.follower", name, str(self._folder.path)]
+        command = [sys.executable, "-IS", str(PARENT_DEATH), str(os.getpid()), *follower]
+        with (self._folder.logs / f"sink-{name}.log").open("ab") as output:
+            return subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, bufsize=0
+            )
+
+    def _counts(self, name: str) -> str:
+        """What its status says, in words."""
+        log_file = self._folder.logs / f"sink-{name}.log"
+        try:
+            status = json.loads((sink_folder(self._folder.path, name) / STATUS).read_text())
+        except (OSError, ValueError):
+            return f" (see {log_file})"
+        return f" (last step {status['last_step']}, {status['failures']} failures; see {log_file})"
+
+
+@contextmanager
+def open_sinks(folder: RunFolder, config: Config, say: Callable[[str], None]) -> Iterator[Sinks]:
+    """The sinks of run.sinks inside the context. Raises ConfigError when a package is not installed."""
+    if faults := missing_packages(config):
+        raise ConfigError("\n".join(faults))
+    sinks = Sinks(folder, config.run.sinks)
+    try:
+        yield sinks
+    finally:
+        for warning in sinks.close():
+            say(warning)
 
 
 if __name__ == "__main__":

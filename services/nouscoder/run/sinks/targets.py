@@ -39,23 +39,18 @@ class Sink(Protocol):
 
     def open(self) -> int:
         """Connect, and return the last step whose whole record the sink has; 0 when it has none."""
-        ...
 
     def write(self, step: int, time_s: float, scalars: Mapping[str, float]) -> None:
         """Take one record. `time_s` is when the learner wrote it, in seconds since 1970."""
-        ...
 
     def amend(self, step: int, time_s: float, scalars: Mapping[str, float]) -> None:
         """Add scalars to a record that was written. It may come again after a restart, with the same scalars."""
-        ...
 
     def flush(self) -> None:
         """Make the records that were written durable, as far as the tool allows."""
-        ...
 
     def close(self) -> None:
         """Flush and disconnect."""
-        ...
 
 
 def scalars_of(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -258,5 +253,4 @@ def open_sink(name: str, config: Config, folder: Path) -> Sink:
         return TensorBoardSink(folder)
     if name == SinkName.WANDB:
         return WandbSink(folder, config.run.name)
-
     return MlflowSink(folder, config.run.name)
