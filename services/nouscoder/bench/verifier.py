@@ -19,12 +19,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from nouscoder.bench.controls import bare_spawn, forks_per_second, rate, warm_forks_per_second
+from nouscoder.bench.controls import (
+    SlotClocks,
+    SubmissionCost,
+    bare_spawn,
+    cost_of,
+    floor,
+    forks_per_second,
+    rate,
+    warm_forks_per_second,
+)
+from nouscoder.bench.controls import as_lines as lines_of_cost
 from nouscoder.bench.http_load import LeanClient, LoadFault
-from nouscoder.bench.measuring import BenchError, free_addresses, stolen_s, usage_of
+from nouscoder.bench.measuring import BenchError, Machine, started, usage_of
 from nouscoder.bench.peers import Peer, PeerBench, PeerLoad, as_lines
-from nouscoder.bench.submission_cost import SlotClocks, SubmissionCost, cost_of, floor
-from nouscoder.bench.submission_cost import as_lines as lines_of_cost
 from nouscoder.client.calls import GRADE_PATH
 
 
@@ -62,7 +70,7 @@ class VerifierBench:
     num_cores: int
     bare_spawns_per_second: float
     forks_per_second: float
-    warm_forks_per_second: float  # each runs a test without isolation, see controls.py
+    warm_forks_per_second: float  # each runs a test without isolation
     many_small_tests: Throughput
     one_test_submissions: Throughput
     latency_at_half_load: Latency
@@ -256,7 +264,7 @@ async def bench_verifier(
         bench = Bench(pid, await stack.enter_async_context(LeanClient(url)), control_s)
         loads = [(peer, await stack.enter_async_context(_peer_load(peer, bench))) for peer in peers]
         await bench.warm_up()
-        begun_s, stolen_before_s = time.perf_counter(), stolen_s()
+        machine = Machine()
         forks = await asyncio.to_thread(forks_per_second, control_s)
         warm_forks = await asyncio.to_thread(warm_forks_per_second, control_s)
         many = await bench.throughput(max(8, round(100 * scale)), 50)
@@ -264,15 +272,13 @@ async def bench_verifier(
         cost = await bench.cost(max(8, round(800 * scale))) if bench.backend == "local" else None
         capacity = await bench.capacity(max(8, round(80 * scale)))
         latency = await bench.latency(capacity / 2, max(20, round(400 * scale)))
-        cores = os.cpu_count() or 1
         compared = [await _compared(peer, load, bench, many.submissions, single.submissions) for peer, load in loads]
         processes = processes if bench.backend == "local" else 1
         several = await _with_processes(overrides, scale, control_s, processes) if processes > 1 else None
-        num_cpu_s = (time.perf_counter() - begun_s) * cores
         return VerifierBench(
-            stolen_cpu_share=(stolen_s() - stolen_before_s) / num_cpu_s,
+            stolen_cpu_share=machine.stolen_share,
             backend=bench.backend,
-            num_cores=cores,
+            num_cores=machine.num_cores,
             bare_spawns_per_second=statistics.median([many.bare_spawns_per_second, single.bare_spawns_per_second]),
             forks_per_second=forks,
             warm_forks_per_second=warm_forks,
@@ -318,25 +324,9 @@ async def _peer_load(peer: Peer, bench: Bench) -> AsyncIterator[PeerLoad]:
 @asynccontextmanager
 async def running_service(overrides: tuple[str, ...]) -> AsyncIterator[tuple[int, str]]:
     """Start a verifier with the cache off. Yields its pid and URL. Raises BenchError when it does not start."""
-    grpc, http = free_addresses(2)
-    command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--grpc", grpc, "--http", http]
-    for override in ("verifier.cache_entries=0", *overrides):
-        command += ["--set", override]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(_START_LIMIT_S):
-            while line := await process.stderr.readline():
-                if b'"http"' in line:
-                    break
-            else:
-                raise BenchError("the verifier exited while it started")
-        drain = asyncio.create_task(process.stderr.read())
-        yield process.pid, f"http://{http}"
-        drain.cancel()
-    except TimeoutError:
-        raise BenchError(f"the verifier did not start within {_START_LIMIT_S:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+    anywhere = "127.0.0.1:0"
+    command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--grpc", anywhere, "--http", anywhere]
+    command += [f"--set={override}" for override in ("verifier.cache_entries=0", *overrides)]
+    texts = ("the verifier exited while it started", f"the verifier did not start within {_START_LIMIT_S:.0f} s")
+    async with started(command, "http", _START_LIMIT_S, *texts) as (pid, address):
+        yield pid, f"http://{address}"
