@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.domain.curriculum import ProblemStatistics, potential
-from nouscoder.domain.proposal_pool import PooledProblem, PoolRules, Retired, next_pool
+from nouscoder.self_play.pool_files import PooledProblem, PoolRules, Retired, next_pool
 
 _rules = st.builds(PoolRules, size=st.integers(1, 6), max_age=st.integers(1, 4), solved_at=st.floats(0.5, 1))
 _rates = st.sampled_from([0.125, 0.25, 0.5, 0.75, 0.875])

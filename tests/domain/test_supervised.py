@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.supervised import ChoiceRules, Dropped, EpochOrder, ExampleCandidate, choose, is_held_out
+from nouscoder.sft.choice import ChoiceRules, Dropped, EpochOrder, ExampleCandidate, choose, is_held_out
 
 SIZES = st.integers(1, 40)
 

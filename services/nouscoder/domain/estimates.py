@@ -1,4 +1,4 @@
-"""Estimates from the results of an evaluation: the Elo rating, intervals, best of n, the sign test, and pass@k.
+"""Estimates from the results of an evaluation: the Elo rating, intervals, best of n, correlation, sign test, pass@k.
 
 The Elo rating of a model comes from the ratings of problems, on the scale of Codeforces. A problem counts as an
 opponent with its own rating: who has the same rating solves it with probability 1/2 (Elo 1978; Codeforces sets the
@@ -15,6 +15,7 @@ The exact sign test is for two results on the same problems. With one sample a p
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -184,6 +185,17 @@ def best_of_n(scores: Sequence[float], right: Sequence[bool], n: int) -> float:
         total += probability * sum(equal) / len(equal)
         lower += len(equal)
     return total
+
+
+# Correlation.
+
+
+def correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
+    """Pearson's correlation of pairs of values; None when it is not defined, because one of the two does not vary."""
+    try:
+        return max(-1.0, min(1.0, statistics.correlation(xs, ys)))
+    except statistics.StatisticsError:
+        return None
 
 
 # The exact sign test.

@@ -31,7 +31,6 @@ from nouscoder.data.importers.rows import file_rows
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.prompt import PromptSettings
 from nouscoder.domain.rollout import Rollout, Sampling, Task
-from nouscoder.domain.supervised import ChoiceRules, ExampleCandidate, choose, is_held_out
 from nouscoder.domain.tokens import Completion, FinishReason, Segment, VersionSpan, concatenated, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
@@ -39,6 +38,7 @@ from nouscoder.generation.environments.base import TaskRefused
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
+from nouscoder.sft.choice import ChoiceRules, ExampleCandidate, choose, is_held_out
 from nouscoder.sft.examples import BadExample, Example, example_of
 
 # Examples as rollouts.
