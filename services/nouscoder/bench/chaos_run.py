@@ -142,8 +142,6 @@ def _fault(kind: FaultKind, target: str, source: Random) -> PlannedFault:
     return PlannedFault(kind, target, source.uniform(least, most))
 
 
-# The run.
-
 GROUP_SIZE = 4
 # Writes a small random policy folder. A process of its own, because it loads torch.
 _WRITE_POLICY = """

@@ -104,8 +104,6 @@ def warm_forks_per_second(seconds: float) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-# The cost of a submission, and its floor.
-
 _PATIENCE_S = 120.0  # for a busy machine
 _FIRST_USER = 1_999_999_998  # no user of the host and none of a slot
 

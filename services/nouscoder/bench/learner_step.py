@@ -251,9 +251,6 @@ def _line(rate: StepRate) -> str:
     return f"{rate.tokens_per_second:.0f} tokens/s, MFU {rate.mfu:.1%}, {rate.seconds:.3f} s{memory}"
 
 
-# The longest rollout that a step can train on, within a device's memory.
-
-
 def largest_context(
     attempt: Callable[[int], int | None], capacity: int, first: int, limit_s: float, tell: Callable[[str], None]
 ) -> LargestContext:

@@ -45,9 +45,6 @@ from nouscoder.formats.body import Body
 
 log = logging.getLogger(__name__)
 
-
-# The statistics of the problems in Redis.
-
 KEY = "problem_statistics"
 # Records that one script writes.
 _CHUNK = 1000
@@ -82,9 +79,6 @@ async def restore_state(store: Store, state: CurriculumState) -> int:
             values += [record.problem_id, record.groups, record.to_text()]
         restored += int(await store.run("restore_curriculum", *values))
     return restored
-
-
-# The curriculum.
 
 
 # Places whose statistics one command reads: the first time, and at most. Some hold retired problems.

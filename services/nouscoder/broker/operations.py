@@ -106,8 +106,6 @@ def _letter(letter_id: str, flat: Sequence[bytes], now_ms: int) -> DeadLetter:
     )
 
 
-# The ledger and the status.
-
 _CANCELLED = "cancelled:"
 
 

@@ -89,8 +89,6 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-# Lists the runs in a Redis, and removes one.
-
 _TIMEOUT_S = 5.0
 # A broker that serves the run advances the run's clock at least once a second, but a busy machine may hold it back.
 _TICK_WAIT_S = 5.0

@@ -133,9 +133,6 @@ def is_own(url: str, folder: Path) -> bool:
     return before or path == sockets_of(folder) / _SOCKET
 
 
-# The process that listens at the address.
-
-
 @dataclass(frozen=True, slots=True)
 class _Peer:
     """The process that listens at a unix socket; `pid` is 0 when it is in a namespace that hides it."""

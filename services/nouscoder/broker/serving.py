@@ -66,9 +66,6 @@ def keep_freed_buffers() -> bool:
     return all(set_option(option, KEPT_BYTES) == 1 for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
 
 
-# The Prometheus metrics, from the last status read.
-
-
 class BrokerCollector(Collector):
     """Exports `latest`, or nothing while it is None: a broker that cannot reach Redis exports no old numbers."""
 
@@ -237,8 +234,6 @@ async def keep_sweeping(store: Store, records: Records, lease_s: float, waits: W
         if num_lost:
             log.info("leases taken back", extra={"leases": num_lost})
 
-
-# The process.
 
 METRICS_PERIOD_S = 1.0
 

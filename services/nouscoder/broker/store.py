@@ -43,9 +43,6 @@ from nouscoder.store.redis_records import PASSING, kind_of
 
 log = logging.getLogger(__name__)
 
-
-# The settings of a run that the scripts enforce.
-
 # A consumer that holds nothing and asked for nothing for this time is deleted.
 FORGET_CONSUMER_S = 3600.0
 # A record that no rollout took this time after it was announced is deleted.
@@ -107,8 +104,6 @@ class RunRules:
         """As the scripts read them."""
         return json.dumps(asdict(self))
 
-
-# Redis, and the scripts.
 
 _FOLDER = Path(__file__).parent / "lua"
 # Scripts that Redis may refuse when its memory is full: those that add rollouts, and those that only read.
@@ -234,9 +229,6 @@ class Store:
 def groups_wanted(rules: RunRules, max_tasks: int) -> int:
     """The number of groups that have `max_tasks` tasks: one lease call admits no more."""
     return -(-max_tasks // rules.group_size)
-
-
-# Back-pressure while the memory of Redis fills.
 
 
 # Shares of maxmemory. Between the two is room for the rollouts of groups that were admitted before.

@@ -275,9 +275,6 @@ async def sweep(store: Store) -> int:
             return total
 
 
-# What a worker gets with a lease: the task, or the rollout to grade, of each entry.
-
-
 Leased = TypeVar("Leased")
 
 

@@ -24,8 +24,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-# The statistics of problems.
-
 
 class GroupOutcome(NamedTuple):
     """Rollouts of one complete group."""
@@ -97,9 +95,6 @@ class CurriculumState:
     def of_records(cls, cursor: int, records: Iterable[tuple[str, str]]) -> CurriculumState:
         """From pairs of problem id and text. Raises ValueError."""
         return cls(cursor, tuple(ProblemStatistics.of_text(problem_id, text) for problem_id, text in records))
-
-
-# Schedule and gates.
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,6 @@ from dataclasses import dataclass
 from math import comb, exp, log, log1p
 from random import Random
 
-# The Elo rating.
-
-
 _POINTS = 400.0  # a difference of so many points makes the odds ten times as high
 _PER_POINT = log(10.0) / _POINTS
 # Half of the 95% quantile of chi-squared with one degree of freedom.
@@ -142,16 +139,12 @@ def elo_text(elo: Elo) -> str:
     return f"{elo.value:.0f} ({elo.low:.0f} to {elo.high:.0f})"
 
 
-# Bootstrap intervals.
-
-RESAMPLES = 1000
-LEVEL = 0.95
+_RESAMPLES = 1000
+_LEVEL = 0.95
 
 
-def bootstrap_interval(
-    values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
-) -> tuple[float, float]:
-    """(low, high): the bounds that hold the mean of `values` [problems] in the share `level` of the resamples.
+def bootstrap_interval(values: Sequence[float], seed: int = 0, resamples: int = _RESAMPLES) -> tuple[float, float]:
+    """(low, high): the bounds that hold the mean of `values` [problems] in 95 % of the resamples.
 
     The same values and seed give the same interval. Raises ValueError for no values.
     """
@@ -159,11 +152,8 @@ def bootstrap_interval(
         raise ValueError("there is no interval of no values")
     draw = Random(seed)
     means = sorted(sum(draw.choices(values, k=len(values))) / len(values) for _ in range(resamples))
-    outside = int(resamples * (1.0 - level) / 2.0)
+    outside = int(resamples * (1.0 - _LEVEL) / 2.0)
     return means[outside], means[-1 - outside]
-
-
-# Best of n.
 
 
 def best_of_n(scores: Sequence[float], right: Sequence[bool], n: int) -> float:
@@ -187,18 +177,12 @@ def best_of_n(scores: Sequence[float], right: Sequence[bool], n: int) -> float:
     return total
 
 
-# Correlation.
-
-
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
     """Pearson's correlation of pairs of values; None when it is not defined, because one of the two does not vary."""
     try:
         return max(-1.0, min(1.0, statistics.correlation(xs, ys)))
     except statistics.StatisticsError:
         return None
-
-
-# The exact sign test.
 
 
 def sign_test(num_better: int, num_worse: int) -> float:
@@ -214,8 +198,6 @@ def sign_test(num_better: int, num_worse: int) -> float:
     # Integers are divided, because 2.0**total overflows above 1023.
     return float(min(1.0, 2 * tail / 2**total))
 
-
-# pass@k.
 
 USUAL_K = (1, 2, 4, 5, 8, 10, 16, 32, 50, 64, 100, 128)
 

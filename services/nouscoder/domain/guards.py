@@ -194,8 +194,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-# Whether the reward rises during a training.
-
 TEST = (
     "mean over problems of (reward in the last third of the batches - reward in the first third),"
     " 95 % bootstrap interval over problems"

@@ -30,8 +30,6 @@ from nouscoder.learner.state.curriculum_copy import FILE as CURRICULUM
 from nouscoder.learner.state.curriculum_copy import read_copy
 from nouscoder.self_play.round import ACCEPTED, JUDGED
 
-# What is in the pool.
-
 
 class Retired(StrEnum):
     """Why a problem left the pool."""
