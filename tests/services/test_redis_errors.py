@@ -179,9 +179,9 @@ async def test_back_pressure_comes_before_redis_is_full_and_its_reason_is_shown(
 
 async def test_the_broker_looks_how_full_redis_is(own: ForgetfulRedis, settings: redis.Redis, broker_rig: Any) -> None:
     broker = Broker(broker_rig.config(), own.url, broker_rig.index)
-    assert (await broker.store.memory()).limit == 0
+    assert (await broker.store.pressure()).limit == 0
     settings.config_set("maxmemory", 100 << 20)
-    memory = await broker.store.memory()
+    memory = await broker.store.pressure()
     assert memory.limit == 100 << 20
     assert 0 < memory.used < memory.limit
     await broker.close()

@@ -30,7 +30,7 @@ from nouscoder.bench.broker_process import (
     running_broker,
     train,
 )
-from nouscoder.bench.measuring import BenchError, Machine, peak_resident_bytes
+from nouscoder.bench.measuring import BenchError, Machine, p99, peak_resident_bytes
 from nouscoder.rpc.broker_client import BrokerClient
 
 _BEAT_EVERY_S = 0.1
@@ -192,8 +192,8 @@ async def large_batch(broker: RunningBroker, num_rollouts: int) -> LargeBatch:
         broker_cpu_ms_a_rollout=1000 * cpu_s / num_rollouts,
         num_heartbeats=len(training),
         heartbeat_p50_s=statistics.median(training),
-        heartbeat_p99_s=_p99(training),
-        filling_heartbeat_p99_s=_p99(filling),
+        heartbeat_p99_s=p99(training),
+        filling_heartbeat_p99_s=p99(filling),
         leases_beaten=beats.num_leases,
         leases_lost=beats.num_lost,
         broker_peak_rss_bytes=peak_resident_bytes(broker.pid),
@@ -201,10 +201,6 @@ async def large_batch(broker: RunningBroker, num_rollouts: int) -> LargeBatch:
         redis_bytes_full=full,
         redis_bytes_after=broker.redis_bytes(),
     )
-
-
-def _p99(ordered: list[float]) -> float:
-    return ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
 
 
 @dataclass(slots=True)

@@ -201,14 +201,10 @@ async def running_worker(command: Sequence[str], pauses_s: list[float]) -> Async
         if record.get("event") == "policy taken over":
             pauses_s.append(record["pause_s"])
 
-    ended = "the service ended while it started:\n{log}"
-    late = f"the service did not start within {_START_LIMIT_S:.0f} s"
+    texts = ("the service ended while it started:\n{log}", f"the service did not start within {_START_LIMIT_S:.0f} s")
     async with (
-        started(command, lambda record: "grpc" in record, _START_LIMIT_S, ended=ended, late=late, told=told) as (
-            _,
-            said,
-        ),
-        GenerationClient(said["grpc"]) as client,
+        started(command, "grpc", _START_LIMIT_S, *texts, told) as (_, address),
+        GenerationClient(address) as client,
     ):
         yield client
 

@@ -34,6 +34,11 @@ def as_record(result: DataclassInstance) -> dict[str, Any]:
     return {**asdict(result), **{name: getattr(result, name) for name in properties}}
 
 
+def p99(ordered: Sequence[float]) -> float:
+    """The value that 99 % of these are not above."""
+    return ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
+
+
 class Machine:
     """The machine since the object was made. `load_average` is that of the minute before."""
 

@@ -31,7 +31,7 @@ from nouscoder.bench.controls import (
 )
 from nouscoder.bench.controls import as_lines as lines_of_cost
 from nouscoder.bench.http_load import LeanClient, LoadFault
-from nouscoder.bench.measuring import BenchError, Machine, started, usage_of
+from nouscoder.bench.measuring import BenchError, Machine, p99, started, usage_of
 from nouscoder.bench.peers import Peer, PeerBench, PeerLoad, as_lines
 from nouscoder.client.calls import GRADE_PATH
 
@@ -199,8 +199,7 @@ class Bench:
         answers = await asyncio.gather(*tasks)
         self._check([answer for _, answer in answers], 20)
         times = sorted(spent_s for spent_s, _ in answers)
-        p99 = times[min(len(times) - 1, round(0.99 * len(times)))]
-        return Latency(num_submissions, per_second, statistics.median(times), p99)
+        return Latency(num_submissions, per_second, statistics.median(times), p99(times))
 
     async def load(self, num_submissions: int, num_tests: int) -> float:
         """Send so many submissions, some always waiting. Returns the seconds until the last answer."""

@@ -11,7 +11,7 @@ expected outputs are not in this process.
 from __future__ import annotations
 
 from nouscoder.config.generation import FeedbackSection
-from nouscoder.domain.feedback import feedback_on
+from nouscoder.domain.conversation import feedback_on
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.domain.verdict import VerdictKind
