@@ -125,6 +125,15 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     return int(rest[:3]), headers
 
 
+def is_address(url: str) -> bool:
+    """Whether it is of the form http://host:port."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "http" and bool(parts.hostname and parts.port) and not parts.path
+    except ValueError:  # no such port or host
+        return False
+
+
 class LeanClient:
     """A pool of at most `num_connections` to one service, bound to one event loop. Every request has `headers`."""
 
@@ -132,10 +141,10 @@ class LeanClient:
         self, url: str, headers: Mapping[str, str] = _NO_HEADERS, num_connections: int = 256, limit_s: float = 120.0
     ) -> None:
         """`url` is http://host:port. Raises LoadFault for any other."""
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or not parts.port:
+        if not is_address(url):
             raise LoadFault(f"{url!r:.80} is not of the form http://host:port")
-        self._host, self._port = parts.hostname, parts.port
+        parts = urlsplit(url)
+        self._host, self._port = str(parts.hostname), parts.port
         self._fixed = _lines({"Host": parts.netloc, "Content-Type": "application/json", **headers})
         self._limit_s = limit_s
         self._places = asyncio.Semaphore(num_connections)

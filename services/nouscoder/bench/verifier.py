@@ -30,7 +30,7 @@ from nouscoder.bench.controls import (
     warm_forks_per_second,
 )
 from nouscoder.bench.controls import as_lines as lines_of_cost
-from nouscoder.bench.http_load import LeanClient, LoadFault
+from nouscoder.bench.http_load import LeanClient
 from nouscoder.bench.measuring import BenchError, Machine, p99, started, usage_of
 from nouscoder.bench.peers import Peer, PeerBench, PeerLoad, as_lines
 from nouscoder.client.calls import GRADE_PATH
@@ -118,7 +118,7 @@ def _several_lines(result: VerifierBench) -> list[str]:
 
 
 _START_LIMIT_S = 60.0
-_AT_ONCE = 8
+_AT_ONCE, _ROUNDS = 8, 4
 _GATEWAY = "nouscoder.verifier.processes.share"  # the module of each of several gateway processes
 
 
@@ -141,41 +141,37 @@ class Bench:
         self.peak_memory_bytes = 0
         self.backend = ""
 
-    async def warm_up(self) -> None:
-        """Grade until every slot has been used."""
-        await self.load(4 * (os.cpu_count() or 1), 5)
-
-    async def throughput(self, num_submissions: int, num_tests: int, rounds: int = 4) -> Throughput:
-        """Alternate between load and control `rounds` times."""
+    async def throughput(self, num_submissions: int, num_tests: int) -> Throughput:
+        """Alternate between load and control."""
         spawns = [await asyncio.to_thread(rate, bare_spawn, self._control_s)]
         wall_s, own_s, children_s = 0.0, 0.0, 0.0
-        for _ in range(rounds):
+        for _ in range(_ROUNDS):
             before = usage_of(self._pid, _GATEWAY)
-            wall_s += await self.load(num_submissions // rounds, num_tests)
+            wall_s += await self.load(num_submissions // _ROUNDS, num_tests)
             after = usage_of(self._pid, _GATEWAY)
             own_s += after.own_cpu_s - before.own_cpu_s
             children_s += after.children_cpu_s - before.children_cpu_s
             spawns.append(await asyncio.to_thread(rate, bare_spawn, self._control_s))
         spawn_rate = statistics.median(spawns)
-        num_done = num_submissions // rounds * rounds
+        num_done = num_submissions // _ROUNDS * _ROUNDS
         per_core = num_done * num_tests / wall_s / (os.cpu_count() or 1)
         share = own_s / (own_s + children_s)
         return Throughput(
             num_done, num_tests, wall_s, per_core, spawn_rate, per_core / spawn_rate, gateway_cpu_share=share
         )
 
-    async def cost(self, num_submissions: int, rounds: int = 4) -> SubmissionCost:
+    async def cost(self, num_submissions: int) -> SubmissionCost:
         """Where the CPU time of a submission of one test goes, in turn with its floor. Only for backend local."""
         floors = [await asyncio.to_thread(floor, self._control_s)]
         client_s, candidates_s = self._client_s, self._candidates_s
         before = SlotClocks.of(self._pid)
-        for _ in range(rounds):
-            await self.load(num_submissions // rounds, 1)
+        for _ in range(_ROUNDS):
+            await self.load(num_submissions // _ROUNDS, 1)
             floors.append(await asyncio.to_thread(floor, self._control_s))
         return cost_of(
             before,
             SlotClocks.of(self._pid),
-            submissions=num_submissions // rounds * rounds,
+            submissions=num_submissions // _ROUNDS * _ROUNDS,
             candidates_s=self._candidates_s - candidates_s,
             client_s=self._client_s - client_s,
             floors=floors,
@@ -261,8 +257,12 @@ async def bench_verifier(
     async with AsyncExitStack() as stack:
         pid, url = await stack.enter_async_context(running_service(overrides))
         bench = Bench(pid, await stack.enter_async_context(LeanClient(url)), control_s)
-        loads = [(peer, await stack.enter_async_context(_peer_load(peer, bench))) for peer in peers]
-        await bench.warm_up()
+        loads = []
+        for peer in peers:
+            client = await stack.enter_async_context(LeanClient(peer.url))
+            loads.append(PeerLoad(peer, client, bench.submissions, _AT_ONCE))
+            await loads[-1].warm_up()
+        await bench.load(4 * (os.cpu_count() or 1), 5)  # until every slot has been used
         machine = Machine()
         forks = await asyncio.to_thread(forks_per_second, control_s)
         warm_forks = await asyncio.to_thread(warm_forks_per_second, control_s)
@@ -271,7 +271,7 @@ async def bench_verifier(
         cost = await bench.cost(max(8, round(800 * scale))) if bench.backend == "local" else None
         capacity = await bench.capacity(max(8, round(80 * scale)))
         latency = await bench.latency(capacity / 2, max(20, round(400 * scale)))
-        compared = [await _compared(peer, load, bench, many.submissions, single.submissions) for peer, load in loads]
+        compared = [await load.bench(many.submissions, single.submissions, bench.load) for load in loads]
         processes = processes if bench.backend == "local" else 1
         several = await _with_processes(overrides, scale, control_s, processes) if processes > 1 else None
         return VerifierBench(
@@ -292,32 +292,14 @@ async def bench_verifier(
         )
 
 
-async def _compared(peer: Peer, load: PeerLoad, bench: Bench, num_many: int, num_single: int) -> PeerBench:
-    many = await load.throughput(num_many, 50, bench.load)
-    return PeerBench(peer.kind, peer.url, many, await load.throughput(num_single, 1, bench.load))
-
-
 async def _with_processes(overrides: tuple[str, ...], scale: float, control_s: float, processes: int) -> Throughput:
     """The load of submissions of one test on several gateway processes, each with a slot at least."""
     slots = max(processes, os.cpu_count() or 1)
     settings = (f"verifier.sandbox.slots={slots}", *overrides, f"verifier.processes={processes}")
     async with running_service(settings) as (pid, url), LeanClient(url) as client:
         bench = Bench(pid, client, control_s)
-        await bench.warm_up()
+        await bench.load(4 * (os.cpu_count() or 1), 5)
         return await bench.throughput(max(8, round(800 * scale)), 1)
-
-
-@asynccontextmanager
-async def _peer_load(peer: Peer, bench: Bench) -> AsyncIterator[PeerLoad]:
-    """Raises BenchError when the peer does not answer."""
-    try:
-        client = LeanClient(peer.url)
-    except LoadFault as error:
-        raise BenchError(f"--peer {peer.kind}: {error}") from None
-    async with client:
-        load = PeerLoad(peer, client, bench.submissions, _AT_ONCE)
-        await load.warm_up()
-        yield load
 
 
 @asynccontextmanager
