@@ -170,7 +170,7 @@ class PeerLoad:
             yield *make_request(submission["code"], case["input"]), case["output"]
 
     async def _run(self, path: str, body: bytes, expected: str) -> None:
-        status, _, answer = await self._client.post(path, body)
+        status, answer = await self._client.post(path, body)
         text = answer.decode("utf8", "replace")
         if status != 200:
             raise BenchError(f"HTTP {status}: {text:.200}")

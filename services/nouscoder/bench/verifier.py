@@ -225,7 +225,7 @@ class Bench:
 
     async def _timed(self, body: bytes) -> tuple[float, bytes]:
         begun = time.perf_counter()
-        status, _, answer = await self._client.post(GRADE_PATH, body)
+        status, answer = await self._client.post(GRADE_PATH, body)
         spent_s = time.perf_counter() - begun
         if status != 200:
             raise BenchError(f"HTTP {status}: {answer.decode('utf8', 'replace')[:200]}")
