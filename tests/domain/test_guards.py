@@ -11,17 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.config import GuardsSection
-from nouscoder.domain.guards import (
-    WINDOW,
-    BatchFigures,
-    Guard,
-    Thresholds,
-    ends_in_repetition,
-    looks_hard_coded,
-    repeated_share,
-    warnings,
-)
-from nouscoder.run.guards import GuardWatch, SamplerMismatch
+from nouscoder.learner.metrics.texts import ends_in_repetition, looks_hard_coded, repeated_share
+from nouscoder.run.guards import WINDOW, BatchFigures, Guard, GuardWatch, SamplerMismatch, warnings
 
 HEALTHY = BatchFigures(
     entropy=0.3,
@@ -32,7 +23,7 @@ HEALTHY = BatchFigures(
     model_reward_correlation=0.5,
     mismatch=0.05,
 )
-LIMITS = Thresholds(
+LIMITS = GuardsSection(
     entropy_floor=0.05,
     repetition_share=0.1,
     length_drift=2.0,
@@ -71,7 +62,8 @@ def test_nothing_is_said_of_healthy_few_or_missing_figures() -> None:
 
 def test_a_threshold_of_0_turns_a_guard_off() -> None:
     ill = BatchFigures(0.0, 1000.0, 1.0, 1.0, same_programs=1.0, model_reward_correlation=-1.0, mismatch=9.0)
-    assert warnings([HEALTHY] * WINDOW + [ill] * WINDOW, Thresholds(0, 0, 0, 0, 0, 0, 0, 0)) == {}
+    off = GuardsSection.model_validate(dict.fromkeys(GuardsSection.model_fields, 0))
+    assert warnings([HEALTHY] * WINDOW + [ill] * WINDOW, off) == {}
     assert set(warnings([HEALTHY] * WINDOW + [ill] * WINDOW, LIMITS)) == set(Guard)
 
 

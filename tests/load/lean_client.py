@@ -131,7 +131,7 @@ class LeanClient:
         if not is_address(url):
             raise LoadFault(f"{url!r:.80} is not of the form http://host:port")
         parts = urlsplit(url)
-        self._host, self._port = str(parts.hostname), parts.port
+        self._host, self._port = str(parts.hostname), int(parts.port or 0)
         self._fixed = _lines({"Host": parts.netloc, "Content-Type": "application/json", **headers})
         self._limit_s = limit_s
         self._places = asyncio.Semaphore(num_connections)

@@ -4,8 +4,8 @@
     NN-propose/pool.json        the pool with which round NN trains, and what left it before
     NN-propose/problems.jsonl   the problems of the pool, and seed problems
 
-INVARIANT: a problem is in the pool at most once, the pool has at most `size` problems, and a problem is trained on in
-at most `max_age` rounds. Each problem that leaves the pool, or finds no room in it, has exactly one reason. The files
+INVARIANT: a problem is in the pool at most once, the pool has at most pool_size problems, and a problem is trained on
+in at most max_age rounds. Each problem that leaves the pool, or finds no room in it, has exactly one reason. The files
 of a round follow from those of the rounds before and from its accepted proposals.
 """
 
@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.config import Config
+from nouscoder.config import Config, SelfPlaySection
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
@@ -38,15 +38,6 @@ class Retired(StrEnum):
     NEVER_SOLVED = "never solved"
     OLD = "old"
     NO_ROOM = "no room"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRules:
-    """`max_age` is in rounds. A problem is solved when a round's training solves it at this rate or more."""
-
-    size: int = 256
-    max_age: int = 4
-    solved_at: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +65,7 @@ def next_pool(
     pool: Sequence[PooledProblem],
     trained: Mapping[str, ProblemStatistics],
     accepted: Sequence[PooledProblem],
-    rules: PoolRules,
+    settings: SelfPlaySection,
 ) -> PoolChange:
     """The pool of the next round. `trained` is what the last round's training found, `accepted` are new problems.
 
@@ -84,7 +75,7 @@ def next_pool(
     found: dict[str, PooledProblem] = {}
     for problem in pool:
         older = _older(problem, trained.get(problem.problem_id))
-        reason = _reason(older, trained.get(problem.problem_id), rules)
+        reason = _reason(older, trained.get(problem.problem_id), settings)
         if reason is None:
             found[older.problem_id] = older
         else:
@@ -93,7 +84,7 @@ def next_pool(
         if problem.problem_id not in retired:
             found.setdefault(problem.problem_id, problem)
     ranked = sorted(found.values(), key=lambda one: (-potential(one.pass_rate), one.age))
-    retired |= {one.problem_id: Retired.NO_ROOM for one in ranked[rules.size :]}
+    retired |= {one.problem_id: Retired.NO_ROOM for one in ranked[settings.pool_size :]}
     return PoolChange(tuple(one for one in found.values() if one.problem_id not in retired), retired)
 
 
@@ -104,13 +95,13 @@ def _older(problem: PooledProblem, trained: ProblemStatistics | None) -> PooledP
     return PooledProblem(problem.problem_id, trained.pass_rate, problem.age + 1, problem.groups + trained.groups)
 
 
-def _reason(problem: PooledProblem, trained: ProblemStatistics | None, rules: PoolRules) -> Retired | None:
+def _reason(problem: PooledProblem, trained: ProblemStatistics | None, settings: SelfPlaySection) -> Retired | None:
     if trained is not None and trained.sampled:
-        if trained.pass_rate >= rules.solved_at:
+        if trained.pass_rate >= settings.solved_at:
             return Retired.SOLVED
         if not trained.accepted:
             return Retired.NEVER_SOLVED
-    return Retired.OLD if problem.age >= rules.max_age else None
+    return Retired.OLD if problem.age >= settings.max_age else None
 
 
 # The parts of a round: each is a run in a folder inside that of the self-play.
@@ -177,8 +168,7 @@ def advance_pool(config: Config, number: int) -> None:
     rates = {one["problem_id"]: one["pass_rate"] for one in judgements_in(config, number) if one["problem_id"]}
     accepted = [PooledProblem(name, rate) for name, rate in rates.items()]
     settings = config.self_play
-    rules = settings.record(PoolRules, size=settings.pool_size)
-    change = next_pool(pool_of(config, number - 1), _trained(config, number - 1), accepted, rules)
+    change = next_pool(pool_of(config, number - 1), _trained(config, number - 1), accepted, settings)
     record = {"pool": [asdict(one) for one in change.pool], "retired": dict(change.retired)}
     write_whole(file, (json.dumps(record, indent=1) + "\n").encode())
 
