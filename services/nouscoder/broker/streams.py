@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from nouscoder.broker.curriculum import Choice
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.store import Store, Value
 from nouscoder.broker.wakeups import AvailableWork
 from nouscoder.config import Config
 from nouscoder.data.problem_index import NotInIndex, ProblemIndex
-from nouscoder.domain.curriculum import Choice, task_seed
+from nouscoder.domain.curriculum import task_seed
 from nouscoder.domain.lease import Lease, LeasedTask, LeaseLoss, RecordedGrading, worker_name
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 from nouscoder.domain.verdict import Verdict, VerdictKind
