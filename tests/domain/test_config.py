@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from nouscoder.config import Config, ConfigError, RunSection, SamplingSection, Section, dump_config, load_config
-from nouscoder.domain.prompt import PromptSettings
+from nouscoder.domain.reward import RewardTerms
 from nouscoder.domain.rollout import Sampling
 from nouscoder.run.guards import BatchFigures
 
@@ -300,7 +300,8 @@ def test_the_domain_gets_records_with_the_values_of_the_keys_of_the_same_names()
     sampling = SamplingSection(temperature=0.5, top_p=0.9, max_new_tokens=7)
     assert sampling.record(Sampling, seed=3) == Sampling(0.5, 0.9, 7, 3)
     assert sampling.record(Sampling, seed=3, max_new_tokens=9).max_new_tokens == 9
-    assert Config().generation.environment.record(PromptSettings).prompt_as == Config().generation.environment.prompt_as
+    section = Config().broker.reward
+    assert section.record(RewardTerms, max_new_tokens=1).punished_reward == section.punished_reward
 
 
 def test_a_record_with_a_field_that_is_no_key_is_not_made() -> None:

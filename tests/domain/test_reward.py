@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.broker.rewards import reward_of, soft_overlong_punishment
-from nouscoder.config.broker import RewardSection
 from nouscoder.domain.reward import (
     NoThinkingReward,
     OverlongReward,
     RewardRule,
+    RewardTerms,
     group_length_rewards,
+    reward_of,
     reward_of_verdict,
+    soft_overlong_punishment,
 )
 from nouscoder.domain.rollout import RolloutHeader, has_thinking
 from nouscoder.domain.tokens import FinishReason
@@ -68,9 +69,9 @@ def header(num_tokens: int = 5, finish: FinishReason = FinishReason.STOP, num_tu
 def test_the_reward_of_a_rollout_follows_its_verdict_and_a_fault_names_the_rollout(rule: RewardRule) -> None:
     for kind in (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER):
         given = verdict(kind, passed=10 if kind is VerdictKind.ACCEPTED else 3)
-        assert reward_of(header(), given, RewardSection(rule=rule)) == reward_of_verdict(given, rule)
+        assert reward_of(header(), given, RewardTerms(rule)) == reward_of_verdict(given, rule)
     with pytest.raises(ValueError, match="g000001-2: an internal_error"):
-        reward_of(header(), verdict(VerdictKind.INTERNAL_ERROR), RewardSection(rule=rule))
+        reward_of(header(), verdict(VerdictKind.INTERNAL_ERROR), RewardTerms(rule))
 
 
 def test_the_format_of_tinkers_code_rl_costs_a_tenth_where_it_is_missing() -> None:
@@ -96,12 +97,12 @@ def test_the_format_of_tinkers_code_rl_costs_a_tenth_where_it_is_missing() -> No
 def test_r1_code_interpreter_pays_for_the_format_and_charges_for_turns(
     kind: VerdictKind, num_turns: int, expected: float
 ) -> None:
-    terms = RewardSection(rule=RewardRule.R1_CODE_INTERPRETER)
+    terms = RewardTerms(RewardRule.R1_CODE_INTERPRETER)
     assert reward_of(header(num_turns=num_turns), verdict(kind), terms) == pytest.approx(expected)
 
 
 def test_a_punished_overlong_rollout_has_the_fixed_reward_whatever_its_verdict() -> None:
-    terms = RewardSection(rule=RewardRule.BINARY, overlong=OverlongReward.PUNISHED, punished_reward=-0.5)
+    terms = RewardTerms(RewardRule.BINARY, OverlongReward.PUNISHED, punished_reward=-0.5)
     for kind in (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER):
         assert reward_of(header(finish=FinishReason.LENGTH), verdict(kind), terms) == -0.5
         assert reward_of(header(), verdict(kind), terms) == reward_of_verdict(verdict(kind), RewardRule.BINARY)
@@ -112,8 +113,8 @@ def test_a_punished_overlong_rollout_has_the_fixed_reward_whatever_its_verdict()
 )
 def test_the_soft_overlong_punishment_falls_from_zero_to_minus_one(num_tokens: int, expected: float) -> None:
     assert soft_overlong_punishment(num_tokens, max_tokens=100, buffer_tokens=40) == pytest.approx(expected)
-    terms = RewardSection(rule=RewardRule.SIGN, overlong=OverlongReward.SOFT, buffer_tokens=40)
-    rewarded = reward_of(header(num_tokens + 2), verdict(VerdictKind.ACCEPTED), terms, max_new_tokens=100)
+    terms = RewardTerms(RewardRule.SIGN, OverlongReward.SOFT, buffer_tokens=40, max_new_tokens=100)
+    rewarded = reward_of(header(num_tokens + 2), verdict(VerdictKind.ACCEPTED), terms)
     assert rewarded == pytest.approx(1.0 + expected), "the prompt's two tokens do not count"
 
 
@@ -144,12 +145,12 @@ def test_a_thinking_part_is_closed_and_not_empty(text: str, expected: bool) -> N
 @pytest.mark.parametrize("kind", [VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER])
 def test_the_fixed_reward_is_for_a_missing_thinking_part_only(rule: RewardRule, kind: VerdictKind) -> None:
     given = verdict(kind, passed=10 if kind is VerdictKind.ACCEPTED else 3)
-    terms, plain = RewardSection(rule=rule, no_thinking=NoThinkingReward.PUNISHED), reward_of_verdict(given, rule)
+    terms, plain = RewardTerms(rule, no_thinking=NoThinkingReward.PUNISHED), reward_of_verdict(given, rule)
     assert reward_of(header(), given, terms) == -0.5
-    assert reward_of(header(), given, RewardSection(rule=rule)) == plain
+    assert reward_of(header(), given, RewardTerms(rule)) == plain
     assert reward_of(replace(header(), has_thinking=True), given, terms) == plain
 
 
 def test_a_punished_overlong_rollout_has_the_fixed_reward_alone() -> None:
-    terms = RewardSection(overlong=OverlongReward.PUNISHED, punished_reward=-2.0, no_thinking=NoThinkingReward.PUNISHED)
+    terms = RewardTerms(overlong=OverlongReward.PUNISHED, punished_reward=-2.0, no_thinking=NoThinkingReward.PUNISHED)
     assert reward_of(header(finish=FinishReason.LENGTH), verdict(VerdictKind.ACCEPTED, passed=10), terms) == -2.0

@@ -11,9 +11,7 @@ import pytest
 from tests.scripted_turns import ScriptedSampler
 from tests.services.test_verifier_worker import ListBroker, settled, working
 
-from nouscoder.broker.rewards import reward_of
 from nouscoder.config import Config, ConfigError, EnvironmentSection, VerifierSection, load_config
-from nouscoder.config.broker import RewardSection
 from nouscoder.config.evaluation import EvaluationSection
 from nouscoder.data.importers.run import import_files
 from nouscoder.data.problem_index import IndexedProblem, held_out_problems, open_index, open_index_of
@@ -21,6 +19,7 @@ from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.lease import Lease, LeasedGrading
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.reward import RewardTerms, reward_of
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import Prelude, StdinCase, StdinTests, Tests
 from nouscoder.domain.verdict import VerdictKind
@@ -108,7 +107,7 @@ async def test_answers_in_the_languages_of_a_problem_are_accepted_in_a_run(
                 (verdict,) = broker.verdicts["r"]
                 found[problem_id, answer] = verdict.kind
                 header, _ = encode_rollout(rollout)
-                rewards.add((verdict.kind, reward_of(header, verdict, RewardSection())))
+                rewards.add((verdict.kind, reward_of(header, verdict, RewardTerms())))
     assert found == expected
     assert rewards == {
         (VerdictKind.ACCEPTED, 1.0),

@@ -12,16 +12,13 @@ import pkgutil
 from collections.abc import Callable
 
 from nouscoder.config import Config
-from nouscoder.config.broker import RewardSection
-from nouscoder.domain.reward import NoThinkingReward, OverlongReward, RewardRule, reward_of_verdict
+from nouscoder.domain.reward import RewardRule, RewardTerms, adjusted, reward_of
 from nouscoder.domain.rollout import RolloutHeader
-from nouscoder.domain.tokens import FinishReason
 from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import Unusable
 
 log = logging.getLogger(__name__)
 
-_FREE_TURNS = 6  # R1-Code-Interpreter: a rollout with more turns than this loses 0.1
 UserReward = Callable[[RolloutHeader, Verdict], float]
 
 
@@ -31,7 +28,7 @@ class Rewards:
     def __init__(self, config: Config) -> None:
         section = config.broker.reward
         self.run_all_tests = section.run_all_tests or section.rule is RewardRule.SOFT
-        self._section, self._max_new_tokens = section, config.generation.sampling.max_new_tokens
+        self._terms = section.record(RewardTerms, max_new_tokens=config.generation.sampling.max_new_tokens)
         self._user = load_reward(section.entry_point) if section.rule is RewardRule.CALLABLE else None
 
     def of(self, rollout: RolloutHeader, verdict: Verdict) -> float | None:
@@ -41,18 +38,12 @@ class Rewards:
         """
         if verdict.is_ours:
             return None
-        if (reward := rollout.own_reward) is None and self._user is not None:
-            reward = self._of_user(self._user, rollout, verdict)
-            if reward is None:
-                return None
-        if reward is None:
-            return reward_of(rollout, verdict, self._section, self._max_new_tokens)
-        return _adjusted(reward, rollout, self._section, self._max_new_tokens)
-
-    @staticmethod
-    def _of_user(user: UserReward, rollout: RolloutHeader, verdict: Verdict) -> float | None:
+        if rollout.own_reward is not None:
+            return adjusted(rollout.own_reward, rollout, self._terms)
+        if self._user is None:
+            return reward_of(rollout, verdict, self._terms)
         try:
-            reward = float(user(rollout, verdict))
+            reward = float(self._user(rollout, verdict))
         except Exception as error:
             log.warning(
                 "the user's reward function failed", extra={"rollout_id": rollout.rollout_id, "fault": repr(error)}
@@ -63,45 +54,7 @@ class Rewards:
                 "the user's reward is not finite", extra={"rollout_id": rollout.rollout_id, "fault": repr(reward)}
             )
             return None
-        return reward
-
-
-def reward_of(rollout: RolloutHeader, verdict: Verdict, section: RewardSection, max_new_tokens: int = 0) -> float:
-    """The reward of one rollout by rule. Raises ValueError, naming the rollout, where `reward_of_verdict` does."""
-    try:
-        reward = reward_of_verdict(verdict, section.rule)
-    except ValueError as error:
-        raise ValueError(f"rollout {rollout.rollout_id}: {error}") from error
-    if section.rule is RewardRule.R1_CODE_INTERPRETER and rollout.num_turns > _FREE_TURNS:
-        reward -= 0.1
-    return _adjusted(reward, rollout, section, max_new_tokens)
-
-
-def _adjusted(reward: float, rollout: RolloutHeader, section: RewardSection, max_new_tokens: int) -> float:
-    """`reward`, changed for a rollout without a thinking part and for one that is overlong.
-
-    Klear-Reasoner's script has -0.5 without a thinking part (Kwai-Klear/KlearReasoner,
-    verl/utils/reward_score/reward_config.py).
-    """
-    if section.overlong is OverlongReward.PUNISHED and rollout.finish_reason is FinishReason.LENGTH:
-        return section.punished_reward
-    if section.no_thinking is NoThinkingReward.PUNISHED and not rollout.has_thinking:
-        reward = section.no_thinking_reward
-    if section.overlong is OverlongReward.SOFT:
-        num_tokens = rollout.num_tokens - rollout.num_prompt_tokens
-        return reward + soft_overlong_punishment(num_tokens, max_new_tokens, section.buffer_tokens)
-    return reward
-
-
-def soft_overlong_punishment(num_tokens: int, max_tokens: int, buffer_tokens: int) -> float:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), in [-1, 0], to be added to the reward.
-
-    0 up to max_tokens - buffer_tokens, then falling linearly to -1 at max_tokens.
-    """
-    begin = max_tokens - buffer_tokens
-    if num_tokens <= begin:
-        return 0.0
-    return max(-1.0, (begin - num_tokens) / buffer_tokens)
+        return adjusted(reward, rollout, self._terms)
 
 
 def load_reward(entry_point: str) -> UserReward:

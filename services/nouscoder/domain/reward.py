@@ -1,4 +1,4 @@
-"""The rules of rewards, and the part of a reward that a verdict or a group decides. The broker applies them.
+"""The reward of a rollout. Only `reward_of` applies the rules; the broker calls it once for each verdict.
 
 An infrastructure failure has no reward: asking for one raises ValueError.
 """
@@ -6,9 +6,23 @@ An infrastructure failure has no reward: asking for one raises ValueError.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
+from nouscoder.domain.rollout import RolloutHeader
+from nouscoder.domain.tokens import FinishReason
 from nouscoder.domain.verdict import Verdict, VerdictKind
+
+
+def soft_overlong_punishment(num_tokens: int, max_tokens: int, buffer_tokens: int) -> float:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), in [-1, 0], to be added to the reward.
+
+    0 up to max_tokens - buffer_tokens, then falling linearly to -1 at max_tokens.
+    """
+    begin = max_tokens - buffer_tokens
+    if num_tokens <= begin:
+        return 0.0
+    return max(-1.0, (begin - num_tokens) / buffer_tokens)
 
 
 def group_length_rewards(num_tokens: Sequence[int], accepted: Sequence[bool]) -> list[float]:
@@ -22,6 +36,10 @@ def group_length_rewards(num_tokens: Sequence[int], accepted: Sequence[bool]) ->
         return [0.0] * len(num_tokens)
     terms = [0.5 - (count - shortest) / (longest - shortest) for count in num_tokens]
     return [term if right else min(0.0, term) for term, right in zip(terms, accepted, strict=True)]
+
+
+# R1-Code-Interpreter: a rollout with more turns than this loses 0.1.
+_FREE_TURNS = 6
 
 
 class RewardRule(StrEnum):
@@ -57,6 +75,47 @@ class NoThinkingReward(StrEnum):
 
     GRADED = "graded"
     PUNISHED = "punished"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTerms:
+    """All that a reward depends on besides rollout and verdict.
+
+    punished_reward is that of PUNISHED. buffer_tokens and max_new_tokens are those of SOFT. no_thinking_reward
+    is that of a rollout without a thinking part, if no_thinking is PUNISHED: -0.5 in Klear-Reasoner's script
+    (Kwai-Klear/KlearReasoner, verl/utils/reward_score/reward_config.py).
+    """
+
+    rule: RewardRule = RewardRule.SIGN
+    overlong: OverlongReward = OverlongReward.GRADED
+    punished_reward: float = -1.0
+    buffer_tokens: int = 0
+    max_new_tokens: int = 0
+    no_thinking: NoThinkingReward = NoThinkingReward.GRADED
+    no_thinking_reward: float = -0.5
+
+
+def reward_of(rollout: RolloutHeader, verdict: Verdict, terms: RewardTerms) -> float:
+    """The reward of one rollout by rule. Raises ValueError, naming the rollout, where `reward_of_verdict` does."""
+    try:
+        reward = reward_of_verdict(verdict, terms.rule)
+    except ValueError as error:
+        raise ValueError(f"rollout {rollout.rollout_id}: {error}") from error
+    if terms.rule is RewardRule.R1_CODE_INTERPRETER and rollout.num_turns > _FREE_TURNS:
+        reward -= 0.1
+    return adjusted(reward, rollout, terms)
+
+
+def adjusted(reward: float, rollout: RolloutHeader, terms: RewardTerms) -> float:
+    """`reward`, changed for a rollout without a thinking part and for one that is overlong."""
+    if terms.overlong is OverlongReward.PUNISHED and rollout.finish_reason is FinishReason.LENGTH:
+        return terms.punished_reward
+    if terms.no_thinking is NoThinkingReward.PUNISHED and not rollout.has_thinking:
+        reward = terms.no_thinking_reward
+    if terms.overlong is OverlongReward.SOFT:
+        num_tokens = rollout.num_tokens - rollout.num_prompt_tokens
+        return reward + soft_overlong_punishment(num_tokens, terms.max_new_tokens, terms.buffer_tokens)
+    return reward
 
 
 def reward_of_verdict(verdict: Verdict, rule: RewardRule = RewardRule.SIGN) -> float:
