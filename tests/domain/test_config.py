@@ -11,9 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from nouscoder.config import Config, ConfigError, RunSection, SamplingSection, Section, dump_config, load_config
-from nouscoder.domain.reward import RewardTerms
+from nouscoder.domain.guards import BatchFigures, Thresholds
 from nouscoder.domain.rollout import Sampling
-from nouscoder.run.guards import BatchFigures
 
 
 def test_the_temperature_goes_linearly_to_its_last_value_and_stays_there() -> None:
@@ -300,8 +299,7 @@ def test_the_domain_gets_records_with_the_values_of_the_keys_of_the_same_names()
     sampling = SamplingSection(temperature=0.5, top_p=0.9, max_new_tokens=7)
     assert sampling.record(Sampling, seed=3) == Sampling(0.5, 0.9, 7, 3)
     assert sampling.record(Sampling, seed=3, max_new_tokens=9).max_new_tokens == 9
-    section = Config().broker.reward
-    assert section.record(RewardTerms, max_new_tokens=1).punished_reward == section.punished_reward
+    assert Config().run.guards.record(Thresholds).length_drift == Config().run.guards.length_drift
 
 
 def test_a_record_with_a_field_that_is_no_key_is_not_made() -> None:

@@ -11,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.config import GuardsSection
-from nouscoder.learner.metrics.texts import ends_in_repetition, looks_hard_coded, repeated_share
-from nouscoder.run.guards import WINDOW, BatchFigures, Guard, GuardWatch, SamplerMismatch, warnings
+from nouscoder.domain.guards import (
+    WINDOW,
+    BatchFigures,
+    Guard,
+    Thresholds,
+    ends_in_repetition,
+    looks_hard_coded,
+    repeated_share,
+    warnings,
+)
+from nouscoder.run.guards import GuardWatch, SamplerMismatch
 
 HEALTHY = BatchFigures(
     entropy=0.3,
@@ -23,7 +32,7 @@ HEALTHY = BatchFigures(
     model_reward_correlation=0.5,
     mismatch=0.05,
 )
-LIMITS = GuardsSection(
+LIMITS = Thresholds(
     entropy_floor=0.05,
     repetition_share=0.1,
     length_drift=2.0,
@@ -62,8 +71,7 @@ def test_nothing_is_said_of_healthy_few_or_missing_figures() -> None:
 
 def test_a_threshold_of_0_turns_a_guard_off() -> None:
     ill = BatchFigures(0.0, 1000.0, 1.0, 1.0, same_programs=1.0, model_reward_correlation=-1.0, mismatch=9.0)
-    off = GuardsSection.model_validate(dict.fromkeys(GuardsSection.model_fields, 0))
-    assert warnings([HEALTHY] * WINDOW + [ill] * WINDOW, off) == {}
+    assert warnings([HEALTHY] * WINDOW + [ill] * WINDOW, Thresholds(0, 0, 0, 0, 0, 0, 0, 0)) == {}
     assert set(warnings([HEALTHY] * WINDOW + [ill] * WINDOW, LIMITS)) == set(Guard)
 
 

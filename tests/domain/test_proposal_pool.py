@@ -5,11 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.config import SelfPlaySection
 from nouscoder.domain.curriculum import ProblemStatistics, potential
-from nouscoder.self_play.pool_files import PooledProblem, Retired, next_pool
+from nouscoder.domain.proposal_pool import PooledProblem, PoolRules, Retired, next_pool
 
-_rules = st.builds(SelfPlaySection, pool_size=st.integers(1, 6), max_age=st.integers(1, 4), solved_at=st.floats(0.5, 1))
+_rules = st.builds(PoolRules, size=st.integers(1, 6), max_age=st.integers(1, 4), solved_at=st.floats(0.5, 1))
 _rates = st.sampled_from([0.125, 0.25, 0.5, 0.75, 0.875])
 # For each round: which problems are trained on with what result, and how many are accepted before it.
 _outcomes = st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda pair: (min(pair), max(pair)))
@@ -22,7 +21,7 @@ def statistics(name: str, accepted: int, sampled: int) -> ProblemStatistics:
 
 @given(_rules, _rounds)
 def test_in_any_history_the_invariants_hold(
-    rules: SelfPlaySection, rounds: list[tuple[list[float], list[tuple[int, int]]]]
+    rules: PoolRules, rounds: list[tuple[list[float], list[tuple[int, int]]]]
 ) -> None:
     pool: tuple[PooledProblem, ...] = ()
     gone: set[str] = set()
@@ -37,7 +36,7 @@ def test_in_any_history_the_invariants_hold(
         change = next_pool(pool, trained, accepted, rules)
         pool = change.pool
         names = [one.problem_id for one in pool]
-        assert len(names) <= rules.pool_size
+        assert len(names) <= rules.size
         assert len(set(names)) == len(names)
         assert all(one.age < rules.max_age for one in pool)
         assert set(names) | set(change.retired) == before | {one.problem_id for one in accepted}
@@ -48,7 +47,7 @@ def test_in_any_history_the_invariants_hold(
 
 
 @given(_rules, st.integers(1, 8), st.integers(0, 8))
-def test_why_a_trained_problem_leaves(rules: SelfPlaySection, sampled: int, accepted: int) -> None:
+def test_why_a_trained_problem_leaves(rules: PoolRules, sampled: int, accepted: int) -> None:
     accepted = min(accepted, sampled)
     change = next_pool([PooledProblem("p", 0.5)], {"p": statistics("p", accepted, sampled)}, [], rules)
     if accepted / sampled >= rules.solved_at:
@@ -62,7 +61,7 @@ def test_why_a_trained_problem_leaves(rules: SelfPlaySection, sampled: int, acce
 
 
 def test_a_problem_that_no_rollout_tried_grows_older_and_keeps_its_pass_rate() -> None:
-    rules = SelfPlaySection(max_age=3)
+    rules = PoolRules(max_age=3)
     pool: tuple[PooledProblem, ...] = (PooledProblem("p", 0.25),)
     ages = []
     while pool:
@@ -78,7 +77,7 @@ def test_a_problem_that_no_rollout_tried_grows_older_and_keeps_its_pass_rate() -
 def test_without_room_the_most_learnable_stay_and_of_equal_ones_the_younger(rates: list[float], size: int) -> None:
     old = [PooledProblem(f"old-{place}", rate) for place, rate in enumerate(rates)]
     new = [PooledProblem(f"new-{place}", rate) for place, rate in enumerate(rates)]
-    change = next_pool(old, {}, new, SelfPlaySection(pool_size=size))
+    change = next_pool(old, {}, new, PoolRules(size=size))
     left = [one for one in (*old, *new) if one.problem_id in change.retired]
     assert set(change.retired.values()) <= {Retired.NO_ROOM}
     assert len(change.pool) == min(size, 2 * len(rates))

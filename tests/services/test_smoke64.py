@@ -13,18 +13,16 @@ from rich.console import Console
 from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.data.pass_rates import PassCount
 from nouscoder.data.problems import save_problems
+from nouscoder.domain.guards import BatchRewards, Direction, reward_trend
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.run import smoke
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.smoke import (
-    BatchRewards,
-    Direction,
     SmokeTest,
     TooFewProblems,
     default_batches,
-    reward_trend,
     smoke_config,
     solved_sometimes,
     training_config,

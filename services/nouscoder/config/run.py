@@ -23,7 +23,7 @@ class SinkName(StrEnum):
 
 
 class GuardsSection(Section):
-    """Warnings that the policy collapses or that rewards are hacked; 0 turns a guard off (run/guards.py)."""
+    """Warnings that the policy collapses or that rewards are hacked; 0 turns a guard off (domain/guards.py)."""
 
     entropy_floor: float = Field(0.01, ge=0, description="entropy_floor: mean entropy below this, in nats")
     repetition_share: float = Field(0.1, ge=0, le=1, description="repetition: share of rollouts that end in a loop")

@@ -1,4 +1,4 @@
-"""Notices that a run learns nothing, and guards: signs in metrics.jsonl that a policy collapses or rewards are hacked.
+"""Notices that a run learns nothing, and applies the guards (domain/guards.py) to the batches in metrics.jsonl.
 
 INVARIANT of `LearningSignal`: while rollouts are filtered and no group is kept, a warning is due within WARN_AFTER_S of
 the first filtered group, and after `run.max_filtered_batches` batches of filtered rollouts `judge` raises
@@ -18,13 +18,13 @@ INVARIANT: a guard's warning is returned once. It is returned again only after a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from nouscoder.config import Config, GuardsSection
+from nouscoder.domain.guards import BatchFigures, Guard, Thresholds, mismatch_sentence, warnings
 from nouscoder.domain.run_status import RolloutState, RunStatus
 from nouscoder.errors import Unusable
 from nouscoder.run.sinks.follower import MetricsTail
@@ -137,89 +137,7 @@ def _sentence(since: _Since, now: _Since, filtered: int) -> str:
     return f"{accepted} of {graded} accepted: {why}, so all {filtered} rollouts were filtered; {_ADVICE}"
 
 
-class Guard(StrEnum):
-    """What a guard warns of."""
-
-    ENTROPY_FLOOR = "entropy_floor"
-    REPETITION = "repetition"
-    LENGTH_DRIFT = "length_drift"
-    HARD_CODING = "hard_coding"
-    SAME_PROGRAMS = "same_programs"
-    REWARD_HACKING = "reward_hacking"
-    MISMATCH = "mismatch"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFigures:
-    """The figures of one batch. None where the batch has no such figure. Length: mean tokens a rollout."""
-
-    entropy: float | None
-    length: float | None
-    repetition_share: float | None
-    hard_coding_share: float | None
-    same_programs: float | None
-    model_reward_correlation: float | None = None
-    mismatch: float | None = None
-
-
-WINDOW = 5  # batches whose mean a guard judges
-# A guard, its figure and threshold, whether it warns of a mean below the threshold, and what it says.
-_JUDGED = (
-    (Guard.ENTROPY_FLOOR, "entropy", "entropy_floor", True, "the entropy {:.4f} is below {:g}"),
-    (Guard.REPETITION, "repetition_share", "repetition_share", False, "{:.1%} of the rollouts end in a repetition"),
-    (
-        *(Guard.HARD_CODING, "hard_coding_share", "hard_coding_share", False),
-        "{:.1%} of the accepted programs look hard-coded",
-    ),
-    (
-        *(Guard.SAME_PROGRAMS, "same_programs", "same_programs", False),
-        "{:.1%} of the programs of a group repeat another one of it",
-    ),
-    (
-        *(Guard.REWARD_HACKING, "model_reward_correlation", "reward_hacking", True),
-        "the reward model's scores correlate with the verified rewards at {:.2f}",
-    ),
-)
-
-
-def warnings(batches: Sequence[BatchFigures], settings: GuardsSection) -> dict[Guard, str]:
-    """A sentence for each guard that warns of the last WINDOW batches. `batches` are all of the run, oldest first.
-
-    The guard of the mismatch warns at once, of the last batch that has the figure. No other warns before there are
-    WINDOW batches, and the guard of the length needs twice as many.
-    """
-    found = {}
-    mismatch = next((batch.mismatch for batch in reversed(batches) if batch.mismatch is not None), None)
-    if settings.mismatch and mismatch is not None and mismatch > settings.mismatch:
-        found[Guard.MISMATCH] = mismatch_sentence(mismatch, settings.mismatch)
-    if len(batches) < WINDOW:
-        return found
-    last = batches[-WINDOW:]
-    for guard, figure, limit, is_floor, sentence in _JUDGED:
-        value, threshold = _mean([getattr(batch, figure) for batch in last]), getattr(settings, limit)
-        if threshold and value is not None and (value < threshold if is_floor else value > threshold):
-            found[guard] = sentence.format(value, threshold)
-    first_length, length = _mean([batch.length for batch in batches[:WINDOW]]), _mean([batch.length for batch in last])
-    if settings.length_drift and len(batches) >= 2 * WINDOW and first_length and length:
-        drift = length / first_length
-        if not 1 / settings.length_drift <= drift <= settings.length_drift:
-            found[Guard.LENGTH_DRIFT] = f"rollouts have {length:.0f} tokens, {drift:.2f} times those at first"
-    return found
-
-
-def mismatch_sentence(mismatch: float, threshold: float) -> str:
-    """What a mismatch is, and what causes it."""
-    return (
-        f"the learner's log-probabilities of tokens that the same weights sampled differ from the sampler's by"
-        f" {mismatch:.3f} nats on average, more than {threshold:g} (0.05 is usual in bfloat16, 0 in float32):"
-        " generation and learner may have different weights (policy.path, an adapter, quantisation), another tokenizer"
-        " or chat template, or the sampler's probabilities may be those after temperature or top_p"
-    )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+# The guards' warnings.
 
 
 class GuardWatch:
@@ -227,7 +145,7 @@ class GuardWatch:
 
     def __init__(self, run: Path, settings: GuardsSection) -> None:
         self._tail = MetricsTail(run / "metrics.jsonl")
-        self._settings = settings
+        self._thresholds = settings.record(Thresholds)
         self._batches: dict[int, BatchFigures] = {}
         self._said: set[Guard] = set()
         self._read()
@@ -235,7 +153,7 @@ class GuardWatch:
     def look(self) -> list[str]:
         """The warnings that are new, each with the name of its guard. Raises SamplerMismatch."""
         new = self._read()
-        limit = self._settings.mismatch_stop
+        limit = self._thresholds.mismatch_stop
         worst = max((figures.mismatch or 0.0 for figures in new), default=0.0)
         if limit and worst > limit:
             raise SamplerMismatch(
@@ -261,7 +179,7 @@ class GuardWatch:
         return [self._batches[number] for number in dict.fromkeys(record["batch_id"] for record in records)]
 
     def _warnings(self) -> dict[Guard, str]:
-        return warnings([*self._batches.values()], self._settings)
+        return warnings([*self._batches.values()], self._thresholds)
 
 
 def _figures(line: dict[str, Any], earlier: BatchFigures | None) -> BatchFigures:

@@ -1,108 +1,32 @@
-"""The pool of proposed problems that a self-play trains on: what is in it, its files, and a round's problems.
+"""The pool of each round on the disk, and the problems that a round trains on.
 
     NN-propose/accepted.jsonl   the problems that were accepted in round NN
     NN-propose/pool.json        the pool with which round NN trains, and what left it before
     NN-propose/problems.jsonl   the problems of the pool, and seed problems
 
-INVARIANT: a problem is in the pool at most once, the pool has at most pool_size problems, and a problem is trained on
-in at most max_age rounds. Each problem that leaves the pool, or finds no room in it, has exactly one reason. The files
-of a round follow from those of the rounds before and from its accepted proposals.
+INVARIANT: the files of a round follow from those of the rounds before and from its accepted proposals.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.config import Config, SelfPlaySection
+from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
-from nouscoder.domain.curriculum import ProblemStatistics, potential
+from nouscoder.domain.curriculum import ProblemStatistics
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.proposal_pool import PooledProblem, PoolRules, next_pool
 from nouscoder.learner.state.curriculum_copy import FILE as CURRICULUM
 from nouscoder.learner.state.curriculum_copy import read_copy
 from nouscoder.self_play.round import ACCEPTED, JUDGED
-
-
-class Retired(StrEnum):
-    """Why a problem left the pool."""
-
-    SOLVED = "solved"
-    NEVER_SOLVED = "never solved"
-    OLD = "old"
-    NO_ROOM = "no room"
-
-
-@dataclass(frozen=True, slots=True)
-class PooledProblem:
-    """A proposed problem. `pass_rate` is the last one known, `age` the rounds that trained with it in the pool.
-
-    `groups`: how many groups of its rollouts were sampled in those rounds.
-    """
-
-    problem_id: str
-    pass_rate: float
-    age: int = 0
-    groups: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolChange:
-    """The pool after a change, in order of admission, and the problems that are not in it any more."""
-
-    pool: tuple[PooledProblem, ...]
-    retired: Mapping[str, Retired]
-
-
-def next_pool(
-    pool: Sequence[PooledProblem],
-    trained: Mapping[str, ProblemStatistics],
-    accepted: Sequence[PooledProblem],
-    settings: SelfPlaySection,
-) -> PoolChange:
-    """The pool of the next round. `trained` is what the last round's training found, `accepted` are new problems.
-
-    When there is no room for all, those of the highest potential 4p(1 - p) stay; of equal ones the younger.
-    """
-    retired: dict[str, Retired] = {}
-    found: dict[str, PooledProblem] = {}
-    for problem in pool:
-        older = _older(problem, trained.get(problem.problem_id))
-        reason = _reason(older, trained.get(problem.problem_id), settings)
-        if reason is None:
-            found[older.problem_id] = older
-        else:
-            retired[older.problem_id] = reason
-    for problem in accepted:
-        if problem.problem_id not in retired:
-            found.setdefault(problem.problem_id, problem)
-    ranked = sorted(found.values(), key=lambda one: (-potential(one.pass_rate), one.age))
-    retired |= {one.problem_id: Retired.NO_ROOM for one in ranked[settings.pool_size :]}
-    return PoolChange(tuple(one for one in found.values() if one.problem_id not in retired), retired)
-
-
-def _older(problem: PooledProblem, trained: ProblemStatistics | None) -> PooledProblem:
-    """The problem after one more round."""
-    if trained is None or not trained.sampled:
-        return replace(problem, age=problem.age + 1)
-    return PooledProblem(problem.problem_id, trained.pass_rate, problem.age + 1, problem.groups + trained.groups)
-
-
-def _reason(problem: PooledProblem, trained: ProblemStatistics | None, settings: SelfPlaySection) -> Retired | None:
-    if trained is not None and trained.sampled:
-        if trained.pass_rate >= settings.solved_at:
-            return Retired.SOLVED
-        if not trained.accepted:
-            return Retired.NEVER_SOLVED
-    return Retired.OLD if problem.age >= settings.max_age else None
-
 
 # The parts of a round: each is a run in a folder inside that of the self-play.
 
@@ -168,7 +92,8 @@ def advance_pool(config: Config, number: int) -> None:
     rates = {one["problem_id"]: one["pass_rate"] for one in judgements_in(config, number) if one["problem_id"]}
     accepted = [PooledProblem(name, rate) for name, rate in rates.items()]
     settings = config.self_play
-    change = next_pool(pool_of(config, number - 1), _trained(config, number - 1), accepted, settings)
+    rules = settings.record(PoolRules, size=settings.pool_size)
+    change = next_pool(pool_of(config, number - 1), _trained(config, number - 1), accepted, rules)
     record = {"pool": [asdict(one) for one in change.pool], "retired": dict(change.retired)}
     write_whole(file, (json.dumps(record, indent=1) + "\n").encode())
 

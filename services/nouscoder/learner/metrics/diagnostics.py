@@ -17,7 +17,7 @@ of a step. With d_t = log pi_old(t) - log pi_sampler(t) of loss token t:
 
 A sampler with the weights of the batch's start and the same arithmetic has 0 everywhere. Older weights, another
 precision, and keys and values that were kept over an update each add to it. The figures of fresh rollouts show only
-what sampler and learner compute differently; a guard watches them (run/guards.py). Older weights show in rollouts
+what sampler and learner compute differently; a guard watches them (domain/guards.py). Older weights show in rollouts
 of one version too; what updates within a rollout add shows as the difference to rollouts of more versions.
 """
 

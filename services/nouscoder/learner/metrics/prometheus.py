@@ -37,7 +37,7 @@ class CheckpointOutcome(StrEnum):
 
 
 class _GuardMetrics:
-    """What the guards watch (run/guards.py), of the last batch. A figure that a batch lacks keeps its value."""
+    """What the guards watch (domain/guards.py), of the last batch. A figure that a batch lacks keeps its value."""
 
     def __init__(self, gauge: Callable[..., Gauge]) -> None:
         self._repetition = gauge("repetition_ratio", "Share of the last batch's rollouts that end in a repetition.")

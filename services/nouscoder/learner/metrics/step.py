@@ -27,11 +27,11 @@ from nouscoder.atomic_files import numbered, remove, write_whole
 from nouscoder.config import AdvantageSection
 from nouscoder.domain.advantage import Estimator, Overlong, batch_advantages, group_advantages
 from nouscoder.domain.batch import Batch, CompletedGroups, GradedRollout
+from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded, repeated_share
 from nouscoder.domain.reward import group_length_rewards
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.staleness import staleness_of
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.learner.metrics.texts import ends_in_repetition, looks_hard_coded, repeated_share
 from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio
 from nouscoder.learner.objectives.clip import clipped_tokens
 from nouscoder.learner.parallel.ranks import Ranks
@@ -207,7 +207,7 @@ class BatchStatistics:
     """Figures of a whole batch. Lengths are mean tokens per rollout, None when the batch has no such rollout.
 
     `repetition_share` is the share of rollouts that end in a repetition, `hard_coding_share` that of the accepted
-    programs that look hard-coded (texts.py), None without an accepted one. `same_programs` is the mean over
+    programs that look hard-coded (domain/guards.py), None without an accepted one. `same_programs` is the mean over
     groups of the share of programs that repeat another one of the group, None without a group of two.
     `model_reward_correlation` is that of a reward model's scores with the verified rewards, None without such a model
     or when one of the two is the same for all. `pass_at_g` is the share of the batch's groups with an accepted rollout.
