@@ -13,6 +13,8 @@ from nouscoder.domain.rollout import RolloutHeader
 from nouscoder.domain.tokens import FinishReason
 from nouscoder.domain.verdict import Verdict, VerdictKind
 
+# Terms of a reward that depend on the length of a completion, in tokens.
+
 
 def soft_overlong_punishment(num_tokens: int, max_tokens: int, buffer_tokens: int) -> float:
     """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), in [-1, 0], to be added to the reward.
@@ -36,6 +38,9 @@ def group_length_rewards(num_tokens: Sequence[int], accepted: Sequence[bool]) ->
         return [0.0] * len(num_tokens)
     terms = [0.5 - (count - shortest) / (longest - shortest) for count in num_tokens]
     return [term if right else min(0.0, term) for term, right in zip(terms, accepted, strict=True)]
+
+
+# The rules.
 
 
 # R1-Code-Interpreter: a rollout with more turns than this loses 0.1.
