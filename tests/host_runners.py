@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from nouscoder.bench.measuring import free_addresses
+from tests.free_addresses import free_addresses
+
 from nouscoder.verifier.runner import __file__ as runner_init
 from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path
 from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox

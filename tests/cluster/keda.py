@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from tests.certificates import make_certificate
 from tests.cluster.conftest import output_of
-
-from nouscoder.bench.measuring import free_addresses
+from tests.free_addresses import free_addresses
 
 VERSION = "v2.18.3"
 _SPACE = "keda"

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 from tests.cluster import kwok
+from tests.free_addresses import free_addresses
 
-from nouscoder.bench.measuring import free_addresses
 from nouscoder.config import SandboxSection
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(3000)]

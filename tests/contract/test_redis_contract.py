@@ -265,7 +265,7 @@ async def test_a_user_with_few_permissions_can_serve_a_run(server: RedisProcess,
     server.ask(*rule.replace("PASSWORD", "secret").split())
     async with broker_at(server.url.replace("//", "//nouscoder:secret@"), rig) as broker:
         await live(broker, rig)
-        assert (await broker.store.memory()).used > 0
+        assert (await broker.store.pressure()).used > 0
         with pytest.raises(exceptions.NoPermissionError):
             await broker.store.redis.flushall()
         with pytest.raises(exceptions.NoPermissionError):

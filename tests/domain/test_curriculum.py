@@ -12,24 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouscoder.broker.curriculum import open_curriculum
-from nouscoder.broker.store import RunRules, groups_wanted
-from nouscoder.config import ConfigError, load_config
-from nouscoder.domain.curriculum import (
+from nouscoder.broker.curriculum import (
     Choice,
     Curriculum,
-    CurriculumState,
-    GroupOutcome,
     OnlineFilter,
     Priorities,
-    ProblemStatistics,
     Schedule,
     Stage,
     fixed_subset,
-    potential,
+    open_curriculum,
     potential_stages,
-    task_seed,
 )
+from nouscoder.broker.store import RunRules, groups_wanted
+from nouscoder.config import ConfigError, load_config
+from nouscoder.domain.curriculum import CurriculumState, GroupOutcome, ProblemStatistics, potential, task_seed
 from nouscoder.errors import Unusable
 
 _IDS = [f"p{i}" for i in range(7)]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.estimates import best_of_n
-from nouscoder.domain.preference import PairRule, correlation, preference_pairs, style_accuracy
+from nouscoder.domain.estimates import best_of_n, correlation
+from nouscoder.reward_model.evaluate import style_accuracy
+from nouscoder.reward_model.pairs import PairRule, preference_pairs
 
 SCORES = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.4, 0.5, 0.8, 0.9, 1.0]), max_size=12)
 

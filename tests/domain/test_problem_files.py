@@ -165,7 +165,9 @@ def test_a_compressed_file_that_is_cut_off_is_named(tmp_path: Path, suffix: str)
 @pytest.mark.parametrize("text_is_code", [True, False])
 def test_a_completion_is_code_or_an_answer_that_contains_code(text_is_code: bool) -> None:
     problem = replace(CALL, text_is_code=text_is_code)
-    submission = problem.grading_rules(run_all_tests=True).submission(problem.tests, "text", problem.problem_id)
+    submission = replace(problem.grading_rules(), run_all_tests=True).submission(
+        problem.tests, "text", problem.problem_id
+    )
     assert (submission.code, submission.completion) == (("text", None) if text_is_code else (None, "text"))
     assert (submission.stop_on_first_failure, submission.reveal, submission.problem_id) == (False, False, "b")
     assert (submission.prelude, submission.profile) == (Prelude.LCB, Profile.LCB)

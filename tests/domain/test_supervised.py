@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.supervised import ChoiceRules, Dropped, EpochOrder, ExampleCandidate, choose, is_held_out
+from nouscoder.config import SftSection
+from nouscoder.sft.choice import Dropped, EpochOrder, ExampleCandidate, choose, is_held_out
 
 SIZES = st.integers(1, 40)
 
@@ -47,7 +48,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 )
 def test_wrong_answers_are_kept_for_hard_problems_only(wrong_below: float, kept: dict[str, int]) -> None:
     candidates = answers("easy", 3, 1) + answers("hard", 1, 3) + answers("never", 0, 2)
-    numbers, dropped = choose(candidates, ChoiceRules(wrong_below=wrong_below), seed=0)
+    numbers, dropped = choose(candidates, SftSection(wrong_below=wrong_below), seed=0)
     found = Counter(candidates[number].key.rpartition("/")[0] for number in numbers)
     assert found == kept
     assert dropped[Dropped.WRONG] == len(candidates) - len(numbers)
@@ -55,7 +56,7 @@ def test_wrong_answers_are_kept_for_hard_problems_only(wrong_below: float, kept:
 
 def test_an_answer_that_nobody_has_graded_counts_as_right() -> None:
     candidates = [ExampleCandidate("a", "p", None, 5), ExampleCandidate("b", "p", False, 5)]
-    assert choose(candidates, ChoiceRules(), seed=0) == ([0], {Dropped.WRONG: 1})
+    assert choose(candidates, SftSection(), seed=0) == ([0], {Dropped.WRONG: 1})
 
 
 def test_repeated_and_long_examples_are_dropped_and_counted() -> None:
@@ -64,12 +65,12 @@ def test_repeated_and_long_examples_are_dropped_and_counted() -> None:
         ExampleCandidate("a", "", None, 5),
         ExampleCandidate("b", "", None, 6),
     ]
-    assert choose(candidates, ChoiceRules(max_tokens=5), seed=0) == ([0], {Dropped.REPEATED: 1, Dropped.TOO_LONG: 1})
+    assert choose(candidates, SftSection(max_tokens=5), seed=0) == ([0], {Dropped.REPEATED: 1, Dropped.TOO_LONG: 1})
 
 
 def test_the_seed_chooses_among_too_many_examples_of_a_problem() -> None:
     candidates = answers("p", 20, 0) + answers("q", 2, 0) + [ExampleCandidate("alone", "", None, 1)]
-    chosen = {seed: choose(candidates, ChoiceRules(max_per_problem=3), seed) for seed in range(3)}
+    chosen = {seed: choose(candidates, SftSection(max_per_problem=3), seed) for seed in range(3)}
     for numbers, dropped in chosen.values():
         assert Counter(candidates[number].problem for number in numbers) == {"p": 3, "q": 2, "alone": 1}
         assert dropped == {Dropped.OVER_LIMIT: 17}

@@ -22,7 +22,7 @@ from tests.e2e.small_runs import trained
 from nouscoder.data.problems import save_problems
 from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, save_policy
 from nouscoder.demo.warmstart import WarmStartBudget, teach_batches
-from nouscoder.domain.feedback import feedback_on
+from nouscoder.domain.conversation import feedback_on
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests

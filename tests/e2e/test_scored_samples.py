@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from nouscoder.config import load_config
-from nouscoder.domain.preference import PairRule
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
 from nouscoder.evaluation.samples import NoScores, SamplingSettings, scored_problems
-from nouscoder.reward_model.pairs import read_pairs, write_pairs
+from nouscoder.reward_model.pairs import PairRule, read_pairs, write_pairs
 
 pytestmark = pytest.mark.timeout(600)  # on a busy machine
 

@@ -29,13 +29,14 @@ from typing import TypeVar
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from tests.load.hostile import hostile_mixture
+from tests.load.lean_client import LeanClient
 from tests.load.load_client import Graded, OpenLoopClient, graded
 from tests.load.load_pace import Pace
 from tests.load.load_result import LoadPlan, LoadResult, figures
 from tests.load.load_watch import Holding, first_and_last, watch
 from tests.load.mixture import Sample, mixture
 
-from nouscoder.bench.http_load import LeanClient, LoadFault
+from nouscoder.bench.http_load import LoadFault
 from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.verifier import running_service
 from nouscoder.client.calls import GRADE_PATH

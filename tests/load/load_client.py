@@ -18,9 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.load.lean_client import LeanClient
 from tests.load.mixture import Sample
 
-from nouscoder.bench.http_load import LeanClient, LoadFault
+from nouscoder.bench.http_load import LoadFault
 from nouscoder.client.calls import GRADE_PATH
 
 _MAX_SENDS = 4

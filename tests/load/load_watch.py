@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nouscoder.bench.measuring import descendants, usage_of
+import psutil
+
+from nouscoder.bench.measuring import usage_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,10 @@ def look(pid: int, num_connections: int) -> Holding | None:
     """One sample now; None when the process does not exist."""
     try:
         num_descriptors = len(os.listdir(f"/proc/{pid}/fd")) - num_connections
-    except OSError:
+        num_processes = 1 + len(psutil.Process(pid).children(recursive=True))
+    except (OSError, psutil.Error):
         return None
-    usage = usage_of(pid)
-    return Holding(time.monotonic(), usage.memory_bytes, num_descriptors, 1 + len(descendants(pid)))
+    return Holding(time.monotonic(), usage_of(pid).memory_bytes, num_descriptors, num_processes)
 
 
 def typical(held: Sequence[Holding]) -> Holding:

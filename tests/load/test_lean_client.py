@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.load.lean_client import LeanClient, parse_head
 
-from nouscoder.bench.http_load import LeanClient, LoadFault, parse_head
+from nouscoder.bench.http_load import LoadFault
 
 Handler = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nhi"

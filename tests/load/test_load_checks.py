@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.load.lean_client import Answer, LeanClient
 from tests.load.load_client import Graded, OpenLoopClient, Tally
 from tests.load.load_pace import Pace
 from tests.load.load_result import ClientFigures, LoadPlan, LoadResult, as_text, complaints
 from tests.load.load_watch import Holding, first_and_last
 from tests.load.mixture import Sample
 
-from nouscoder.bench.http_load import Answer, LeanClient, LoadFault
+from nouscoder.bench.http_load import LoadFault
 
 
 def client(name: str, count: int) -> ClientFigures:

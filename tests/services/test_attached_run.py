@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,13 +15,13 @@ import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.free_addresses import free_addresses
 
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import dump_config, load_config
@@ -56,14 +55,6 @@ NUM_STEPS = 8
 TLS_FILES = {"certificate": "tls.crt", "key": "tls.key", "ca": "ca.crt"}
 VERIFIER_TLS_FILES = {"certificate": "tls.crt", "key": "tls.key", "client_ca": "ca.crt"}
 SERVICES = ("broker", "verifier", "generation", "learner")
-
-
-def free_addresses(count: int) -> list[str]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
 
 
 def make_certificates(folder: Path) -> None:

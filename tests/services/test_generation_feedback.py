@@ -24,7 +24,7 @@ from nouscoder.config import (
     load_config,
 )
 from nouscoder.demo.policy import BOS_ID, EOS_ID, CharTokenizer
-from nouscoder.domain.feedback import feedback_on
+from nouscoder.domain.conversation import feedback_on
 from nouscoder.domain.problem import GradingRules, PublicTests
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import LANGUAGES, Limits, StdinCase, StdinTests, Submission

@@ -7,8 +7,8 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from tests.free_addresses import free_addresses
 
-from nouscoder.bench.measuring import free_addresses
 from nouscoder.config import Config, load_config
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard

@@ -14,13 +14,13 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.curriculum import open_curriculum
+from nouscoder.broker.curriculum import Curriculum, open_curriculum
 from nouscoder.broker.rewards import Rewards
 from nouscoder.broker.serving import serve_broker
 from nouscoder.config import Config, load_config
 from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.curriculum import Curriculum, task_seed
+from nouscoder.domain.curriculum import task_seed
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests

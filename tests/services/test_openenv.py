@@ -20,7 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from nouscoder.config import VerifierSection
-from nouscoder.domain.feedback import feedback_on
+from nouscoder.domain.conversation import feedback_on
 from nouscoder.http_server import listener, websocket
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.http_server.memory_budget import MemoryBudget
@@ -133,7 +133,7 @@ def block(code: str) -> str:
 
 
 async def test_an_episode_gives_feedback_until_the_hidden_tests_decide(tmp_path: Path) -> None:
-    """The feedback is the text of domain/feedback.py, which the environment `feedback` of a run gives too."""
+    """The feedback is the text of domain/conversation.py, which the environment `feedback` of a run gives too."""
     async with running(tmp_path) as service, service.connect() as session:
         first = await ask(session, {"type": "reset", "data": {"problem_id": "echo", "episode_id": "mine"}})
         begun = {"problem_id": "echo", "prompt": "Print the input.", "feedback": "", "verdict": None, "turns_left": 3}

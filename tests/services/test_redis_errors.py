@@ -15,7 +15,7 @@ from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerError, BrokerUnavailable, RedisAddressUnusable, RedisFull
 from nouscoder.broker.redis_client import open_client
-from nouscoder.broker.store import Memory, Pressure
+from nouscoder.broker.store import Pressure
 from nouscoder.store.redis_records import PASSING, kind_of
 
 # What Redis 6.2 and 7.0 say, copied from their answers.
@@ -161,7 +161,7 @@ async def test_back_pressure_comes_before_redis_is_full_and_its_reason_is_shown(
     broker = new_broker()
     await broker.publish_policy(broker_rig.manifest(0))
     held = (await broker.lease_tasks("generation-h-0-1", 1, 0)).tasks
-    broker.memory.pressure = Pressure(Memory(80 << 20, 100 << 20))
+    broker.memory.pressure = Pressure(80 << 20, 100 << 20)
     more = (await broker.lease_tasks("generation-h-0-1", 100, 0)).tasks
     assert len(more) == 3, "the rest of the group that is admitted, and no other group"
     assert await broker.submit_rollouts("generation-h-0-1", [broker_rig.sampled(held[0])]) == []
@@ -169,19 +169,19 @@ async def test_back_pressure_comes_before_redis_is_full_and_its_reason_is_shown(
         "Redis uses 80 of its 100 MiB (maxmemory): no group is admitted until" in (await broker.status()).back_pressure
     )
 
-    broker.memory.pressure = Pressure(Memory(95 << 20, 100 << 20))
+    broker.memory.pressure = Pressure(95 << 20, 100 << 20)
     with pytest.raises(RedisFull, match="no group is admitted and no rollout is taken"):
         await broker.submit_rollouts("generation-h-0-1", [broker_rig.sampled(more[0])])
     assert "no rollout is taken" in (await broker.why_stalled())[0].reason
-    broker.memory.pressure = Pressure(Memory(95 << 20, 0))
+    broker.memory.pressure = Pressure(95 << 20, 0)
     assert (await broker.status()).back_pressure == ""
 
 
 async def test_the_broker_looks_how_full_redis_is(own: ForgetfulRedis, settings: redis.Redis, broker_rig: Any) -> None:
     broker = Broker(broker_rig.config(), own.url, broker_rig.index)
-    assert (await broker.store.memory()).limit == 0
+    assert (await broker.store.pressure()).limit == 0
     settings.config_set("maxmemory", 100 << 20)
-    memory = await broker.store.memory()
+    memory = await broker.store.pressure()
     assert memory.limit == 100 << 20
     assert 0 < memory.used < memory.limit
     await broker.close()

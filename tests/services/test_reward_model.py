@@ -18,7 +18,6 @@ from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
-from nouscoder.domain.preference import PairRule
 from nouscoder.evaluation.samples import NoScores, ScoredProblem, ScoredSample
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.reward_model import train
@@ -32,7 +31,7 @@ from nouscoder.reward_model.model import (
     row_scores,
     scores_of,
 )
-from nouscoder.reward_model.pairs import NoPairs, PairBody, read_pairs, write_pairs
+from nouscoder.reward_model.pairs import NoPairs, PairBody, PairRule, read_pairs, write_pairs
 from nouscoder.reward_model.train import TrainingSettings, train_reward_model
 
 

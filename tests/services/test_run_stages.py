@@ -11,8 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.errors import Refused
+from nouscoder.broker.redis_client import Stages
 from nouscoder.broker.redis_server import start_redis
-from nouscoder.broker.stages import Stages
 from nouscoder.config import Config, load_config
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient

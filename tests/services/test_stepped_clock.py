@@ -11,8 +11,7 @@ import pytest
 import redis
 from tests.services.test_broker_sweeper import LEASE_S, Rig, in_flight
 
-from nouscoder.bench.forgetful_redis import ForgetfulRedis
-from nouscoder.bench.stepped_clock import SteppedClock
+from nouscoder.bench.forgetful_redis import ForgetfulRedis, SteppedClock
 from nouscoder.broker.core import Broker
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 import sys
 import time
@@ -18,7 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from nouscoder.bench.broker_load import BrokerThroughput, Flow, IdleWorkers, Load, flow, idle_workers, throughput_of
+from nouscoder.bench.broker_load import BrokerThroughput, Flow, IdleWorkers, Load, flow, idle_workers
 from nouscoder.bench.broker_process import (
     GROUP_SIZE,
     MAX_TOKENS,
@@ -26,13 +25,12 @@ from nouscoder.bench.broker_process import (
     Samples,
     bare_protobuf_cpu_ms,
     bare_redis_ms,
-    grade,
+    fill_batch,
     manifest,
     running_broker,
-    sample,
     train,
 )
-from nouscoder.bench.measuring import BenchError, peak_resident_bytes, stolen_s
+from nouscoder.bench.measuring import BenchError, Machine, p99, peak_resident_bytes
 from nouscoder.rpc.broker_client import BrokerClient
 
 _BEAT_EVERY_S = 0.1
@@ -110,7 +108,7 @@ async def bench_broker(batch: int = 512, scale: float = 1.0) -> BrokerBench:
     """Both parts, each with a broker and a Redis of its own. Raises BenchError."""
     if batch % GROUP_SIZE:
         raise BenchError(f"the batch must be a multiple of {GROUP_SIZE}, not {batch}")
-    load_average, begun_s, stolen_before_s = os.getloadavg()[0], time.monotonic(), stolen_s()
+    machine = Machine()
     lives = []
     for num_tokens, number in _LENGTHS:
         num_rollouts = _scaled(number, scale)
@@ -127,13 +125,19 @@ async def bench_broker(batch: int = 512, scale: float = 1.0) -> BrokerBench:
     throughputs = []
     for load in _LOADS:
         async with running_broker(load_batch) as broker:
-            throughputs.append(await throughput_of(broker, load, load_batch, _LOAD_BATCHES))
+            throughputs.append((await flow(broker, load, load_batch, _LOAD_BATCHES)).throughput)
     async with running_broker(load_batch) as broker:
         idle = await idle_workers(broker, _IDLE_WORKERS, max(1.0, _IDLE_S * scale))
-    num_cpu_s = (time.monotonic() - begun_s) * (os.cpu_count() or 1)
-    share = (stolen_s() - stolen_before_s) / num_cpu_s
-    num_cores = os.cpu_count() or 1
-    return BrokerBench(num_cores, load_average, share, tuple(lives), large, tuple(flows), tuple(throughputs), idle)
+    return BrokerBench(
+        machine.num_cores,
+        machine.load_average,
+        machine.stolen_share,
+        tuple(lives),
+        large,
+        tuple(flows),
+        tuple(throughputs),
+        idle,
+    )
 
 
 def _scaled(number: int, scale: float) -> int:
@@ -148,8 +152,7 @@ async def whole_life(broker: RunningBroker, num_tokens: int, num_rollouts: int) 
         for version in range(2):
             await learner.publish_policy(manifest(version))
             begun_s, cpu_before_s = time.monotonic(), broker.cpu_s()
-            await sample(generation, samples, num_rollouts, num_tokens, version)
-            await grade(verifier, num_rollouts, num_tokens)
+            await fill_batch(generation, verifier, samples, num_rollouts, num_tokens)
             num_bytes = await train(learner, num_rollouts, num_tokens)
             wall_s = time.monotonic() - begun_s
             await broker.wait_until_deleted()
@@ -174,8 +177,7 @@ async def large_batch(broker: RunningBroker, num_rollouts: int) -> LargeBatch:
         before = broker.redis_bytes()
         async with beating(broker.address, min(_MOST_BEATEN, num_rollouts)) as beats:
             cpu_before_s, begun_s = broker.cpu_s(), time.monotonic()
-            await sample(generation, samples, num_rollouts, MAX_TOKENS, 0)
-            await grade(verifier, num_rollouts, MAX_TOKENS)
+            await fill_batch(generation, verifier, samples, num_rollouts, MAX_TOKENS)
             full_s, full = time.monotonic(), broker.redis_bytes()
             num_bytes = await train(learner, num_rollouts, MAX_TOKENS)
             await broker.wait_until_deleted()
@@ -190,8 +192,8 @@ async def large_batch(broker: RunningBroker, num_rollouts: int) -> LargeBatch:
         broker_cpu_ms_a_rollout=1000 * cpu_s / num_rollouts,
         num_heartbeats=len(training),
         heartbeat_p50_s=statistics.median(training),
-        heartbeat_p99_s=_p99(training),
-        filling_heartbeat_p99_s=_p99(filling),
+        heartbeat_p99_s=p99(training),
+        filling_heartbeat_p99_s=p99(filling),
         leases_beaten=beats.num_leases,
         leases_lost=beats.num_lost,
         broker_peak_rss_bytes=peak_resident_bytes(broker.pid),
@@ -199,10 +201,6 @@ async def large_batch(broker: RunningBroker, num_rollouts: int) -> LargeBatch:
         redis_bytes_full=full,
         redis_bytes_after=broker.redis_bytes(),
     )
-
-
-def _p99(ordered: list[float]) -> float:
-    return ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
 
 
 @dataclass(slots=True)
@@ -216,8 +214,8 @@ class Beats:
 
 @asynccontextmanager
 async def beating(address: str, num_leases: int) -> AsyncIterator[Beats]:
-    """A process that beats for leases meanwhile. Raises BenchError when it does not get them."""
-    command = [sys.executable, "-m", "nouscoder.bench.heartbeats", address, str(num_leases), str(_BEAT_EVERY_S)]
+    """Another process (`main`) beats for leases meanwhile. Raises BenchError when it does not get them."""
+    command = [sys.executable, "-m", "nouscoder.bench.broker", address, str(num_leases)]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 26)
     assert process.stdout is not None
@@ -228,12 +226,36 @@ async def beating(address: str, num_leases: int) -> AsyncIterator[Beats]:
         beats = Beats(num_leases, [])
         yield beats
         answer, _ = await process.communicate(b"")
-        found = json.loads(answer)
-        beats.beats, beats.num_lost = [(begun_s, spent_s) for begun_s, spent_s in found["beats"]], found["lost"]
+        beats.beats, beats.num_lost = json.loads(answer)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def main(address: str, num_leases: int) -> None:
+    """Print how many leases there are, beat for them until standard input ends, and print the beats and the losses.
+
+    Moments are those of CLOCK_MONOTONIC, which all processes of a machine share.
+    """
+    async with BrokerClient(address, "generation-beats-0-1") as client:
+        lease_ids = [item.lease.lease_id for item in (await client.lease_tasks(num_leases)).tasks]
+        _say(str(len(lease_ids)))
+        closed = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+        beats: list[tuple[float, float]] = []
+        lost: set[str] = set()
+        while not closed.done():
+            begun_s = time.monotonic()
+            lost.update(await client.heartbeat(lease_ids))
+            spent_s = time.monotonic() - begun_s
+            beats.append((begun_s, spent_s))
+            await asyncio.wait({closed}, timeout=max(0.0, _BEAT_EVERY_S - spent_s))
+    _say(json.dumps([beats, len(lost)]))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 @asynccontextmanager
@@ -291,3 +313,7 @@ def as_text(result: BrokerBench) -> str:
         f" {idle.redis_cpu_share:.1%} for Redis"
     )
     return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -18,16 +18,15 @@ from nouscoder.bench.broker_process import (
     RunningBroker,
     Samples,
     bare_redis_ms,
+    grade,
     manifest,
     read_records,
     running_broker,
-    verdict_of,
+    sample,
 )
 from nouscoder.bench.measuring import BenchError, usage_of
-from nouscoder.domain.rollout import Rollout
 from nouscoder.rpc.broker_client import BrokerClient
 
-_WAIT_S = 20.0
 _LIMIT_S = 300.0
 _SETTLE_S = 2.0
 _CONTROL_TIMES = 200
@@ -140,27 +139,21 @@ async def at_work(broker: RunningBroker, load: Load) -> AsyncIterator[Loop]:
             await asyncio.gather(*work, return_exceptions=True)
 
 
-async def throughput_of(broker: RunningBroker, load: Load, batch: int, num_batches: int) -> BrokerThroughput:
-    """Train batches; the first one warms up. Raises BenchError."""
-    async with at_work(broker, load) as loop:
-        await loop.train(batch, 1)
-        return await loop.train(batch, num_batches - 1)
-
-
 async def flow(broker: RunningBroker, load: Load, batch: int, num_batches: int) -> Flow:
-    """As `throughput_of`, with the control. Raises BenchError."""
+    """Train batches, the first one to warm up, and measure the control. Raises BenchError."""
     async with at_work(broker, load) as loop:
         await loop.train(batch, 1)
         throughput = await loop.train(batch, num_batches - 1)
-    control_ms = bare_redis_ms(broker.redis, loop.record_bytes, _CONTROL_TIMES)
+    control_ms = bare_redis_ms(broker.redis, loop.record_bytes, _CONTROL_TIMES) if load.reads_records else 0.0
     return Flow(throughput, loop.record_bytes, control_ms)
 
 
 async def idle_workers(broker: RunningBroker, num_workers: int, for_s: float) -> IdleWorkers:
     """Have workers wait for work, half of them to sample and half to grade. There is no policy, so none comes."""
+    samples = Samples()
     async with AsyncExitStack() as stack:
         clients = [await _client(stack, broker, kind, number) for number in range(num_workers // 2) for kind in _KINDS]
-        waits = [asyncio.create_task(_wait(kind, client)) for kind, client in clients]
+        waits = [asyncio.create_task(_KINDS[kind](client, samples, Load(num_workers, 1))) for kind, client in clients]
         await asyncio.sleep(_SETTLE_S)
         begun_s, own_before_s, all_before_s = time.monotonic(), broker.cpu_s(), broker.all_cpu_s()
         await asyncio.sleep(for_s)
@@ -179,30 +172,15 @@ async def _client(stack: AsyncExitStack, broker: RunningBroker, kind: str, numbe
 
 async def _generate(client: BrokerClient, samples: Samples, load: Load) -> None:
     while True:
-        tasks = (await client.lease_tasks(load.at_once, _WAIT_S)).tasks
-        rollouts: list[tuple[str, Rollout]] = [
-            (item.lease.lease_id, samples.rollout(item, load.num_tokens, item.task.min_policy_version))
-            for item in tasks
-        ]
-        if rollouts and await client.submit_rollouts(rollouts):
-            raise BenchError("the broker refused a rollout whose lease was alive")
+        await sample(client, samples, load.at_once, load.num_tokens)
 
 
 async def _grade(client: BrokerClient, samples: Samples, load: Load) -> None:
     while True:
-        gradings = (await client.lease_grading(load.at_once, _WAIT_S)).gradings
-        verdicts = [(item.lease.lease_id, item.rollout_id, verdict_of(item.rollout_id)) for item in gradings]
-        if verdicts and await client.submit_verdicts(verdicts):
-            raise BenchError("the broker refused a verdict whose lease was alive")
+        await grade(client, load.at_once)
 
 
 _KINDS = {"generation": _generate, "verifier": _grade}
-
-
-async def _wait(kind: str, client: BrokerClient) -> None:
-    lease = client.lease_tasks if kind == "generation" else client.lease_grading
-    while True:
-        await lease(1, _WAIT_S)
 
 
 # `nouscoder bench broker --many N`: workers work all the time. At each point the last rollouts before it are measured,

@@ -6,7 +6,6 @@ The controls are what Redis and protobuf alone need for the bytes of one rollout
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import sys
@@ -20,8 +19,8 @@ from pathlib import Path
 import redis
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from nouscoder.bench.measuring import BenchError, usage_of
-from nouscoder.broker.redis_server import RedisServer, start_redis
+from nouscoder.bench.measuring import BenchError, started, usage_of
+from nouscoder.broker.redis_server import start_redis
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import LeasedTask
@@ -42,28 +41,27 @@ _VOCABULARY = 151_936
 _AT_ONCE = 64
 _AT_ONCE_TOKENS = 8 * MAX_TOKENS
 _NUM_PROMPT_TOKENS = 16
+_WAIT_S = 20.0
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 \n()[]=+-*:,."
 
 
 class Samples:
     """Random tokens, log-probabilities and text from one pool, so that no rollout compresses and none is costly."""
 
-    def __init__(self, seed: int = 0) -> None:
-        source = random.Random(seed)
-        self._source = source
+    def __init__(self) -> None:
+        source = self._source = random.Random(0)
         self._ids = int32(source.choices(range(_VOCABULARY), k=2 * MAX_TOKENS))
         self._logprobs = float32(-source.expovariate(1.0) for _ in range(2 * MAX_TOKENS))
         self._text = "".join(source.choices(_ALPHABET, k=4 * MAX_TOKENS))
 
-    def rollout(self, item: LeasedTask, num_tokens: int, version: int) -> Rollout:
+    def rollout(self, item: LeasedTask, num_tokens: int) -> Rollout:
         """A rollout of `num_tokens` tokens with two characters of text a token, at a random place of the pool."""
         start = self._source.randrange(MAX_TOKENS)
         prompt = self._ids[start : start + _NUM_PROMPT_TOKENS]
         span = slice(start + _NUM_PROMPT_TOKENS, start + num_tokens)
         num_sampled = num_tokens - _NUM_PROMPT_TOKENS
-        sampled = Completion(
-            self._ids[span], self._logprobs[span], (VersionSpan(version, num_sampled),), FinishReason.STOP
-        )
+        versions = (VersionSpan(item.task.min_policy_version, num_sampled),)
+        sampled = Completion(self._ids[span], self._logprobs[span], versions, FinishReason.STOP)
         return assemble_rollout(item.task, [prompt, sampled], self._text[2 * start : 2 * (start + num_tokens)])
 
 
@@ -72,37 +70,46 @@ def manifest(version: int) -> PolicyManifest:
     return PolicyManifest(version, version, f"/policies/{version}", (Shard("model.safetensors", "a" * 64, 1),))
 
 
-def verdict_of(rollout_id: str) -> Verdict:
+def _verdict_of(rollout_id: str) -> Verdict:
     """Half of each group is accepted, so that no group is filtered."""
     accepted = int(rollout_id.rpartition("-")[2]) % 2 == 0
     kind = VerdictKind.ACCEPTED if accepted else VerdictKind.WRONG_ANSWER
     return Verdict(kind=kind, passed=int(accepted), total=1, graded=1, duration_s=0.01, backend="bench")
 
 
-async def sample(client: BrokerClient, samples: Samples, num_rollouts: int, num_tokens: int, version: int) -> None:
-    """Lease and hand in rollouts, a few at a time. Raises BenchError."""
-    num_done, at_once = 0, min(_AT_ONCE, _AT_ONCE_TOKENS // num_tokens)
+async def sample(client: BrokerClient, samples: Samples, at_once: int, num_tokens: int) -> int:
+    """Lease up to `at_once` rollouts and hand them in; returns how many. Raises BenchError."""
+    tasks = (await client.lease_tasks(at_once, _WAIT_S)).tasks
+    rollouts = [(item.lease.lease_id, samples.rollout(item, num_tokens)) for item in tasks]
+    if rollouts and await client.submit_rollouts(rollouts):
+        raise BenchError("the broker refused a rollout whose lease was alive")
+    return len(rollouts)
+
+
+async def grade(client: BrokerClient, at_once: int) -> int:
+    """Lease up to `at_once` rollouts with their texts and hand in verdicts; returns how many. Raises BenchError."""
+    gradings = (await client.lease_grading(at_once, _WAIT_S)).gradings
+    verdicts = [(item.lease.lease_id, item.rollout_id, _verdict_of(item.rollout_id)) for item in gradings]
+    if verdicts and await client.submit_verdicts(verdicts):
+        raise BenchError("the broker refused a verdict whose lease was alive")
+    return len(verdicts)
+
+
+async def fill_batch(
+    generation: BrokerClient, verifier: BrokerClient, samples: Samples, num_rollouts: int, num_tokens: int
+) -> None:
+    """Sample and then grade so many rollouts, a few at a time. Raises BenchError."""
+    at_once = min(_AT_ONCE, _AT_ONCE_TOKENS // num_tokens)
+    num_done = 0
     while num_done < num_rollouts:
-        tasks = (await client.lease_tasks(min(at_once, num_rollouts - num_done))).tasks
-        if not tasks:
+        if not (num_new := await sample(generation, samples, min(at_once, num_rollouts - num_done), num_tokens)):
             raise BenchError(f"the broker gave {num_done} of {num_rollouts} tasks")
-        rollouts = [(item.lease.lease_id, samples.rollout(item, num_tokens, version)) for item in tasks]
-        if await client.submit_rollouts(rollouts):
-            raise BenchError("the broker refused a rollout whose lease was alive")
-        num_done += len(tasks)
-
-
-async def grade(client: BrokerClient, num_rollouts: int, num_tokens: int) -> None:
-    """Lease rollouts with their texts and hand in verdicts, a few at a time. Raises BenchError."""
-    num_done, at_once = 0, min(_AT_ONCE, _AT_ONCE_TOKENS // num_tokens)
+        num_done += num_new
+    num_done = 0
     while num_done < num_rollouts:
-        gradings = (await client.lease_grading(at_once)).gradings
-        if not gradings:
+        if not (num_new := await grade(verifier, at_once)):
             raise BenchError(f"the broker gave {num_done} of {num_rollouts} rollouts to grade")
-        verdicts = [(item.lease.lease_id, item.rollout_id, verdict_of(item.rollout_id)) for item in gradings]
-        if await client.submit_verdicts(verdicts):
-            raise BenchError("the broker refused a verdict whose lease was alive")
-        num_done += len(gradings)
+        num_done += num_new
 
 
 async def train(client: BrokerClient, num_rollouts: int, num_tokens: int) -> int:
@@ -188,35 +195,15 @@ async def running_broker(batch: int, *overrides: str, num_problems: int = 1) -> 
         server = await asyncio.to_thread(start_redis, folder / "redis")
         settings = [f"problems.train={folder / 'train.jsonl'}", f"run.root={folder}", f"broker.redis_url={server.url}"]
         settings += ["broker.grpc=127.0.0.1:0", f"broker.group_size={GROUP_SIZE}", f"broker.batch_size={batch}"]
+        settings += ["broker.pipeline_k=2", *overrides]
+        command = [sys.executable, "-m", "nouscoder", "serve", "broker", *(f"--set={setting}" for setting in settings)]
+        texts = ("the broker ended while it started", "the broker took too long to start, or to delete records")
         try:
-            async with _started([*settings, "broker.pipeline_k=2", *overrides], server) as broker:
-                yield broker
+            async with started(command, "grpc", _START_LIMIT_S, *texts) as (pid, address):
+                with redis.Redis.from_url(server.url) as client:
+                    yield RunningBroker(pid, address, client)
         finally:
             await asyncio.to_thread(server.close)
-
-
-@asynccontextmanager
-async def _started(settings: list[str], server: RedisServer) -> AsyncIterator[RunningBroker]:
-    command = [sys.executable, "-m", "nouscoder", "serve", "broker", *(f"--set={setting}" for setting in settings)]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(_START_LIMIT_S):
-            while line := await process.stderr.readline():
-                if b'"broker ready"' in line:
-                    break
-            else:
-                raise BenchError("the broker ended while it started")
-        drain = asyncio.create_task(process.stderr.read())
-        with redis.Redis.from_url(server.url) as client:
-            yield RunningBroker(process.pid, json.loads(line)["address"], client)
-        drain.cancel()
-    except TimeoutError:
-        raise BenchError("the broker took too long to start, or to delete records") from None
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
 
 
 def bare_redis_ms(client: redis.Redis, num_bytes: int, times: int) -> float:

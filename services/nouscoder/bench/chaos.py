@@ -1,6 +1,6 @@
 """`nouscoder bench chaos`: a run whose services and Redis fail must go on, and train on nothing twice.
 
-The seed decides the faults and their moments (chaos_plan.py). Their effects depend on what the processes are doing.
+The seed decides the faults and their moments (chaos_run.py). Their effects depend on what the processes are doing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from nouscoder.bench.chaos_plan import Strike, count_by_name, plan_of
-from nouscoder.bench.chaos_run import ChaosRun, cause, chaos_run
+from nouscoder.bench.chaos_run import ChaosRun, Strike, cause, chaos_run, count_by_name, plan_of
 from nouscoder.bench.measuring import BenchError
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.learner.state.saved_batches import SavedBatches

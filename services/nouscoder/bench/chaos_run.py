@@ -1,8 +1,15 @@
-"""The run that chaos disturbs: all services of a local run as processes, and a Redis that fails on request.
+"""The plan of chaos, the run that it disturbs, and how its faults are caused.
 
-Generation has the fake engine, the verifier the fake sandbox. The learner trains a small policy.
+The plan says which faults come, and when. It is a pure function of the seed and the duration. The faults are dealt like
+cards. A deck has every fault, some more than once. It is shuffled, some faults are joined to pairs, and each pair or
+single fault gets a time slot of equal length, in which it comes at a random moment.
 
-INVARIANT: faults of one strike come at the same moment, and two faults of Redis never overlap.
+INVARIANT: in each `DECK_S` seconds of a plan every fault of `KINDS_AND_TARGETS` comes at least once, and seven pairs of
+faults come, each pair at the same moment. The two faults of a pair have different targets. Two faults of Redis never
+overlap.
+
+The run has all services of a local run as processes, and a Redis that fails on request. Generation has the fake engine,
+the verifier the fake sandbox. The learner trains a small policy.
 """
 
 from __future__ import annotations
@@ -11,15 +18,16 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
+from random import Random
 
-from nouscoder.bench.chaos_plan import REDIS, FaultKind, PlannedFault, Strike
-from nouscoder.bench.forgetful_redis import ForgetfulRedis
+from nouscoder.bench.forgetful_redis import ForgetfulRedis, SteppedClock
 from nouscoder.bench.measuring import BenchError
-from nouscoder.bench.stepped_clock import SteppedClock
 from nouscoder.config import Config, load_config
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
@@ -27,6 +35,112 @@ from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import SERVICES, rewrite_addresses, service_spec
 from nouscoder.run.supervisor import ProcessSpec, ProcessState, SupervisedProcess, Supervisor
+
+DECK_S = 100.0
+_NUM_PAIRS = 7  # of a deck
+REDIS = "redis"
+CLOCK_FORWARDS = "clock forwards"
+CLOCK_BACK = "clock back"
+
+
+class FaultKind(StrEnum):
+    """What happens to the target."""
+
+    KILL = "kill"  # SIGKILL
+    STOP = "stop"  # SIGSTOP for some seconds, then SIGCONT
+    TWIN = "twin of"  # a second process of the service for some seconds, then SIGKILL
+    FILL = "fill"  # no memory is left for some seconds
+    ROLL_BACK = "roll back"  # all writes of the last seconds are lost
+    WIPE = "wipe"  # everything is lost
+    SET_CLOCK = "set"  # Redis' wall clock steps by some seconds
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One fault. `seconds`: how long it lasts, by how much Redis is rolled back, or how far the clock steps."""
+
+    kind: FaultKind
+    target: str
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Without the seconds, for example `kill broker`."""
+        return f"{self.kind} {self.target}"
+
+    @property
+    def loses_writes(self) -> bool:
+        """Whether Redis loses acknowledged writes."""
+        return self.kind in (FaultKind.ROLL_BACK, FaultKind.WIPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One fault or two that come at the same moment, `at_s` seconds after the beginning."""
+
+    at_s: float
+    faults: tuple[PlannedFault, ...]
+
+
+# The range of the seconds of each fault. A stop may be longer than a lease (10 s), so leases of live workers are in
+# question. A twin needs seconds to start, on a busy machine more than ten.
+_SECONDS = {
+    FaultKind.KILL: (0.1, 5.0),  # of Redis; the supervisor starts a service again at once
+    FaultKind.STOP: (0.1, 12.0),
+    FaultKind.TWIN: (15.0, 40.0),
+    FaultKind.FILL: (0.1, 12.0),
+    FaultKind.ROLL_BACK: (0.1, 5.0),
+    FaultKind.WIPE: (0.0, 0.0),
+}
+_CLOCK_STEPS_S = {CLOCK_FORWARDS: (15.0, 3600.0), CLOCK_BACK: (-3600.0, -15.0)}
+
+KINDS_AND_TARGETS = (
+    *((kind, target) for kind in (FaultKind.KILL, FaultKind.STOP) for target in (*SERVICES, REDIS)),
+    *((FaultKind.TWIN, service) for service in SERVICES),
+    (FaultKind.FILL, REDIS),
+    (FaultKind.ROLL_BACK, REDIS),
+    (FaultKind.WIPE, REDIS),
+    (FaultKind.SET_CLOCK, CLOCK_FORWARDS),
+    (FaultKind.SET_CLOCK, CLOCK_BACK),
+)
+_MORE = 2 * ((FaultKind.ROLL_BACK, REDIS),)
+
+
+def plan_of(seed: int, duration_s: float) -> tuple[Strike, ...]:
+    """The strikes in order of time."""
+    source, strikes, begin_s = Random(seed), list[Strike](), 0.0
+    while begin_s < duration_s:
+        dealt = _dealt(source)
+        slot_s = DECK_S / len(dealt)
+        strikes += [Strike(begin_s + (place + source.random()) * slot_s, faults) for place, faults in enumerate(dealt)]
+        begin_s += DECK_S
+    return tuple(strike for strike in strikes if strike.at_s < duration_s)
+
+
+def count_by_name(strikes: Iterable[Strike]) -> dict[str, int]:
+    """How often each fault comes."""
+    return dict(sorted(Counter(fault.name for strike in strikes for fault in strike.faults).items()))
+
+
+def _dealt(source: Random) -> list[tuple[PlannedFault, ...]]:
+    """One deck: pairs and single faults, shuffled."""
+    cards = [_fault(kind, target, source) for kind, target in KINDS_AND_TARGETS + _MORE]
+    source.shuffle(cards)
+    dealt: list[tuple[PlannedFault, ...]] = []
+    for _ in range(_NUM_PAIRS):
+        first = cards.pop()
+        second = next(card for card in cards if card.target != first.target)
+        cards.remove(second)
+        dealt.append((first, second))
+    dealt += [(card,) for card in cards]
+    source.shuffle(dealt)
+    return dealt
+
+
+def _fault(kind: FaultKind, target: str, source: Random) -> PlannedFault:
+    least, most = _CLOCK_STEPS_S[target] if kind is FaultKind.SET_CLOCK else _SECONDS[kind]
+    return PlannedFault(kind, target, source.uniform(least, most))
+
 
 GROUP_SIZE = 4
 # Writes a small random policy folder. A process of its own, because it loads torch.
@@ -127,8 +241,6 @@ async def _write_policy(folder: Path, seed: int) -> None:
 
 # Causes the faults of a plan. Each is undone when it ends, also when it is cancelled; what was lost stays lost.
 
-Act = Callable[[ChaosRun, PlannedFault], Awaitable[None]]
-
 
 async def cause(run: ChaosRun, strike: Strike) -> None:
     """Cause the faults of the strike, and return when all of them have ended. Raises RedisServerError."""
@@ -145,7 +257,8 @@ async def cause(run: ChaosRun, strike: Strike) -> None:
 
 
 async def _all_at_once(run: ChaosRun, strike: Strike) -> None:
-    acts = [asyncio.ensure_future(_act_of(fault)(run, fault)) for fault in strike.faults]
+    faults = [_of_redis(run.redis, one) if one.target == REDIS else _of_others(run, one) for one in strike.faults]
+    acts = [asyncio.ensure_future(fault) for fault in faults]
     try:
         await asyncio.gather(*acts)
     finally:
@@ -154,85 +267,42 @@ async def _all_at_once(run: ChaosRun, strike: Strike) -> None:
         await asyncio.gather(*acts, return_exceptions=True)
 
 
-def _act_of(fault: PlannedFault) -> Act:
-    return (_OF_REDIS if fault.target == REDIS else _OF_OTHERS)[fault.kind]
-
-
-async def _kill(run: ChaosRun, fault: PlannedFault) -> None:
-    _signal(run, fault.target, signal.SIGKILL)
-
-
-async def _stop(run: ChaosRun, fault: PlannedFault) -> None:
-    with _stopped(run, fault.target):
-        await asyncio.sleep(fault.seconds)
-
-
-@contextmanager
-def _stopped(run: ChaosRun, service: str) -> Iterator[None]:
-    _signal(run, service, signal.SIGSTOP)
+async def _of_redis(redis: ForgetfulRedis, fault: PlannedFault) -> None:
+    steps: dict[FaultKind, tuple[Callable[[], None], Callable[[], None] | None]] = {
+        FaultKind.KILL: (redis.die, redis.come_back),
+        FaultKind.STOP: (redis.stop, redis.go_on),
+        FaultKind.FILL: (redis.fill, redis.empty),
+        FaultKind.ROLL_BACK: (redis.roll_back, None),
+        FaultKind.WIPE: (redis.wipe, None),
+    }
+    begin, end = steps[fault.kind]
+    await asyncio.to_thread(begin)
+    if end is None:
+        return
     try:
-        yield
+        await asyncio.sleep(fault.seconds)
     finally:
-        _signal(run, service, signal.SIGCONT)
+        await asyncio.to_thread(end)
+
+
+async def _of_others(run: ChaosRun, fault: PlannedFault) -> None:
+    match fault.kind:
+        case FaultKind.SET_CLOCK:
+            run.clock.step(fault.seconds)
+        case FaultKind.TWIN:
+            async with run.twin_of(fault.target):
+                await asyncio.sleep(fault.seconds)
+        case FaultKind.KILL:
+            _signal(run, fault.target, signal.SIGKILL)
+        case FaultKind.STOP:
+            _signal(run, fault.target, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(fault.seconds)
+            finally:
+                _signal(run, fault.target, signal.SIGCONT)
 
 
 def _signal(run: ChaosRun, service: str, number: signal.Signals) -> None:
     process = run.services[service]
     if process.state is ProcessState.RUNNING:
         process.signal_group(number)
-
-
-async def _twin(run: ChaosRun, fault: PlannedFault) -> None:
-    async with run.twin_of(fault.target):
-        await asyncio.sleep(fault.seconds)
-
-
-async def _set_clock(run: ChaosRun, fault: PlannedFault) -> None:
-    run.clock.step(fault.seconds)
-
-
-async def _kill_redis(run: ChaosRun, fault: PlannedFault) -> None:
-    await asyncio.to_thread(run.redis.die)
-    try:
-        await asyncio.sleep(fault.seconds)
-    finally:
-        await asyncio.to_thread(run.redis.come_back)
-
-
-async def _stop_redis(run: ChaosRun, fault: PlannedFault) -> None:
-    run.redis.stop()
-    try:
-        await asyncio.sleep(fault.seconds)
-    finally:
-        run.redis.go_on()
-
-
-async def _fill_redis(run: ChaosRun, fault: PlannedFault) -> None:
-    await asyncio.to_thread(run.redis.fill)
-    try:
-        await asyncio.sleep(fault.seconds)
-    finally:
-        await asyncio.to_thread(run.redis.empty)
-
-
-async def _roll_back_redis(run: ChaosRun, fault: PlannedFault) -> None:
-    await asyncio.to_thread(run.redis.roll_back)
-
-
-async def _wipe_redis(run: ChaosRun, fault: PlannedFault) -> None:
-    await asyncio.to_thread(run.redis.wipe)
-
-
-_OF_OTHERS: dict[FaultKind, Act] = {
-    FaultKind.KILL: _kill,
-    FaultKind.STOP: _stop,
-    FaultKind.TWIN: _twin,
-    FaultKind.SET_CLOCK: _set_clock,
-}
-_OF_REDIS: dict[FaultKind, Act] = {
-    FaultKind.KILL: _kill_redis,
-    FaultKind.STOP: _stop_redis,
-    FaultKind.FILL: _fill_redis,
-    FaultKind.ROLL_BACK: _roll_back_redis,
-    FaultKind.WIPE: _wipe_redis,
-}

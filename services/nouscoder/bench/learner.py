@@ -11,7 +11,6 @@ inputs of the model, as in `learner_tokens_per_second`.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from nouscoder.bench.measuring import stolen_s
+from nouscoder.bench.measuring import Machine
 from nouscoder.bench.shaped_policy import shaped_policy
 from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
@@ -74,7 +73,7 @@ def bench_learner(num_rounds: int = 5, threads: int = 1, load: LearnerLoad | Non
     """Measure a step, a batch of four steps, and both controls, after one round that warms up."""
     load = load or LearnerLoad()
     prepare_thread(threads)
-    load_average, begun_s, stolen_before_s = os.getloadavg()[0], time.monotonic(), stolen_s()
+    machine = Machine()
     model, batch = policy_of(load), batch_of(load)
     rollouts = [graded.rollout for graded in batch.rollouts]
     num_tokens = sum(input_lengths(rollouts))
@@ -92,11 +91,10 @@ def bench_learner(num_rounds: int = 5, threads: int = 1, load: LearnerLoad | Non
     def share(name: str) -> float:
         return statistics.median(rates[name] / max(rates["alone"], rates["packed"]) for rates in rounds)
 
-    num_cpu_s = (time.monotonic() - begun_s) * (os.cpu_count() or 1)
     return LearnerBench(
-        num_cores=os.cpu_count() or 1,
-        load_average=load_average,
-        stolen_cpu_share=(stolen_s() - stolen_before_s) / num_cpu_s,
+        num_cores=machine.num_cores,
+        load_average=machine.load_average,
+        stolen_cpu_share=machine.stolen_share,
         threads=threads,
         num_rounds=num_rounds,
         num_parameters=model.num_parameters(),

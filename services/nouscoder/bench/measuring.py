@@ -1,9 +1,14 @@
-"""What every bench needs: its error, and the CPU time and memory of a process and its descendants."""
+"""What every bench needs: its error, the services that it starts, and the CPU time and memory of processes."""
 
 from __future__ import annotations
 
-import socket
-from contextlib import ExitStack
+import asyncio
+import json
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +20,9 @@ from nouscoder.errors import NousCoderError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+_LAST_LINES, _LINE_BYTES = 20, 1 << 20
+LogRecord = dict[str, Any]
+
 
 class BenchError(NousCoderError):
     """The bench could not run, or an answer under load was wrong. The message says which."""
@@ -24,6 +32,29 @@ def as_record(result: DataclassInstance) -> dict[str, Any]:
     """The figures for scripts: the fields of a result, and the properties of its class."""
     properties = [name for name, value in vars(type(result)).items() if isinstance(value, property)]
     return {**asdict(result), **{name: getattr(result, name) for name in properties}}
+
+
+def p99(ordered: Sequence[float]) -> float:
+    """The value that 99 % of these are not above."""
+    return ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
+
+
+class Machine:
+    """The machine since the object was made. `load_average` is that of the minute before."""
+
+    def __init__(self) -> None:
+        self.num_cores = os.cpu_count() or 1
+        self.load_average = os.getloadavg()[0]
+        self._begun_s, self._stolen_s = time.monotonic(), _stolen_s()
+
+    @property
+    def stolen_share(self) -> float:
+        """The share of CPU that the hypervisor gave to other machines."""
+        return (_stolen_s() - self._stolen_s) / ((time.monotonic() - self._begun_s) * self.num_cores)
+
+
+def _stolen_s() -> float:
+    return float(psutil.cpu_times().steal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +89,6 @@ def usage_of(pid: int, own_module: str = "") -> Usage:
     return Usage(own_s, all_s - own_s, memory_bytes)
 
 
-def descendants(pid: int) -> list[int]:
-    """Every running descendant of `pid`."""
-    return [process.pid for process in _tree(pid)[1:]]
-
-
-def stolen_s() -> float:
-    """CPU seconds on all cores that the hypervisor gave to other machines since the start."""
-    return float(psutil.cpu_times().steal)
-
-
-def peak_resident_bytes(pid: int) -> int:
-    """The peak resident memory of a running process."""
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
-
-
 def _tree(pid: int) -> list[psutil.Process]:
     """The process and its descendants; nothing when it has ended."""
     try:
@@ -82,10 +98,52 @@ def _tree(pid: int) -> list[psutil.Process]:
         return []
 
 
-def free_addresses(count: int) -> list[str]:
-    """Addresses on this machine on which no process listened just before."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
+def peak_resident_bytes(pid: int) -> int:
+    """The peak resident memory of a running process."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+@asynccontextmanager
+async def started(
+    command: Sequence[str],
+    port: str,
+    limit_s: float,
+    ended: str,
+    late: str,
+    told: Callable[[LogRecord], None] = lambda record: None,
+) -> AsyncIterator[tuple[int, str]]:
+    """Start a service. Yields its pid and its address, when its log says that it listens on this kind of port.
+
+    `told` gets every record of the log. Raises BenchError: `ended` when it ends first, in which {log} are its last
+    lines, and `late` when that or what is done with it takes too long.
+    """
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, limit=_LINE_BYTES)
+    assert process.stderr is not None
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def read(stream: asyncio.StreamReader) -> None:
+        last: deque[str] = deque(maxlen=_LAST_LINES)
+        async for line in stream:
+            last.append(line.decode(errors="replace"))
+            record = None
+            with suppress(ValueError):  # lines of libraries
+                record = json.loads(line)
+            if not isinstance(record, dict):
+                continue
+            if port in record and not ready.done():
+                ready.set_result(record[port])
+            told(record)
+        if not ready.done():
+            ready.set_exception(BenchError(ended.format(log="".join(last))))
+
+    reading = asyncio.create_task(read(process.stderr))
+    try:
+        yield process.pid, await asyncio.wait_for(ready, limit_s)
+    except TimeoutError:
+        raise BenchError(late) from None
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)

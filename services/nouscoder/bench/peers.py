@@ -15,9 +15,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
 
-from nouscoder.bench.http_load import LeanClient, LoadFault
+from nouscoder.bench.http_load import LeanClient, LoadFault, is_address
 from nouscoder.bench.measuring import BenchError
 
 _LIMIT_S = 10
@@ -68,8 +67,7 @@ def peer_of(text: str) -> Peer:
     kind, _, url = text.partition("=")
     if kind not in list(PeerKind):
         raise BenchError(f"--peer {kind!r:.40}: the kinds are {', '.join(PeerKind)}, as in --peer go-judge URL")
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.netloc or parts.path.strip("/"):
+    if not is_address(url.rstrip("/")):
         raise BenchError(f"--peer {kind}: {url!r:.80} is not of the form http://host:port")
     return Peer(PeerKind(kind), url.rstrip("/"))
 
@@ -112,6 +110,9 @@ _FORMS: Mapping[PeerKind, tuple[Callable[[str, str], tuple[str, bytes]], Callabl
 }
 
 
+LoadOurs = Callable[[int, int], Awaitable[float]]
+
+
 class PeerLoad:
     """Loads one peer. `submissions` makes the next `n` submissions of `m` tests, as the service gets them."""
 
@@ -127,9 +128,12 @@ class PeerLoad:
         """Use every worker of the peer. Raises BenchError when it does not answer as its kind does."""
         await self._load(self._submissions(2 * (os.cpu_count() or 1), 2))
 
-    async def throughput(
-        self, num_submissions: int, num_tests: int, load_ours: Callable[[int, int], Awaitable[float]]
-    ) -> PeerThroughput:
+    async def bench(self, num_many: int, num_single: int, load_ours: LoadOurs) -> PeerBench:
+        """Both kinds of load: so many of our submissions of 50 tests, and of one test."""
+        many = await self.throughput(num_many, 50, load_ours)
+        return PeerBench(self._peer.kind, self._peer.url, many, await self.throughput(num_single, 1, load_ours))
+
+    async def throughput(self, num_submissions: int, num_tests: int, load_ours: LoadOurs) -> PeerThroughput:
         """The peer and our service in turn, so that a slower moment of the machine affects both.
 
         `load_ours` sends so many submissions of so many tests to our service, and returns the seconds that it took.
@@ -166,7 +170,7 @@ class PeerLoad:
             yield *make_request(submission["code"], case["input"]), case["output"]
 
     async def _run(self, path: str, body: bytes, expected: str) -> None:
-        status, _, answer = await self._client.post(path, body)
+        status, answer = await self._client.post(path, body)
         text = answer.decode("utf8", "replace")
         if status != 200:
             raise BenchError(f"HTTP {status}: {text:.200}")

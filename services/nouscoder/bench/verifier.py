@@ -19,12 +19,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from nouscoder.bench.controls import bare_spawn, forks_per_second, rate, warm_forks_per_second
-from nouscoder.bench.http_load import LeanClient, LoadFault
-from nouscoder.bench.measuring import BenchError, free_addresses, stolen_s, usage_of
+from nouscoder.bench.controls import (
+    SlotClocks,
+    SubmissionCost,
+    bare_spawn,
+    cost_of,
+    floor,
+    forks_per_second,
+    rate,
+    warm_forks_per_second,
+)
+from nouscoder.bench.controls import as_lines as lines_of_cost
+from nouscoder.bench.http_load import LeanClient
+from nouscoder.bench.measuring import BenchError, Machine, p99, started, usage_of
 from nouscoder.bench.peers import Peer, PeerBench, PeerLoad, as_lines
-from nouscoder.bench.submission_cost import SlotClocks, SubmissionCost, cost_of, floor
-from nouscoder.bench.submission_cost import as_lines as lines_of_cost
 from nouscoder.client.calls import GRADE_PATH
 
 
@@ -62,7 +70,7 @@ class VerifierBench:
     num_cores: int
     bare_spawns_per_second: float
     forks_per_second: float
-    warm_forks_per_second: float  # each runs a test without isolation, see controls.py
+    warm_forks_per_second: float  # each runs a test without isolation
     many_small_tests: Throughput
     one_test_submissions: Throughput
     latency_at_half_load: Latency
@@ -110,7 +118,7 @@ def _several_lines(result: VerifierBench) -> list[str]:
 
 
 _START_LIMIT_S = 60.0
-_AT_ONCE = 8
+_AT_ONCE, _ROUNDS = 8, 4
 _GATEWAY = "nouscoder.verifier.processes.share"  # the module of each of several gateway processes
 
 
@@ -133,41 +141,37 @@ class Bench:
         self.peak_memory_bytes = 0
         self.backend = ""
 
-    async def warm_up(self) -> None:
-        """Grade until every slot has been used."""
-        await self.load(4 * (os.cpu_count() or 1), 5)
-
-    async def throughput(self, num_submissions: int, num_tests: int, rounds: int = 4) -> Throughput:
-        """Alternate between load and control `rounds` times."""
+    async def throughput(self, num_submissions: int, num_tests: int) -> Throughput:
+        """Alternate between load and control."""
         spawns = [await asyncio.to_thread(rate, bare_spawn, self._control_s)]
         wall_s, own_s, children_s = 0.0, 0.0, 0.0
-        for _ in range(rounds):
+        for _ in range(_ROUNDS):
             before = usage_of(self._pid, _GATEWAY)
-            wall_s += await self.load(num_submissions // rounds, num_tests)
+            wall_s += await self.load(num_submissions // _ROUNDS, num_tests)
             after = usage_of(self._pid, _GATEWAY)
             own_s += after.own_cpu_s - before.own_cpu_s
             children_s += after.children_cpu_s - before.children_cpu_s
             spawns.append(await asyncio.to_thread(rate, bare_spawn, self._control_s))
         spawn_rate = statistics.median(spawns)
-        num_done = num_submissions // rounds * rounds
+        num_done = num_submissions // _ROUNDS * _ROUNDS
         per_core = num_done * num_tests / wall_s / (os.cpu_count() or 1)
         share = own_s / (own_s + children_s)
         return Throughput(
             num_done, num_tests, wall_s, per_core, spawn_rate, per_core / spawn_rate, gateway_cpu_share=share
         )
 
-    async def cost(self, num_submissions: int, rounds: int = 4) -> SubmissionCost:
+    async def cost(self, num_submissions: int) -> SubmissionCost:
         """Where the CPU time of a submission of one test goes, in turn with its floor. Only for backend local."""
         floors = [await asyncio.to_thread(floor, self._control_s)]
         client_s, candidates_s = self._client_s, self._candidates_s
         before = SlotClocks.of(self._pid)
-        for _ in range(rounds):
-            await self.load(num_submissions // rounds, 1)
+        for _ in range(_ROUNDS):
+            await self.load(num_submissions // _ROUNDS, 1)
             floors.append(await asyncio.to_thread(floor, self._control_s))
         return cost_of(
             before,
             SlotClocks.of(self._pid),
-            submissions=num_submissions // rounds * rounds,
+            submissions=num_submissions // _ROUNDS * _ROUNDS,
             candidates_s=self._candidates_s - candidates_s,
             client_s=self._client_s - client_s,
             floors=floors,
@@ -191,8 +195,7 @@ class Bench:
         answers = await asyncio.gather(*tasks)
         self._check([answer for _, answer in answers], 20)
         times = sorted(spent_s for spent_s, _ in answers)
-        p99 = times[min(len(times) - 1, round(0.99 * len(times)))]
-        return Latency(num_submissions, per_second, statistics.median(times), p99)
+        return Latency(num_submissions, per_second, statistics.median(times), p99(times))
 
     async def load(self, num_submissions: int, num_tests: int) -> float:
         """Send so many submissions, some always waiting. Returns the seconds until the last answer."""
@@ -222,7 +225,7 @@ class Bench:
 
     async def _timed(self, body: bytes) -> tuple[float, bytes]:
         begun = time.perf_counter()
-        status, _, answer = await self._client.post(GRADE_PATH, body)
+        status, answer = await self._client.post(GRADE_PATH, body)
         spent_s = time.perf_counter() - begun
         if status != 200:
             raise BenchError(f"HTTP {status}: {answer.decode('utf8', 'replace')[:200]}")
@@ -254,9 +257,13 @@ async def bench_verifier(
     async with AsyncExitStack() as stack:
         pid, url = await stack.enter_async_context(running_service(overrides))
         bench = Bench(pid, await stack.enter_async_context(LeanClient(url)), control_s)
-        loads = [(peer, await stack.enter_async_context(_peer_load(peer, bench))) for peer in peers]
-        await bench.warm_up()
-        begun_s, stolen_before_s = time.perf_counter(), stolen_s()
+        loads = []
+        for peer in peers:
+            client = await stack.enter_async_context(LeanClient(peer.url))
+            loads.append(PeerLoad(peer, client, bench.submissions, _AT_ONCE))
+            await loads[-1].warm_up()
+        await bench.load(4 * (os.cpu_count() or 1), 5)  # until every slot has been used
+        machine = Machine()
         forks = await asyncio.to_thread(forks_per_second, control_s)
         warm_forks = await asyncio.to_thread(warm_forks_per_second, control_s)
         many = await bench.throughput(max(8, round(100 * scale)), 50)
@@ -264,15 +271,13 @@ async def bench_verifier(
         cost = await bench.cost(max(8, round(800 * scale))) if bench.backend == "local" else None
         capacity = await bench.capacity(max(8, round(80 * scale)))
         latency = await bench.latency(capacity / 2, max(20, round(400 * scale)))
-        cores = os.cpu_count() or 1
-        compared = [await _compared(peer, load, bench, many.submissions, single.submissions) for peer, load in loads]
+        compared = [await load.bench(many.submissions, single.submissions, bench.load) for load in loads]
         processes = processes if bench.backend == "local" else 1
         several = await _with_processes(overrides, scale, control_s, processes) if processes > 1 else None
-        num_cpu_s = (time.perf_counter() - begun_s) * cores
         return VerifierBench(
-            stolen_cpu_share=(stolen_s() - stolen_before_s) / num_cpu_s,
+            stolen_cpu_share=machine.stolen_share,
             backend=bench.backend,
-            num_cores=cores,
+            num_cores=machine.num_cores,
             bare_spawns_per_second=statistics.median([many.bare_spawns_per_second, single.bare_spawns_per_second]),
             forks_per_second=forks,
             warm_forks_per_second=warm_forks,
@@ -287,56 +292,22 @@ async def bench_verifier(
         )
 
 
-async def _compared(peer: Peer, load: PeerLoad, bench: Bench, num_many: int, num_single: int) -> PeerBench:
-    many = await load.throughput(num_many, 50, bench.load)
-    return PeerBench(peer.kind, peer.url, many, await load.throughput(num_single, 1, bench.load))
-
-
 async def _with_processes(overrides: tuple[str, ...], scale: float, control_s: float, processes: int) -> Throughput:
     """The load of submissions of one test on several gateway processes, each with a slot at least."""
     slots = max(processes, os.cpu_count() or 1)
     settings = (f"verifier.sandbox.slots={slots}", *overrides, f"verifier.processes={processes}")
     async with running_service(settings) as (pid, url), LeanClient(url) as client:
         bench = Bench(pid, client, control_s)
-        await bench.warm_up()
+        await bench.load(4 * (os.cpu_count() or 1), 5)
         return await bench.throughput(max(8, round(800 * scale)), 1)
-
-
-@asynccontextmanager
-async def _peer_load(peer: Peer, bench: Bench) -> AsyncIterator[PeerLoad]:
-    """Raises BenchError when the peer does not answer."""
-    try:
-        client = LeanClient(peer.url)
-    except LoadFault as error:
-        raise BenchError(f"--peer {peer.kind}: {error}") from None
-    async with client:
-        load = PeerLoad(peer, client, bench.submissions, _AT_ONCE)
-        await load.warm_up()
-        yield load
 
 
 @asynccontextmanager
 async def running_service(overrides: tuple[str, ...]) -> AsyncIterator[tuple[int, str]]:
     """Start a verifier with the cache off. Yields its pid and URL. Raises BenchError when it does not start."""
-    grpc, http = free_addresses(2)
-    command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--grpc", grpc, "--http", http]
-    for override in ("verifier.cache_entries=0", *overrides):
-        command += ["--set", override]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(_START_LIMIT_S):
-            while line := await process.stderr.readline():
-                if b'"http"' in line:
-                    break
-            else:
-                raise BenchError("the verifier exited while it started")
-        drain = asyncio.create_task(process.stderr.read())
-        yield process.pid, f"http://{http}"
-        drain.cancel()
-    except TimeoutError:
-        raise BenchError(f"the verifier did not start within {_START_LIMIT_S:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+    anywhere = "127.0.0.1:0"
+    command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--grpc", anywhere, "--http", anywhere]
+    command += [f"--set={override}" for override in ("verifier.cache_entries=0", *overrides)]
+    texts = ("the verifier exited while it started", f"the verifier did not start within {_START_LIMIT_S:.0f} s")
+    async with started(command, "http", _START_LIMIT_S, *texts) as (pid, address):
+        yield pid, f"http://{address}"

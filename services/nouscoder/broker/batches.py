@@ -26,9 +26,6 @@ from nouscoder.domain.lease import Lease, worker_name
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.rpc.pairs import MANIFEST
 
-# Batches.
-
-
 # Rollouts that one script reads.
 _PAGE = 512
 
@@ -92,9 +89,6 @@ async def commit_batch(store: Store, batch_id: int, step: int, groups: Sequence[
     if answer == "twice":
         raise InvariantBroken(f"batch {batch_id} holds a rollout that was trained on before")
     return bool(answer == "already")
-
-
-# Published policies.
 
 
 async def publish(store: Store, manifest: PolicyManifest) -> int:

@@ -19,10 +19,10 @@ from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, RedisFull
 from nouscoder.broker.operations import Operations
 from nouscoder.broker.records import Partials, Records, new_record_name, open_record_store
 from nouscoder.broker.recovery import check_settings, check_state, note_problems
+from nouscoder.broker.redis_client import Stages
 from nouscoder.broker.rewards import Rewards
-from nouscoder.broker.stages import Stages
 from nouscoder.broker.store import MemoryWatch, RunRules, Store, groups_wanted
-from nouscoder.broker.streams import Beat, Graded, LeasedWork, Sampled, Stream, parse_lease
+from nouscoder.broker.streams import Beat, LeasedWork, Sampled, Stream, parse_lease
 from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
 from nouscoder.config.generation import AgentSection
@@ -33,8 +33,8 @@ from nouscoder.domain.lease import LeasedTasks, LeaseLoss, RecordedGradings
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.run_status import Ledger, RolloutState, RunStatus
 from nouscoder.domain.stall import Blocker, judge
-from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.pairs import HEADER, VERDICT
+from nouscoder.domain.verdict import Verdict
+from nouscoder.rpc.pairs import HEADER
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.store.tests import UnknownTests
 
@@ -146,18 +146,8 @@ class Broker:
         if not verdicts:
             return []
         headers = await streams.read_headers(self.store, [rollout_id for _, rollout_id, _ in verdicts])
-        items = [
-            Graded(
-                ref=parse_lease(lease_id),
-                rollout_id=rollout_id,
-                # Training does not need the outcomes of single tests, and there may be hundreds.
-                payload=VERDICT.encode(replace(verdict, tests=(), first_failure=None)),
-                reward=self._reward(header, verdict),
-                accepted=verdict.kind is VerdictKind.ACCEPTED,
-            )
-            for (lease_id, rollout_id, verdict), header in zip(verdicts, headers, strict=True)
-        ]
-        refused, work = await streams.submit_graded(self.store, worker_id, items)
+        rewards = [self._reward(header, verdict) for header, (_, _, verdict) in zip(headers, verdicts, strict=True)]
+        refused, work = await streams.submit_graded(self.store, worker_id, verdicts, rewards)
         self.waits.wake(work)
         return refused
 
@@ -209,7 +199,7 @@ class Broker:
         """The newest policy, then each newer one, until the broker stops."""
         known = -1
         while not self.waits.ended:
-            seen = self.waits.policy.changes
+            seen = self.waits.policy_changes
             manifest = await batches.newest(self.store)
             if manifest is not None and manifest.policy_version > known:
                 known = manifest.policy_version
@@ -257,10 +247,10 @@ class Broker:
         """
         refs = [parse_lease(lease_id) for lease_id in lease_ids]
         if refused:
-            ended, work = await streams.refuse(self.store, worker_id, refs, refused)
+            ended, work = await streams.end_leases(self.store, "refuse", worker_id, refs, refused)
             log.warning("problems refused: they are not asked again", extra={"reason": refused, "rollouts": ended})
         elif abandoned:
-            ended, work = await streams.abandon(self.store, worker_id, refs)
+            ended, work = await streams.end_leases(self.store, "abandon", worker_id, refs)
         else:
             ended, work = await streams.release(self.store, worker_id, refs)
         self.waits.wake(work)

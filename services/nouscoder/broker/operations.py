@@ -106,8 +106,6 @@ def _letter(letter_id: str, flat: Sequence[bytes], now_ms: int) -> DeadLetter:
     )
 
 
-# The ledger and the status.
-
 _CANCELLED = "cancelled:"
 
 
@@ -120,15 +118,8 @@ async def read_status(store: Store, rules: RunRules, run: str) -> RunStatus:
         return int(meta.get(field, 0))
 
     in_flight = {state.value: int(size) for state, size in zip(IN_FLIGHT, sizes, strict=True)}
-    ledger = Ledger(
-        number("admitted"),
-        number("trained"),
-        number("filtered"),
-        number("stale"),
-        number("abandoned"),
-        in_flight,
-        number("lost"),
-    )
+    totals = {name: number(name) for name in ("admitted", "trained", "filtered", "stale", "abandoned", "lost")}
+    ledger = Ledger(**totals, in_flight=in_flight)
     finished = "finish_reason" in meta
     mode = RunMode(meta["mode"].decode()) if "mode" in meta else RunMode.RUNNING
     is_admitting = not finished and mode is RunMode.RUNNING

@@ -107,8 +107,6 @@ def _another(found: RunIdentity, num_batches: int, wanted: RunIdentity) -> str:
     )
 
 
-# Which run this is.
-
 _DIGEST_BYTES = 8
 
 

@@ -8,6 +8,7 @@ reads from the query of its URLs, such as ?ssl_ca_certs=FILE.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -22,6 +23,9 @@ from redis.backoff import ConstantBackoff
 
 from nouscoder.broker.errors import BrokerUnavailable, RedisAddressUnusable, Refused
 from nouscoder.broker.redis_address import without_password
+from nouscoder.config import Config
+
+log = logging.getLogger(__name__)
 
 _SENTINEL = "+sentinel"
 _SENTINEL_PORT = 26379
@@ -85,13 +89,12 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-# Lists the runs in a Redis, and removes one.
-
 _TIMEOUT_S = 5.0
 # A broker that serves the run advances the run's clock at least once a second, but a busy machine may hold it back.
 _TICK_WAIT_S = 5.0
 _TICK_LOOKS = 20
 _CHUNK = 500
+_STAGE_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +166,47 @@ class RunKeys:
 def _literally(run: str) -> str:
     """The name, escaped for a pattern of SCAN. The configuration allows no other special characters in a name."""
     return run.replace("[", "\\[")
+
+
+# Which stage of a plan the broker serves, when services are external: a string in Redis, `nouscoder:{PLAN}:stage`.
+# `nouscoder train` chooses it when a stage begins, and again while the stage runs. The other services ask the broker
+# for the name of its run (run/stages.py).
+
+
+class Stages:
+    """The stages of the plan `config` on the Redis at `url`. `another` is set when another one was chosen.
+
+    INVARIANT: a broker serves the stage that Redis names, or the first one when Redis names none. A stage that was
+    chosen is in Redis before the call returns.
+    """
+
+    def __init__(self, config: Config, url: str) -> None:
+        self._config = config
+        self._key = f"nouscoder:{{{config.run.name}}}:stage"
+        self._redis = open_client(url, _STAGE_LIMIT_S)
+        self.another = asyncio.Event()
+
+    async def current(self) -> Config:
+        """The run of the stage to serve. Raises BrokerUnavailable."""
+        self.another.clear()
+        try:
+            run = await self._redis.get(self._key)
+        except exceptions.RedisError as error:
+            raise BrokerUnavailable(f"Redis does not answer: {error}") from error
+        name = run.decode() if isinstance(run, bytes) else run or ""
+        return self._config.stage_run(self._config.stage_named(name) or 0)
+
+    async def choose(self, run: str) -> None:
+        """Serve the stage with this run from now on. Raises Refused and BrokerUnavailable."""
+        if self._config.stage_named(run) is None:
+            raise Refused(f"{run} is no stage of the plan {self._config.run.name}")
+        try:
+            await self._redis.set(self._key, run)
+        except exceptions.RedisError as error:
+            raise BrokerUnavailable(f"Redis does not answer: {error}") from error
+        log.info("another stage begins", extra={"run": run})
+        self.another.set()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()

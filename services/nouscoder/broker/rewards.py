@@ -6,9 +6,9 @@ graded again and finally abandoned, as after an internal_error.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
+import pkgutil
 from collections.abc import Callable
 
 from nouscoder.config import Config
@@ -58,9 +58,8 @@ class Rewards:
 
 def load_reward(entry_point: str) -> UserReward:
     """The function that `package.module:function` names. Raises Unusable when there is none."""
-    module_name, _, name = entry_point.partition(":")
     try:
-        function = getattr(importlib.import_module(module_name), name)
+        function = pkgutil.resolve_name(entry_point)
     except Exception as error:
         raise Unusable(f"broker.reward.entry_point {entry_point!r} cannot be loaded: {error}") from error
     if not callable(function):

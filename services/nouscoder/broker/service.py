@@ -22,7 +22,7 @@ from nouscoder.broker.errors import (
 from nouscoder.rpc import convert, pairs
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
-_Context = grpc.aio.ServicerContext[object, object]
+Context = grpc.aio.ServicerContext[object, object]
 
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     BrokerUnavailable: grpc.StatusCode.UNAVAILABLE,
@@ -45,44 +45,44 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def LeaseTasks(  # noqa: N802
-        self, request: broker_pb2.LeaseTasksRequest, context: _Context
+    async def LeaseTasks(
+        self, request: broker_pb2.LeaseTasksRequest, context: Context
     ) -> broker_pb2.LeaseTasksResponse:
         """Leases rollouts to sample."""
         leased = await self._broker.lease_tasks(_worker(request.worker_id), request.max_tasks, request.wait_s)
         return pairs.LEASED_TASKS.to(leased)
 
-    async def SubmitRollouts(  # noqa: N802
-        self, request: broker_pb2.SubmitRolloutsRequest, context: _Context
+    async def SubmitRollouts(
+        self, request: broker_pb2.SubmitRolloutsRequest, context: Context
     ) -> broker_pb2.SubmitRolloutsResponse:
         """Takes sampled rollouts."""
         rollouts = [(item.lease_id, item.header, item.record) for item in request.rollouts]
         refused = await self._broker.submit_rollouts(_worker(request.worker_id), rollouts)
         return broker_pb2.SubmitRolloutsResponse(refused_rollout_ids=refused)
 
-    async def KeepPartials(  # noqa: N802
-        self, request: broker_pb2.KeepPartialsRequest, context: _Context
+    async def KeepPartials(
+        self, request: broker_pb2.KeepPartialsRequest, context: Context
     ) -> broker_pb2.KeepPartialsResponse:
         """Keeps pieces of rollouts that are being sampled."""
         pieces = [pairs.PIECE.of(item) for item in request.pieces]
         kept = await self._broker.partials.keep(_worker(request.worker_id), pieces)
         return broker_pb2.KeepPartialsResponse(num_kept_tokens=kept)
 
-    async def ReadPartial(  # noqa: N802
-        self, request: broker_pb2.ReadPartialRequest, context: _Context
+    async def ReadPartial(
+        self, request: broker_pb2.ReadPartialRequest, context: Context
     ) -> broker_pb2.ReadPartialResponse:
         """Reads the pieces of a rollout."""
         return broker_pb2.ReadPartialResponse(data=await self._broker.partials.read(request.rollout_id))
 
-    async def LeaseGrading(  # noqa: N802
-        self, request: broker_pb2.LeaseGradingRequest, context: _Context
+    async def LeaseGrading(
+        self, request: broker_pb2.LeaseGradingRequest, context: Context
     ) -> broker_pb2.LeaseGradingResponse:
         """Leases rollouts to grade."""
         leased = await self._broker.lease_grading(_worker(request.worker_id), request.max_rollouts, request.wait_s)
         return pairs.LEASED_GRADINGS.to(leased)
 
-    async def StreamRecords(  # noqa: N802
-        self, request: broker_pb2.StreamRecordsRequest, context: _Context
+    async def StreamRecords(
+        self, request: broker_pb2.StreamRecordsRequest, context: Context
     ) -> AsyncIterator[broker_pb2.StreamRecordsResponse]:
         """Reads records in chunks."""
         ranges = [pairs.RANGE.of(item) for item in request.ranges]
@@ -91,23 +91,23 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
                 pieces=[broker_pb2.RecordPiece(range=place, data=data) for place, data in pieces]
             )
 
-    async def FetchTests(  # noqa: N802
-        self, request: broker_pb2.FetchTestsRequest, context: _Context
+    async def FetchTests(
+        self, request: broker_pb2.FetchTestsRequest, context: Context
     ) -> AsyncIterator[broker_pb2.FetchTestsResponse]:
         """Streams a file of tests."""
         async for piece in self._broker.read_tests(request.tests_digest):
             yield broker_pb2.FetchTestsResponse(data=piece)
 
-    async def SubmitVerdicts(  # noqa: N802
-        self, request: broker_pb2.SubmitVerdictsRequest, context: _Context
+    async def SubmitVerdicts(
+        self, request: broker_pb2.SubmitVerdictsRequest, context: Context
     ) -> broker_pb2.SubmitVerdictsResponse:
         """Takes verdicts."""
         verdicts = [(item.lease_id, item.rollout_id, pairs.VERDICT.of(item.verdict)) for item in request.verdicts]
         refused = await self._broker.submit_verdicts(_worker(request.worker_id), verdicts)
         return broker_pb2.SubmitVerdictsResponse(refused_rollout_ids=refused)
 
-    async def LeaseBatch(  # noqa: N802
-        self, request: broker_pb2.LeaseBatchRequest, context: _Context
+    async def LeaseBatch(
+        self, request: broker_pb2.LeaseBatchRequest, context: Context
     ) -> broker_pb2.LeaseBatchResponse:
         """Leases the next batch."""
         leased = await self._broker.lease_batch(
@@ -125,43 +125,41 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
                     await asyncio.sleep(0)  # heartbeats must not wait for a large batch
         return answer
 
-    async def RestoreRun(  # noqa: N802
-        self, request: broker_pb2.RestoreRunRequest, context: _Context
+    async def RestoreRun(
+        self, request: broker_pb2.RestoreRunRequest, context: Context
     ) -> broker_pb2.RestoreRunResponse:
         """Restores what Redis lost from the learner's state."""
         return pairs.RESTORED.to(await self._broker.restore_run(pairs.TRAINED_STATE.of(request)))
 
-    async def ReadCurriculum(  # noqa: N802
-        self, request: broker_pb2.ReadCurriculumRequest, context: _Context
+    async def ReadCurriculum(
+        self, request: broker_pb2.ReadCurriculumRequest, context: Context
     ) -> broker_pb2.ReadCurriculumResponse:
         """The curriculum's state."""
         state = await self._broker.read_curriculum()
         return broker_pb2.ReadCurriculumResponse(curriculum=pairs.CURRICULUM.to(state), run=self._broker.run)
 
-    async def CommitBatch(  # noqa: N802
-        self, request: broker_pb2.CommitBatchRequest, context: _Context
+    async def CommitBatch(
+        self, request: broker_pb2.CommitBatchRequest, context: Context
     ) -> broker_pb2.CommitBatchResponse:
         """Marks a batch trained."""
         already = await self._broker.commit_batch(request.batch_id, request.step, request.groups)
         return broker_pb2.CommitBatchResponse(already_committed=already)
 
-    async def PublishPolicy(  # noqa: N802
-        self, request: broker_pb2.PublishPolicyRequest, context: _Context
+    async def PublishPolicy(
+        self, request: broker_pb2.PublishPolicyRequest, context: Context
     ) -> broker_pb2.PublishPolicyResponse:
         """Takes a policy."""
         version = await self._broker.publish_policy(pairs.MANIFEST.of(request.manifest))
         return broker_pb2.PublishPolicyResponse(policy_version=version)
 
-    async def WatchPolicy(  # noqa: N802
-        self, request: broker_pb2.WatchPolicyRequest, context: _Context
+    async def WatchPolicy(
+        self, request: broker_pb2.WatchPolicyRequest, context: Context
     ) -> AsyncIterator[broker_pb2.WatchPolicyResponse]:
         """Streams the newest policy and each newer one until the drain."""
         async for manifest in self._broker.watch_policy():
             yield broker_pb2.WatchPolicyResponse(manifest=pairs.MANIFEST.to(manifest))
 
-    async def Heartbeat(  # noqa: N802
-        self, request: broker_pb2.HeartbeatRequest, context: _Context
-    ) -> broker_pb2.HeartbeatResponse:
+    async def Heartbeat(self, request: broker_pb2.HeartbeatRequest, context: Context) -> broker_pb2.HeartbeatResponse:
         """Extends leases."""
         lost = await self._broker.heartbeat(
             _worker(request.worker_id),
@@ -172,8 +170,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         )
         return broker_pb2.HeartbeatResponse(lost_lease_ids=lost, reasons=lost.values())
 
-    async def ReleaseLeases(  # noqa: N802
-        self, request: broker_pb2.ReleaseLeasesRequest, context: _Context
+    async def ReleaseLeases(
+        self, request: broker_pb2.ReleaseLeasesRequest, context: Context
     ) -> broker_pb2.ReleaseLeasesResponse:
         """Takes back leases of a worker."""
         released = await self._broker.release_leases(
@@ -183,35 +181,33 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
             log.info("a worker stopped", extra={"worker_id": request.worker_id, "leases_given_back": released})
         return broker_pb2.ReleaseLeasesResponse(released=released)
 
-    async def ReportBatchFailure(  # noqa: N802
-        self, request: broker_pb2.ReportBatchFailureRequest, context: _Context
+    async def ReportBatchFailure(
+        self, request: broker_pb2.ReportBatchFailureRequest, context: Context
     ) -> broker_pb2.ReportBatchFailureResponse:
         """Notes that a batch could not be trained on."""
         held_back = await self._broker.operations.report_batch_failure(request.batch_id, request.reason)
         return broker_pb2.ReportBatchFailureResponse(held_back=held_back)
 
-    async def DropBatch(  # noqa: N802
-        self, request: broker_pb2.DropBatchRequest, context: _Context
-    ) -> broker_pb2.DropBatchResponse:
+    async def DropBatch(self, request: broker_pb2.DropBatchRequest, context: Context) -> broker_pb2.DropBatchResponse:
         """Gives up the uncommitted batch."""
         return broker_pb2.DropBatchResponse(dropped_rollouts=await self._broker.operations.drop_batch(request.batch_id))
 
-    async def SetRunMode(  # noqa: N802
-        self, request: broker_pb2.SetRunModeRequest, context: _Context
+    async def SetRunMode(
+        self, request: broker_pb2.SetRunModeRequest, context: Context
     ) -> broker_pb2.SetRunModeResponse:
         """Runs, drains or pauses the run."""
         former = await self._broker.operations.set_mode(pairs.MODE[request.mode])
         return broker_pb2.SetRunModeResponse(former=pairs.MODE.of_member[former])
 
-    async def ListDeadLetters(  # noqa: N802
-        self, request: broker_pb2.ListDeadLettersRequest, context: _Context
+    async def ListDeadLetters(
+        self, request: broker_pb2.ListDeadLettersRequest, context: Context
     ) -> broker_pb2.ListDeadLettersResponse:
         """The dead letters."""
         letters = await self._broker.operations.dead_letters(request.max_letters)
         return broker_pb2.ListDeadLettersResponse(letters=map(pairs.DEAD_LETTER.to, letters))
 
-    async def RemoveDeadLetters(  # noqa: N802
-        self, request: broker_pb2.RemoveDeadLettersRequest, context: _Context
+    async def RemoveDeadLetters(
+        self, request: broker_pb2.RemoveDeadLettersRequest, context: Context
     ) -> broker_pb2.RemoveDeadLettersResponse:
         """Removes dead letters."""
         removed, problems = await self._broker.operations.remove_dead_letters(
@@ -219,33 +215,29 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         )
         return broker_pb2.RemoveDeadLettersResponse(removed=removed, requeued_problem_ids=problems)
 
-    async def FinishRun(  # noqa: N802
-        self, request: broker_pb2.FinishRunRequest, context: _Context
-    ) -> broker_pb2.FinishRunResponse:
+    async def FinishRun(self, request: broker_pb2.FinishRunRequest, context: Context) -> broker_pb2.FinishRunResponse:
         """Ends the run."""
         return broker_pb2.FinishRunResponse(ledger=pairs.LEDGER.to(await self._broker.finish_run(request.reason)))
 
-    async def ContinueRun(  # noqa: N802
-        self, request: broker_pb2.ContinueRunRequest, context: _Context
+    async def ContinueRun(
+        self, request: broker_pb2.ContinueRunRequest, context: Context
     ) -> broker_pb2.ContinueRunResponse:
         """A run that has ended goes on."""
         return broker_pb2.ContinueRunResponse(had_ended=await self._broker.continue_run())
 
-    async def ServeStage(  # noqa: N802
-        self, request: broker_pb2.ServeStageRequest, context: _Context
+    async def ServeStage(
+        self, request: broker_pb2.ServeStageRequest, context: Context
     ) -> broker_pb2.ServeStageResponse:
         """Another stage of the plan is served."""
         await self._broker.serve_stage(request.run_name)
         return broker_pb2.ServeStageResponse()
 
-    async def Status(  # noqa: N802
-        self, request: broker_pb2.StatusRequest, context: _Context
-    ) -> broker_pb2.StatusResponse:
+    async def Status(self, request: broker_pb2.StatusRequest, context: Context) -> broker_pb2.StatusResponse:
         """The run at one instant."""
         return pairs.STATUS.to(await self._broker.status())
 
-    async def WhyStalled(  # noqa: N802
-        self, request: broker_pb2.WhyStalledRequest, context: _Context
+    async def WhyStalled(
+        self, request: broker_pb2.WhyStalledRequest, context: Context
     ) -> broker_pb2.WhyStalledResponse:
         """What blocks the next step."""
         blockers = await self._broker.why_stalled()

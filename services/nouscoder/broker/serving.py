@@ -29,9 +29,9 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerError, BrokerUnavailable, Refused
 from nouscoder.broker.records import Records
 from nouscoder.broker.redis_address import configured_url
+from nouscoder.broker.redis_client import Stages
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.broker.service import FULL_NAME, STATUS_CODES, add_to_server
-from nouscoder.broker.stages import Stages
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import read_oldest_s
 from nouscoder.broker.wakeups import Waits
@@ -66,9 +66,6 @@ def keep_freed_buffers() -> bool:
     return all(set_option(option, KEPT_BYTES) == 1 for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
 
 
-# The Prometheus metrics, from the last status read.
-
-
 class BrokerCollector(Collector):
     """Exports `latest`, or nothing while it is None: a broker that cannot reach Redis exports no old numbers."""
 
@@ -79,120 +76,93 @@ class BrokerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of one instant."""
-        status = self.latest
-        if status is None:
+        if (status := self.latest) is None:
             return
-        yield _ledger(status)
-        yield GaugeMetricFamily(
+        ledger = status.ledger
+        final = {state: getattr(ledger, state) for state in ("trained", "filtered", "stale", "abandoned", "lost")}
+        yield _gauge("nouscoder_broker_ledger_rollouts", "Rollouts by state", state={**ledger.in_flight, **final})
+        yield _gauge(
             "nouscoder_broker_ledger_balanced",
             "1 while admitted = trained + filtered + stale + abandoned + lost + in flight",
-            value=float(status.ledger.balanced),
+            ledger.balanced,
         )
-        yield CounterMetricFamily(
+        yield _counter(
             "nouscoder_broker_admitted_rollouts",
             "Rollouts admitted: the sum of the states of nouscoder_broker_ledger_rollouts",
-            value=float(status.ledger.admitted),
+            ledger.admitted,
         )
-        yield from _streams(status)
-        yield _oldest(self.oldest_s)
-        yield GaugeMetricFamily(
-            "nouscoder_broker_admission_slots_free",
-            "Rollouts that may be admitted now",
-            value=float(status.admission_slots_free),
+        yield from _of_streams(status)
+        yield _gauge(
+            "nouscoder_broker_oldest_age_seconds",
+            "Age of the oldest unfinished entry, 0 without one",
+            stream={stream: self.oldest_s.get(stream, 0.0) for stream in ("tasks", "grading")},
         )
-        yield GaugeMetricFamily(
+        yield _gauge(
+            "nouscoder_broker_admission_slots_free", "Rollouts that may be admitted now", status.admission_slots_free
+        )
+        yield _gauge(
             "nouscoder_broker_policy_version",
             "Newest policy version, -1 before the first",
-            value=float(-1 if status.policy_version is None else status.policy_version),
+            -1 if status.policy_version is None else status.policy_version,
         )
-        yield CounterMetricFamily(
-            "nouscoder_broker_steps", "Optimizer steps of the run's committed batches", value=float(status.step)
-        )
-        yield GaugeMetricFamily(
+        yield _counter("nouscoder_broker_steps", "Optimizer steps of the run's committed batches", status.step)
+        yield _gauge(
             "nouscoder_broker_redis_memory_used_ratio",
             "Share of Redis' maxmemory in use, 0 without maxmemory",
-            value=self.redis_memory_ratio,
+            self.redis_memory_ratio,
         )
-        yield from _grading(status)
-        yield _cancelled(status)
-        yield _problems(status)
+        yield _counter("nouscoder_broker_rollouts_graded", "Rollouts that got a verdict", status.rollouts_graded)
+        yield _counter("nouscoder_broker_rollouts_accepted", "Rollouts accepted", status.rollouts_accepted)
+        yield _gauge("nouscoder_broker_run_finished", "1 once the run is finished", status.finished)
+        yield from _of_problems(status)
 
 
-def _ledger(status: RunStatus) -> Metric:
-    ledger = status.ledger
-    family = GaugeMetricFamily(
-        "nouscoder_broker_ledger_rollouts",
-        "Rollouts by state",
-        labels=["state"],
+def _of_streams(status: RunStatus) -> Iterator[Metric]:
+    streams = status.streams
+    yield _gauge("nouscoder_broker_stream_lag", "Entries nobody holds", stream={s.stream: s.lag for s in streams})
+    yield _gauge(
+        "nouscoder_broker_pending_leases", "Entries under lease", stream={s.stream: s.pending for s in streams}
     )
-    counts = {
-        **ledger.in_flight,
-        "trained": ledger.trained,
-        "filtered": ledger.filtered,
-        "stale": ledger.stale,
-        "abandoned": ledger.abandoned,
-        "lost": ledger.lost,
-    }
-    for state, number in counts.items():
-        family.add_metric([state], number)
-    return family
+    yield _counter(
+        "nouscoder_broker_dead_letters",
+        "Entries given up after too many deliveries",
+        stream={s.stream: s.dead_letters for s in streams},
+    )
+    yield _counter(
+        "nouscoder_broker_redeliveries",
+        "Entries given again after a lease or grading failed",
+        stream={s.stream: s.redeliveries for s in streams},
+    )
 
 
-def _grading(status: RunStatus) -> Iterator[Metric]:
-    graded, accepted = status.rollouts_graded, status.rollouts_accepted
-    yield CounterMetricFamily("nouscoder_broker_rollouts_graded", "Rollouts that got a verdict", value=float(graded))
-    yield CounterMetricFamily("nouscoder_broker_rollouts_accepted", "Rollouts accepted", value=float(accepted))
-    yield GaugeMetricFamily("nouscoder_broker_run_finished", "1 once the run is finished", value=float(status.finished))
-
-
-def _cancelled(status: RunStatus) -> Metric:
-    family = CounterMetricFamily(
+def _of_problems(status: RunStatus) -> Iterator[Metric]:
+    again = (LeaseLoss.EXPIRED, LeaseLoss.PROGRESS, LeaseLoss.RESTORED)
+    yield _counter(
         "nouscoder_broker_cancelled_rollouts",
         "Rollouts that ended without a verdict because their group or the run had ended",
-        labels=["reason"],
+        reason={reason.value: status.cancelled.get(reason.value, 0) for reason in LeaseLoss if reason not in again},
     )
-    for reason in LeaseLoss:
-        if reason not in (LeaseLoss.EXPIRED, LeaseLoss.PROGRESS, LeaseLoss.RESTORED):
-            family.add_metric([reason.value], status.cancelled.get(reason.value, 0))
-    return family
-
-
-def _problems(status: RunStatus) -> Metric:
-    family = GaugeMetricFamily(
+    refused = status.refused_problems
+    yield _gauge(
         "nouscoder_broker_problems",
         "Problems: asked, refused by generation, left out because their prompts are too long",
-        labels=["state"],
+        state={"asked": status.num_problems - refused, "refused": refused, "left_out": status.left_out_problems},
     )
-    family.add_metric(["asked"], status.num_problems - status.refused_problems)
-    family.add_metric(["refused"], status.refused_problems)
-    family.add_metric(["left_out"], status.left_out_problems)
+
+
+def _gauge(name: str, text: str, value: float | None = None, **by_label: Mapping[str, float]) -> Metric:
+    return _filled(GaugeMetricFamily(name, text, value, labels=[*by_label] or None), by_label)
+
+
+def _counter(name: str, text: str, value: float | None = None, **by_label: Mapping[str, float]) -> Metric:
+    return _filled(CounterMetricFamily(name, text, value, labels=[*by_label] or None), by_label)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, by_label: Mapping[str, Mapping[str, float]]) -> Metric:
+    for values in by_label.values():
+        for label, value in values.items():
+            family.add_metric([label], value)
     return family
-
-
-def _oldest(oldest_s: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(
-        "nouscoder_broker_oldest_age_seconds", "Age of the oldest unfinished entry, 0 without one", labels=["stream"]
-    )
-    for stream in ("tasks", "grading"):
-        family.add_metric([stream], oldest_s.get(stream, 0.0))
-    return family
-
-
-def _streams(status: RunStatus) -> Iterator[Metric]:
-    lag = GaugeMetricFamily("nouscoder_broker_stream_lag", "Entries nobody holds", labels=["stream"])
-    pending = GaugeMetricFamily("nouscoder_broker_pending_leases", "Entries under lease", labels=["stream"])
-    dead = CounterMetricFamily(
-        "nouscoder_broker_dead_letters", "Entries given up after too many deliveries", labels=["stream"]
-    )
-    again = CounterMetricFamily(
-        "nouscoder_broker_redeliveries", "Entries given again after a lease or grading failed", labels=["stream"]
-    )
-    for stream in status.streams:
-        lag.add_metric([stream.stream], stream.lag)
-        pending.add_metric([stream.stream], stream.pending)
-        dead.add_metric([stream.stream], stream.dead_letters)
-        again.add_metric([stream.stream], stream.redeliveries)
-    yield from (lag, pending, dead, again)
 
 
 # The sweeper and the run's clock.
@@ -265,8 +235,6 @@ async def keep_sweeping(store: Store, records: Records, lease_s: float, waits: W
             log.info("leases taken back", extra={"leases": num_lost})
 
 
-# The process.
-
 METRICS_PERIOD_S = 1.0
 
 
@@ -282,7 +250,7 @@ async def serve(config: Config) -> None:
     url = configured_url(config.broker)
     async with AsyncExitStack() as stack:
         if not url:
-            server = await asyncio.to_thread(start_redis, config.run.folder / "redis", "")
+            server = await asyncio.to_thread(start_redis, config.run.folder / "redis")
             stack.callback(server.close)
             url = server.url
         if not (config.plan.stages and config.asked_run):

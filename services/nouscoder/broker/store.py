@@ -43,9 +43,6 @@ from nouscoder.store.redis_records import PASSING, kind_of
 
 log = logging.getLogger(__name__)
 
-
-# The settings of a run that the scripts enforce.
-
 # A consumer that holds nothing and asked for nothing for this time is deleted.
 FORGET_CONSUMER_S = 3600.0
 # A record that no rollout took this time after it was announced is deleted.
@@ -108,8 +105,6 @@ class RunRules:
         return json.dumps(asdict(self))
 
 
-# Redis, and the scripts.
-
 _FOLDER = Path(__file__).parent / "lua"
 # Scripts that Redis may refuse when its memory is full: those that add rollouts, and those that only read.
 _NEED_MEMORY = frozenset(
@@ -124,14 +119,6 @@ _PASS_WHEN_FULL = "redis.call('DEL', P .. 'no such key')\n"
 
 Answer = TypeVar("Answer")
 Value = str | bytes | int | float
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes that Redis uses, and its maxmemory; 0 when it has no limit."""
-
-    used: int
-    limit: int
 
 
 def _load_scripts() -> dict[str, str]:
@@ -191,10 +178,10 @@ class Store:
         found: bytes | None = await self._answer(self.redis.get(self.prefix + key))  # type: ignore[arg-type]
         return found
 
-    async def memory(self) -> Memory:
+    async def pressure(self) -> Pressure:
         """How full Redis is. Raises BrokerUnavailable, and BrokerError when the user of Redis lacks the permission."""
         info = await self._answer(self.redis.info("memory"))
-        return Memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
+        return Pressure(int(info["used_memory"]), int(info.get("maxmemory", 0)))
 
     async def _answer(self, call: Awaitable[Answer]) -> Answer:
         """The result of `call`. Raises BrokerError for an error of Redis."""
@@ -239,15 +226,9 @@ class Store:
         return BrokerError(f"Redis at {self.url} answered: {text}")
 
 
-# Admission.
-
-
 def groups_wanted(rules: RunRules, max_tasks: int) -> int:
     """The number of groups that have `max_tasks` tasks: one lease call admits no more."""
     return -(-max_tasks // rules.group_size)
-
-
-# Back-pressure while the memory of Redis fills.
 
 
 # Shares of maxmemory. Between the two is room for the rollouts of groups that were admitted before.
@@ -258,14 +239,15 @@ _LOOK_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """What follows from the memory that Redis uses. Without maxmemory there is no pressure."""
+    """Bytes that Redis uses and its maxmemory, 0 when it has none, and what follows from them."""
 
-    memory: Memory = Memory(0, 0)
+    used: int = 0
+    limit: int = 0
 
     @property
     def share(self) -> float:
         """The share of maxmemory in use; 0 when there is no limit."""
-        return self.memory.used / self.memory.limit if self.memory.limit else 0.0
+        return self.used / self.limit if self.limit else 0.0
 
     @property
     def admits(self) -> bool:
@@ -283,10 +265,10 @@ class Pressure:
         if self.admits:
             return ""
         refused = "no group is admitted" if self.takes else "no group is admitted and no rollout is taken"
-        used, limit = self.memory.used >> 20, self.memory.limit >> 20
         return (
-            f"Redis uses {used} of its {limit} MiB (maxmemory): {refused} until batches are committed; if that lasts,"
-            " give Redis more memory, lower broker.pipeline_k, or keep records elsewhere (broker.records.backend)"
+            f"Redis uses {self.used >> 20} of its {self.limit >> 20} MiB (maxmemory): {refused} until batches are"
+            " committed; if that lasts, give Redis more memory, lower broker.pipeline_k, or keep records elsewhere"
+            " (broker.records.backend)"
         )
 
 
@@ -301,7 +283,7 @@ class MemoryWatch:
         """Look how full Redis is, until the broker stops."""
         while not waits.ended:
             try:
-                pressure = Pressure(await self._store.memory())
+                pressure = await self._store.pressure()
             except BrokerError as error:  # Redis is away, or this account may not ask for its memory
                 log.debug("the memory of Redis is unknown", extra={"reason": str(error)})
                 pressure = Pressure()

@@ -17,14 +17,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from nouscoder.broker.curriculum import Choice
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.store import Store, Value
 from nouscoder.broker.wakeups import AvailableWork
 from nouscoder.config import Config
 from nouscoder.data.problem_index import NotInIndex, ProblemIndex
-from nouscoder.domain.curriculum import Choice, task_seed
+from nouscoder.domain.curriculum import task_seed
 from nouscoder.domain.lease import Lease, LeasedTask, LeaseLoss, RecordedGrading, worker_name
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.rpc.pairs import VERDICT
 
 log = logging.getLogger(__name__)
 
@@ -137,17 +140,6 @@ class Sampled:
     record: str
 
 
-@dataclass(frozen=True, slots=True)
-class Graded:
-    """A verdict under its lease. `reward` is None when there is none, as for an internal_error."""
-
-    ref: LeaseRef
-    rollout_id: str
-    payload: bytes
-    reward: float | None
-    accepted: bool
-
-
 async def read_oldest_s(store: Store) -> Mapping[str, float]:
     """The age of the oldest unfinished entry of each stream of single rollouts, in seconds; 0 without one."""
     ages = await store.run("oldest")
@@ -186,19 +178,24 @@ async def read_headers(store: Store, rollout_ids: Sequence[str]) -> list[bytes |
     return headers
 
 
-async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -> tuple[list[str], AvailableWork]:
-    """Take verdicts; returns the ids of the rollouts whose lease was lost, and what can be leased now.
+async def submit_graded(
+    store: Store, worker_id: str, verdicts: Sequence[tuple[str, str, Verdict]], rewards: Sequence[float | None]
+) -> tuple[list[str], AvailableWork]:
+    """Take verdicts, of (lease id, rollout, verdict), and the reward of each, None when there is none.
 
-    Raises InvalidRequest.
+    Returns the ids of the rollouts whose lease was lost, and what can be leased now. Raises InvalidRequest.
     """
     values: list[Value] = []
-    for item in items:
-        _expect(item.ref, Stream.GRADING)
+    for (lease_id, rollout_id, verdict), reward in zip(verdicts, rewards, strict=True):
+        ref = parse_lease(lease_id)
+        _expect(ref, Stream.GRADING)
+        # Training does not need the outcomes of single tests, and there may be hundreds.
+        payload = VERDICT.encode(replace(verdict, tests=(), first_failure=None))
         # repr of a float is exact: equal rewards have equal texts, and float() of the text is the same reward.
-        reward = "" if item.reward is None else repr(item.reward)
-        values += [item.ref.entry, item.ref.ticket, item.rollout_id, item.payload, reward, int(item.accepted)]
+        of_verdict = ("" if reward is None else repr(reward), int(verdict.kind is VerdictKind.ACCEPTED))
+        values += [ref.entry, ref.ticket, rollout_id, payload, *of_verdict]
     answers, work = await store.run("submit_verdicts", worker_id, *values)
-    return _refused([item.rollout_id for item in items], answers), work_of(work)
+    return _refused([rollout_id for _, rollout_id, _ in verdicts], answers), work_of(work)
 
 
 def _expect(ref: LeaseRef, stream: Stream) -> None:
@@ -249,24 +246,19 @@ async def release(store: Store, worker_id: str, refs: Sequence[LeaseRef] = ()) -
     return int(released), work_of(work)
 
 
-async def refuse(store: Store, worker_id: str, refs: Sequence[LeaseRef], reason: str) -> tuple[int, AvailableWork]:
-    """No rollout can be made of the problems of these tasks; returns how many are abandoned, and what can be leased."""
-    ended, work = await store.run("refuse", worker_id, reason[:_MAX_REASON_CHARS], *_of_tasks(refs))
-    return int(ended), work_of(work)
+async def end_leases(
+    store: Store, script: str, worker_id: str, refs: Sequence[LeaseRef], reason: str = ""
+) -> tuple[int, AvailableWork]:
+    """No rollout can be made of the problems of these tasks (`refuse`), or agents have abandoned these (`abandon`).
 
-
-async def abandon(store: Store, worker_id: str, refs: Sequence[LeaseRef]) -> tuple[int, AvailableWork]:
-    """Agents have abandoned these rollouts; returns how many are given up, and what can be leased now."""
-    ended, work = await store.run("abandon", worker_id, *_of_tasks(refs))
-    return int(ended), work_of(work)
-
-
-def _of_tasks(refs: Sequence[LeaseRef]) -> list[Value]:
-    values: list[Value] = []
+    Returns how many rollouts are given up, and what can be leased now.
+    """
+    values: list[Value] = [reason[:_MAX_REASON_CHARS]] if reason else []
     for ref in refs:
         _expect(ref, Stream.TASKS)
         values += [ref.entry, ref.ticket]
-    return values
+    ended, work = await store.run(script, worker_id, *values)
+    return int(ended), work_of(work)
 
 
 async def drop_groups(store: Store, problems: Mapping[str, str]) -> int:
@@ -282,9 +274,6 @@ async def sweep(store: Store) -> int:
         total += num_lost
         if num_lost < _MAX_SWEPT:
             return total
-
-
-# What a worker gets with a lease: the task, or the rollout to grade, of each entry.
 
 
 Leased = TypeVar("Leased")

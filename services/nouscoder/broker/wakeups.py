@@ -140,34 +140,6 @@ class Line:
                 return
 
 
-class Signal:
-    """A change that wakes every caller. Callers remember `changes`, look, and wait for a higher number."""
-
-    def __init__(self) -> None:
-        self.changes = 0
-        self.num_waiting = 0
-        self._event = asyncio.Event()
-
-    def fire(self) -> None:
-        """Wake everyone."""
-        self.changes += 1
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def wait_past(self, seen: int, limit_s: float) -> None:
-        """Return once `changes` is past `seen`, or after `limit_s` seconds."""
-        if self.changes != seen:
-            return
-        self.num_waiting += 1
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._event.wait()
-        except TimeoutError:
-            return
-        finally:
-            self.num_waiting -= 1
-
-
 class Waits:
     """Every wait of the broker. `look` asks Redis how much work there is; `end` ends all waits, for a drain."""
 
@@ -175,9 +147,10 @@ class Waits:
         self.tasks = Line()
         self.grading = Line()
         self.batches = Line()
-        self.policy = Signal()
+        self.policy_changes = 0
         self.ended = False
-        self._num_callers = 0  # in a line, or in their own first look
+        self._num_callers = 0  # in a line, in their own first look, or waiting for a policy
+        self._new_policy = asyncio.Event()
         self._look = look
         self._looking: asyncio.Task[None] | None = None
         self._policy = ""
@@ -189,7 +162,7 @@ class Waits:
             self._looking.cancel()
         for line in (self.tasks, self.grading, self.batches):
             line.dismiss()
-        self.policy.fire()
+        self._announce_policy()
 
     def wake(self, work: AvailableWork) -> None:
         """Wake as many callers as there is work for, and all that wait for a policy if it is new."""
@@ -198,7 +171,12 @@ class Waits:
                 line.wake()
         if work.policy != self._policy:
             self._policy = work.policy
-            self.policy.fire()
+            self._announce_policy()
+
+    def _announce_policy(self) -> None:
+        self.policy_changes += 1
+        self._new_policy.set()
+        self._new_policy = asyncio.Event()
 
     async def until(self, line: Line, caller: str, look: Look[Answer], nothing: Answer, wait_s: float) -> Answer:
         """Wait in `line` for at most `wait_s` seconds, and never longer than MAX_WAIT_S."""
@@ -210,9 +188,18 @@ class Waits:
             self._num_callers -= 1
 
     async def next_policy(self, seen: int) -> None:
-        """Return once the policy has changed since `policy.changes` was `seen`, or after MAX_WAIT_S."""
+        """Return once the policy has changed since `policy_changes` was `seen`, or after MAX_WAIT_S."""
         self._keep_looking()
-        await self.policy.wait_past(seen, MAX_WAIT_S)
+        if self.policy_changes != seen:
+            return
+        self._num_callers += 1
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                await self._new_policy.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._num_callers -= 1
 
     def _keep_looking(self) -> None:
         if not self.ended and (self._looking is None or self._looking.done()):
@@ -222,7 +209,7 @@ class Waits:
         """Runs while somebody waits. Ignores a Redis that does not answer: the looks of the callers report that."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
-            if not (self._num_callers or self.policy.num_waiting):
+            if not self._num_callers:
                 return
             try:
                 self.wake(await self._look())

@@ -34,9 +34,8 @@ def reward_model_pairs(
     seed: Annotated[int, typer.Option(help="chooses the pairs of a problem that has more")] = 0,
 ) -> None:
     """Make preference pairs: s_i > s_j + 0.4, s_i > 0.8, s_j > 0 of the shares of passed tests, as AceCoder does."""
-    from nouscoder.domain.preference import PairRule
     from nouscoder.evaluation.samples import scored_problems
-    from nouscoder.reward_model.pairs import write_pairs
+    from nouscoder.reward_model.pairs import PairRule, write_pairs
 
     rule = PairRule(margin, chosen_above, rejected_above)
     typer.echo(write_pairs(scored_problems(problems, evaluation), rule, at_most, seed, out).text(out))

@@ -1,6 +1,6 @@
 """The broker's section: admission, leases, rewards, filters, and the curriculum, one section a policy.
 
-domain/curriculum.py has the policies. data/pass_rates.py has the format of a file of pass rates.
+broker/curriculum.py has the policies. data/pass_rates.py has the format of a file of pass rates.
 """
 
 from __future__ import annotations

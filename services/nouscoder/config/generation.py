@@ -10,7 +10,7 @@ from pydantic import Field, Tag, field_validator, model_validator
 from nouscoder.config.base import InputFile, OutputFile, Section, ServiceSection, chosen_by, grpc_address
 from nouscoder.config.devices import Device, device_key
 from nouscoder.config.verifier import TlsSection
-from nouscoder.domain.feedback import TEXT_CHARS, TURNS
+from nouscoder.domain.conversation import TEXT_CHARS, TURNS
 from nouscoder.domain.policy import Transport, WeightTransfer
 from nouscoder.domain.prompt import PromptForm
 

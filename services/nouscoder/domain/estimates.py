@@ -1,4 +1,4 @@
-"""Estimates from the results of an evaluation: the Elo rating, intervals, best of n, the sign test, and pass@k.
+"""Estimates from the results of an evaluation: the Elo rating, intervals, best of n, correlation, sign test, pass@k.
 
 The Elo rating of a model comes from the ratings of problems, on the scale of Codeforces. A problem counts as an
 opponent with its own rating: who has the same rating solves it with probability 1/2 (Elo 1978; Codeforces sets the
@@ -15,14 +15,12 @@ The exact sign test is for two results on the same problems. With one sample a p
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import comb, exp, log, log1p
 from random import Random
-
-# The Elo rating.
-
 
 _POINTS = 400.0  # a difference of so many points makes the odds ten times as high
 _PER_POINT = log(10.0) / _POINTS
@@ -141,16 +139,12 @@ def elo_text(elo: Elo) -> str:
     return f"{elo.value:.0f} ({elo.low:.0f} to {elo.high:.0f})"
 
 
-# Bootstrap intervals.
-
-RESAMPLES = 1000
-LEVEL = 0.95
+_RESAMPLES = 1000
+_LEVEL = 0.95
 
 
-def bootstrap_interval(
-    values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
-) -> tuple[float, float]:
-    """(low, high): the bounds that hold the mean of `values` [problems] in the share `level` of the resamples.
+def bootstrap_interval(values: Sequence[float], seed: int = 0, resamples: int = _RESAMPLES) -> tuple[float, float]:
+    """(low, high): the bounds that hold the mean of `values` [problems] in 95 % of the resamples.
 
     The same values and seed give the same interval. Raises ValueError for no values.
     """
@@ -158,11 +152,8 @@ def bootstrap_interval(
         raise ValueError("there is no interval of no values")
     draw = Random(seed)
     means = sorted(sum(draw.choices(values, k=len(values))) / len(values) for _ in range(resamples))
-    outside = int(resamples * (1.0 - level) / 2.0)
+    outside = int(resamples * (1.0 - _LEVEL) / 2.0)
     return means[outside], means[-1 - outside]
-
-
-# Best of n.
 
 
 def best_of_n(scores: Sequence[float], right: Sequence[bool], n: int) -> float:
@@ -186,7 +177,12 @@ def best_of_n(scores: Sequence[float], right: Sequence[bool], n: int) -> float:
     return total
 
 
-# The exact sign test.
+def correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
+    """Pearson's correlation of pairs of values; None when it is not defined, because one of the two does not vary."""
+    try:
+        return max(-1.0, min(1.0, statistics.correlation(xs, ys)))
+    except statistics.StatisticsError:
+        return None
 
 
 def sign_test(num_better: int, num_worse: int) -> float:
@@ -202,8 +198,6 @@ def sign_test(num_better: int, num_worse: int) -> float:
     # Integers are divided, because 2.0**total overflows above 1023.
     return float(min(1.0, 2 * tail / 2**total))
 
-
-# pass@k.
 
 USUAL_K = (1, 2, 4, 5, 8, 10, 16, 32, 50, 64, 100, 128)
 

@@ -69,6 +69,23 @@ class BatchFigures:
 
 
 WINDOW = 5  # batches whose mean a guard judges
+# A guard, its figure and threshold, whether it warns of a mean below the threshold, and what it says.
+_JUDGED = (
+    (Guard.ENTROPY_FLOOR, "entropy", "entropy_floor", True, "the entropy {:.4f} is below {:g}"),
+    (Guard.REPETITION, "repetition_share", "repetition_share", False, "{:.1%} of the rollouts end in a repetition"),
+    (
+        *(Guard.HARD_CODING, "hard_coding_share", "hard_coding_share", False),
+        "{:.1%} of the accepted programs look hard-coded",
+    ),
+    (
+        *(Guard.SAME_PROGRAMS, "same_programs", "same_programs", False),
+        "{:.1%} of the programs of a group repeat another one of it",
+    ),
+    (
+        *(Guard.REWARD_HACKING, "model_reward_correlation", "reward_hacking", True),
+        "the reward model's scores correlate with the verified rewards at {:.2f}",
+    ),
+)
 
 
 def warnings(batches: Sequence[BatchFigures], thresholds: Thresholds) -> dict[Guard, str]:
@@ -79,28 +96,15 @@ def warnings(batches: Sequence[BatchFigures], thresholds: Thresholds) -> dict[Gu
     """
     found = {}
     mismatch = next((batch.mismatch for batch in reversed(batches) if batch.mismatch is not None), None)
-    if mismatch is not None and _above(mismatch, thresholds.mismatch):
+    if thresholds.mismatch and mismatch is not None and mismatch > thresholds.mismatch:
         found[Guard.MISMATCH] = mismatch_sentence(mismatch, thresholds.mismatch)
     if len(batches) < WINDOW:
         return found
     last = batches[-WINDOW:]
-    entropy = _mean([batch.entropy for batch in last])
-    if entropy is not None and entropy < thresholds.entropy_floor:
-        found[Guard.ENTROPY_FLOOR] = f"the entropy {entropy:.4f} is below {thresholds.entropy_floor:g}"
-    repeating = _mean([batch.repetition_share for batch in last])
-    if _above(repeating, thresholds.repetition_share):
-        found[Guard.REPETITION] = f"{repeating:.1%} of the rollouts end in a repetition"
-    hard_coded = _mean([batch.hard_coding_share for batch in last])
-    if _above(hard_coded, thresholds.hard_coding_share):
-        found[Guard.HARD_CODING] = f"{hard_coded:.1%} of the accepted programs look hard-coded"
-    same = _mean([batch.same_programs for batch in last])
-    if _above(same, thresholds.same_programs):
-        found[Guard.SAME_PROGRAMS] = f"{same:.1%} of the programs of a group repeat another one of it"
-    agreement = _mean([batch.model_reward_correlation for batch in last])
-    if thresholds.reward_hacking and agreement is not None and agreement < thresholds.reward_hacking:
-        found[Guard.REWARD_HACKING] = (
-            f"the reward model's scores correlate with the verified rewards at {agreement:.2f}"
-        )
+    for guard, figure, limit, is_floor, sentence in _JUDGED:
+        value, threshold = _mean([getattr(batch, figure) for batch in last]), getattr(thresholds, limit)
+        if threshold and value is not None and (value < threshold if is_floor else value > threshold):
+            found[guard] = sentence.format(value, threshold)
     first_length, length = _mean([batch.length for batch in batches[:WINDOW]]), _mean([batch.length for batch in last])
     if thresholds.length_drift and len(batches) >= 2 * WINDOW and first_length and length:
         drift = length / first_length
@@ -189,12 +193,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
-
-def _above(value: float | None, threshold: float) -> bool:
-    return bool(threshold) and value is not None and value > threshold
-
-
-# Whether the reward rises during a training.
 
 TEST = (
     "mean over problems of (reward in the last third of the batches - reward in the first third),"

@@ -52,11 +52,8 @@ class TrainedGroups:
     @property
     def next_group(self) -> int:
         """One more than the highest number in the set; 0 when it is empty."""
-        for place in range(len(self.bits) - 1, -1, -1):
-            if byte := self.bits[place]:
-                lowest_bit = (byte & -byte).bit_length() - 1
-                return 8 * place + 8 - lowest_bit
-        return 0
+        number = int.from_bytes(self.bits, "big")
+        return 8 * len(self.bits) + 1 - (number & -number).bit_length() if number else 0
 
 
 @dataclass(frozen=True, slots=True)

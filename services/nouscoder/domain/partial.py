@@ -17,7 +17,6 @@ from nouscoder.domain.tokens import (
     Segment,
     SegmentedTokens,
     VersionSpan,
-    check_sampled,
     concatenated,
     experts_of,
     merged,
@@ -48,11 +47,7 @@ class PartialRollout(SegmentedTokens):
     experts: ExpertChoices | None = None
 
     def __post_init__(self) -> None:
-        if any(segment.num_tokens < 1 for segment in self.segments):
-            raise ValueError("partial rollout: a segment is empty")
-        if sum(segment.num_tokens for segment in self.segments) != len(self.token_ids):
-            raise ValueError(f"partial rollout: segments do not cover the {len(self.token_ids)} tokens")
-        check_sampled("partial rollout", self.num_sampled_tokens, self.logprobs, self.versions)
+        self.check("partial rollout")
         if self.experts is not None:
             # The last sampled token before this piece was read for it, and maybe given ones after that.
             fewest = self._read_end + (self.first_token > 0)

@@ -97,15 +97,14 @@ class Problem:
     starter_code: str = ""
     languages: tuple[str, ...] = ("python",)
 
-    def grading_rules(self, run_all_tests: bool = False) -> GradingRules:
+    def grading_rules(self) -> GradingRules:
         """The rules for grading programs of this problem."""
         return GradingRules(
-            limits=self.limits,
-            comparator=self.comparator,
-            prelude=self.prelude,
-            profile=self.profile,
+            self.limits,
+            self.comparator,
+            self.prelude,
+            self.profile,
             text_is_code=self.text_is_code,
-            run_all_tests=run_all_tests,
             languages=self.languages,
         )
 

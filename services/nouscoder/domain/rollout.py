@@ -14,7 +14,6 @@ from nouscoder.domain.tokens import (
     Segment,
     SegmentedTokens,
     VersionSpan,
-    check_sampled,
     concatenated,
     joined,
     merged,
@@ -92,13 +91,9 @@ class Rollout(SegmentedTokens):
 
     def __post_init__(self) -> None:
         name = f"rollout {self.rollout_id}"
-        if any(segment.num_tokens < 1 for segment in self.segments):
-            raise ValueError(f"{name}: a segment is empty")
         if not self.segments or self.segments[0].is_sampled:
             raise ValueError(f"{name} has no prompt: its first segment must be given")
-        if sum(segment.num_tokens for segment in self.segments) != len(self.token_ids):
-            raise ValueError(f"{name}: segments do not cover the {len(self.token_ids)} tokens")
-        check_sampled(name, self.num_sampled_tokens, self.logprobs, self.versions)
+        self.check(name)
         _check_reward(name, self.own_reward)
         if self.experts is not None and self.experts.num_positions != self.sampled_ranges()[-1][1] - 1:
             num_positions = self.experts.num_positions

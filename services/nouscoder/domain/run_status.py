@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from nouscoder.domain.rollout import RolloutHeader
 
-# The ledger: the number of rollouts in each state, over all that were ever admitted.
-
 
 class RolloutState(StrEnum):
     """The life of a rollout. The first seven are in flight; the last five are final.
@@ -46,7 +44,10 @@ IN_FLIGHT = (
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The counts at one time. `in_flight` is counted from the rollouts in flight, not computed from the totals."""
+    """The number of rollouts in each state, over all that were ever admitted.
+
+    `in_flight` is counted from the rollouts in flight, not computed from the totals.
+    """
 
     admitted: int
     trained: int
@@ -65,9 +66,6 @@ class Ledger:
 
 # The ledger of a run that admits nothing, because it only evaluates.
 NO_ROLLOUTS = Ledger(admitted=0, trained=0, filtered=0, stale=0, abandoned=0, in_flight={})
-
-
-# The status.
 
 
 class RunMode(StrEnum):
@@ -135,9 +133,6 @@ class RunStatus:
         return 0 < self.num_problems <= self.refused_problems
 
 
-# A dead letter: a rollout that was abandoned after too many failures, with its last failure.
-
-
 class GivenUpFor(StrEnum):
     """Why a rollout became a dead letter."""
 
@@ -148,9 +143,9 @@ class GivenUpFor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """`stream` is where it failed: tasks or grading. `detail` describes the last failure.
+    """A rollout that was abandoned after too many failures. `stream` is where it failed: tasks or grading.
 
-    `header` is None and `record` empty for a rollout that was never sampled.
+    `detail` describes the last failure. `header` is None and `record` empty for a rollout that was never sampled.
     """
 
     letter_id: str

@@ -157,10 +157,12 @@ def is_unasked(snapshot: StallSnapshot, stream: str) -> bool:
     return snapshot.asked_s.get(stream, snapshot.since_commit_s) >= snapshot.lease_s
 
 
-def asking(snapshot: StallSnapshot, stream: str) -> str:
-    """When a worker last asked for work of this stream, in words."""
+def _absent(cause: StallCause, snapshot: StallSnapshot, stream: str, number: int, waiting: str, why: str) -> Blocker:
+    """So many rollouts or batches are `waiting`, and nobody asks for work of this stream."""
     asked_s = snapshot.asked_s.get(stream)
-    return "nobody has ever asked for them" if asked_s is None else f"nobody has asked for {asked_s:.0f} s"
+    when = "nobody has ever asked for them" if asked_s is None else f"nobody has asked for {asked_s:.0f} s"
+    idle_s = snapshot.since_commit_s if asked_s is None else asked_s
+    return Blocker(cause, f"{number} {waiting} and {when}: {why}", idle_s=idle_s, num_items=number)
 
 
 def _is_silent(snapshot: StallSnapshot, holder: Holder) -> bool:
@@ -185,13 +187,8 @@ def grading_blockers(snapshot: StallSnapshot, *, only_if_nothing_moves: bool) ->
     """What blocks grading. `only_if_nothing_moves`: workers without progress count only when no rollout moves."""
     lag, alive = num_waiting(snapshot, "grading"), [h for h in snapshot.grading if not _is_silent(snapshot, h)]
     if lag and not alive and is_unasked(snapshot, "grading"):
-        yield Blocker(
-            StallCause.VERIFIER_ABSENT,
-            f"{lag} rollouts wait for grading and {asking(snapshot, 'grading')}: no verifier runs with --broker, or"
-            " none can reach the broker.",
-            idle_s=snapshot.asked_s.get("grading", snapshot.since_commit_s),
-            num_items=lag,
-        )
+        why = "no verifier runs with --broker, or none can reach the broker."
+        yield _absent(StallCause.VERIFIER_ABSENT, snapshot, "grading", lag, "rollouts wait for grading", why)
         return
     if only_if_nothing_moves and is_moving(snapshot):
         return
@@ -210,13 +207,8 @@ def sampling_blockers(snapshot: StallSnapshot, *, only_if_nothing_moves: bool) -
     alive = [h for h in snapshot.sampling if not _is_silent(snapshot, h)]
     slots = num_waiting(snapshot, "tasks") + snapshot.status.admission_slots_free
     if slots and not alive and snapshot.num_problems and is_unasked(snapshot, "tasks"):
-        yield Blocker(
-            StallCause.GENERATION_ABSENT,
-            f"{slots} rollouts could be sampled and {asking(snapshot, 'tasks')}: no generation worker runs, or none"
-            " has loaded a policy or can reach the broker.",
-            idle_s=snapshot.asked_s.get("tasks", snapshot.since_commit_s),
-            num_items=slots,
-        )
+        why = "no generation worker runs, or none has loaded a policy or can reach the broker."
+        yield _absent(StallCause.GENERATION_ABSENT, snapshot, "tasks", slots, "rollouts could be sampled", why)
         return
     if only_if_nothing_moves and is_moving(snapshot):
         return
@@ -349,18 +341,12 @@ def _when_late(snapshot: StallSnapshot) -> Iterator[Blocker]:
         return
     num_batches = snapshot.ready_groups // snapshot.batch_groups
     if num_batches and is_unasked(snapshot, "batches"):
-        yield Blocker(
-            StallCause.LEARNER_ABSENT,
-            f"{num_batches} batches wait for training and {asking(snapshot, 'batches')}: no learner runs, or it is"
-            " paused or starting. See its log.",
-            idle_s=snapshot.asked_s.get("batches", snapshot.since_commit_s),
-            num_items=num_batches,
-        )
+        why = "no learner runs, or it is paused or starting. See its log."
+        yield _absent(StallCause.LEARNER_ABSENT, snapshot, "batches", num_batches, "batches wait for training", why)
         return
-    only_if_nothing_moves = not num_batches
     blockers = [
-        *grading_blockers(snapshot, only_if_nothing_moves=only_if_nothing_moves),
-        *sampling_blockers(snapshot, only_if_nothing_moves=only_if_nothing_moves),
+        *grading_blockers(snapshot, only_if_nothing_moves=not num_batches),
+        *sampling_blockers(snapshot, only_if_nothing_moves=not num_batches),
     ]
     if snapshot.agent_session_s and snapshot.sampling and not blockers:
         blockers.append(_with_agents(snapshot))

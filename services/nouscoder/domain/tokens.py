@@ -17,8 +17,6 @@ from enum import StrEnum
 from itertools import groupby
 from typing import TypeVar
 
-# The experts of a mixture-of-experts policy.
-
 # The formats of one byte (up to 256 experts) and of two.
 _FORMATS = ("B", "H")
 
@@ -71,8 +69,6 @@ def joined(parts: Sequence[ExpertChoices]) -> ExpertChoices:
     ids = memoryview(b"".join(part.ids for part in parts)).cast(kind)  # type: ignore[call-overload]
     return ExpertChoices(ids, num_layers, top_k)
 
-
-# Tokens.
 
 Number = TypeVar("Number", int, float)
 
@@ -160,7 +156,17 @@ class SegmentedTokens:
 
     __slots__ = ()
     segments: tuple[Segment, ...]
+    token_ids: memoryview[int]
+    logprobs: memoryview[float]
     versions: tuple[VersionSpan, ...]
+
+    def check(self, name: str) -> None:
+        """Raise ValueError unless segments, tokens, log-probabilities and spans agree."""
+        if any(segment.num_tokens < 1 for segment in self.segments):
+            raise ValueError(f"{name}: a segment is empty")
+        if sum(segment.num_tokens for segment in self.segments) != len(self.token_ids):
+            raise ValueError(f"{name}: segments do not cover the {len(self.token_ids)} tokens")
+        check_sampled(name, self.num_sampled_tokens, self.logprobs, self.versions)
 
     @property
     def num_sampled_tokens(self) -> int:

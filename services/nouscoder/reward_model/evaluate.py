@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import Field
 
 from nouscoder.data.bounded_files import checked_records
-from nouscoder.domain.estimates import best_of_n, pass_at_k
-from nouscoder.domain.preference import correlation, style_accuracy
+from nouscoder.domain.estimates import best_of_n, correlation, pass_at_k
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.samples import ScoredProblem, scored_problems
 from nouscoder.formats.body import Body
@@ -119,6 +119,40 @@ def pair_accuracy(pairs: Sequence[PairBody], scorer: Scorer) -> Mean:
     """The share of pairs whose chosen answer has the higher score."""
     scores = scorer([(pair.prompt, answer) for pair in pairs for answer in (pair.chosen, pair.rejected)])
     return Mean.of([float(better > worse) for better, worse in zip(scores[::2], scores[1::2], strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class StyleAccuracy:
+    """RM-Bench (arXiv 2410.16184): the share of comparisons in which the right answer has the higher score.
+
+    hard: the wrong answer is in a more elaborate style than the right one. normal: both are in the same style. easy:
+    the right one is in a more elaborate style.
+    """
+
+    hard: float
+    normal: float
+    easy: float
+
+    @property
+    def mean(self) -> float:
+        """The mean of the three."""
+        return (self.hard + self.normal + self.easy) / 3
+
+
+def style_accuracy(chosen: Sequence[float], rejected: Sequence[float]) -> StyleAccuracy:
+    """The accuracy on one prompt from the scores of right and wrong answers, each from the plainest style on.
+
+    Raises ValueError unless both have the same number of styles, two or more.
+    """
+    if len(chosen) != len(rejected) or len(chosen) < 2:
+        raise ValueError(f"{len(chosen)} right and {len(rejected)} wrong answers: give both in the same styles")
+    places = range(len(chosen))
+    wins = {(i, j): float(chosen[i] > rejected[j]) for i in places for j in places}
+    return StyleAccuracy(
+        hard=fmean([won for (i, j), won in wins.items() if i < j]),
+        normal=fmean([won for (i, j), won in wins.items() if i == j]),
+        easy=fmean([won for (i, j), won in wins.items() if i > j]),
+    )
 
 
 def rm_bench(path: Path, scorer: Scorer) -> dict[str, Mean]:

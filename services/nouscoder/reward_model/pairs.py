@@ -1,4 +1,8 @@
-"""Files of preference pairs: one JSON record a line, made of the graded samples of an evaluation."""
+"""Preference pairs: which samples are preferred to which, and their files of one JSON record a line.
+
+They are made of the graded samples of an evaluation. AceCoder (arXiv 2502.01718) takes the share of tests that a
+program passes as its score s, and prefers program i to program j if s_i > s_j + 0.4, s_i > 0.8 and s_j > 0.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,42 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from pydantic import Field
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.data.bounded_files import checked_records
-from nouscoder.domain.preference import PairRule, preference_pairs
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.samples import ScoredProblem
 from nouscoder.formats.body import Body
+
+
+@dataclass(frozen=True, slots=True)
+class PairRule:
+    """When a sample is preferred to another one, by their scores from 0 to 1. `rejected_above` below 0: always."""
+
+    margin: float = 0.4
+    chosen_above: float = 0.8
+    rejected_above: float = 0.0
+
+    def holds(self, chosen: float, rejected: float) -> bool:
+        """Whether a sample of score `chosen` is preferred to one of score `rejected`."""
+        return chosen > rejected + self.margin and chosen > self.chosen_above and rejected > self.rejected_above
+
+
+def preference_pairs(
+    scores: Sequence[float], rule: PairRule, at_most: int = 0, seed: str = ""
+) -> list[tuple[int, int]]:
+    """(place of the chosen, place of the rejected sample) of each pair of one problem's samples, in order.
+
+    With `at_most` only so many of them, chosen by the seed; 0: all.
+    """
+    places = range(len(scores))
+    pairs = [(i, j) for i in places for j in places if rule.holds(scores[i], scores[j])]
+    if at_most and len(pairs) > at_most:
+        pairs = sorted(Random(seed).sample(pairs, at_most))
+    return pairs
 
 
 class NoPairs(Unusable):

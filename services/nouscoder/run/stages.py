@@ -1,6 +1,6 @@
 """A service of a plan whose services are external: it serves the stage that the broker serves, and then the next one.
 
-`nouscoder train` chooses the stage at the broker (broker/stages.py). Generation and learner ask the broker for the name
+`nouscoder train` chooses the stage at the broker (`Stages`). Generation and learner ask the broker for the name
 of its run when they start, and every few seconds afterwards. When it is another one, they stop as on SIGTERM, and the
 process starts itself again with the stage of then. So each stage has a process of its own, as a run without a plan
 has, and no memory of a GPU is left. The verifier has no stage.

@@ -45,7 +45,6 @@ from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.prompt import PromptSettings
 from nouscoder.domain.rollout import Rollout, Sampling, Task
-from nouscoder.domain.supervised import ChoiceRules, ExampleCandidate, choose, is_held_out
 from nouscoder.domain.tokens import Completion, FinishReason, Segment, VersionSpan, concatenated, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
@@ -54,6 +53,7 @@ from nouscoder.generation.environments.base import TaskRefused
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
+from nouscoder.sft.choice import ExampleCandidate, choose, is_held_out
 
 # Records, and the examples that they are.
 
@@ -299,15 +299,15 @@ def read_examples(
     settings: SftSection, encoder: Encoder, vocabulary_size: int, context_tokens: int | None, seed: int
 ) -> Examples:
     """All examples of the section, encoded and chosen. Raises ExamplesUnusable and what reading raises."""
-    rules = settings.record(ChoiceRules, max_tokens=settings.max_tokens or context_tokens or 0)
+    settings = settings.model_copy(update={"max_tokens": settings.max_tokens or context_tokens or 0})
     rollouts, candidates = _read(settings.train, encoder, vocabulary_size)
-    numbers, dropped = choose(candidates, rules, seed)
+    numbers, dropped = choose(candidates, settings, seed)
     held_out = {number for number in numbers if is_held_out(candidates[number].problem, settings.validation_share)}
     train = tuple(rollouts[number] for number in numbers if number not in held_out)
     validation = tuple(rollouts[number] for number in sorted(held_out))
     if settings.validation:
         others, theirs = _read(settings.validation, encoder, vocabulary_size)
-        validation = tuple(others[number] for number in choose(theirs, rules, seed)[0])
+        validation = tuple(others[number] for number in choose(theirs, settings, seed)[0])
     if not train:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "there is none"
         raise ExamplesUnusable(f"sft.train: no example is left to train on ({reasons})")

@@ -21,7 +21,6 @@ from typing import Any
 from nouscoder.atomic_files import numbered, remove
 from nouscoder.config import Config, load_config
 from nouscoder.config.tree import NOTHING_GIVEN, Given
-from nouscoder.domain.supervised import EpochOrder
 from nouscoder.errors import Unusable
 from nouscoder.generation.environments.base import EnvironmentUnusable
 from nouscoder.learner.parallel.ranks import Ranks
@@ -34,6 +33,7 @@ from nouscoder.run.export import LIMITS, base_model, heading, prompt_section, ta
 from nouscoder.run.folder import RunChanged, RunFolder, RunFolderError
 from nouscoder.run.preflight import checked_fine_tuning
 from nouscoder.run.resume import Resumed, note_given, resumed, take
+from nouscoder.sft.choice import EpochOrder
 from nouscoder.sft.reading import Encoder, Examples, read_examples
 from nouscoder.sft.training import METRICS_FILE, SupervisedTraining, training_config
 

@@ -32,8 +32,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Generic, Protocol, TypeVar
 
 from nouscoder.config.generation import FeedbackSection, InterpreterSection
-from nouscoder.domain.conversation import CallEnd, InterpreterAnswer
-from nouscoder.domain.feedback import feedback_on
+from nouscoder.domain.conversation import CallEnd, InterpreterAnswer, feedback_on
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.tokens import Completion, FinishReason

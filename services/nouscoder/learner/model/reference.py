@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from nouscoder.config import LearnerSection, RewardModelSection
 from nouscoder.domain.batch import Batch
-from nouscoder.domain.preference import correlation
+from nouscoder.domain.estimates import correlation
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.weights import load_model

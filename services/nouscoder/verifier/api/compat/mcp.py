@@ -22,7 +22,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
 from nouscoder import __version__
-from nouscoder.domain.feedback import feedback_on
+from nouscoder.domain.conversation import feedback_on
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import did_you_mean
 from nouscoder.formats.body import Body, first_fault

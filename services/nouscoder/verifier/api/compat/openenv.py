@@ -32,7 +32,7 @@ from pydantic_core import to_json
 
 from nouscoder import __version__
 from nouscoder.data.problem_index import IndexedProblem
-from nouscoder.domain.feedback import TEXT_CHARS, TURNS, feedback_on
+from nouscoder.domain.conversation import TEXT_CHARS, TURNS, feedback_on
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.body import Body, all_faults, first_fault
 from nouscoder.formats.json_values import ValueCount, json_bytes, with_whole_characters

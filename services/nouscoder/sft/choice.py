@@ -11,6 +11,8 @@ from hashlib import blake2b
 from math import ceil
 from random import Random
 
+from nouscoder.config import SftSection
+
 
 class Dropped(StrEnum):
     """Why an example is not trained on."""
@@ -40,30 +42,20 @@ class ExampleCandidate:
         return self.problem_id or self.key
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceRules:
-    """Which examples are kept.
-
-    Wrong answers are kept only for problems whose pass rate is below `wrong_below`: 0 keeps right answers only. A
-    problem keeps at most `max_per_problem` examples (0: all), and no example is longer than `max_tokens` (0: any).
+def choose(
+    candidates: Sequence[ExampleCandidate], settings: SftSection, seed: int
+) -> tuple[list[int], Counter[Dropped]]:
+    """The numbers of the chosen candidates, ascending, and how many others were dropped for each reason.
 
     Klear-Reasoner (arXiv 2508.07629, section on data quality) finds that wrong answers do harm for easy problems and
-    help for hard ones.
+    help for hard ones. No example is longer than `settings.max_tokens` (0: any).
     """
-
-    wrong_below: float = 0.0
-    max_per_problem: int = 0
-    max_tokens: int = 0
-
-
-def choose(candidates: Sequence[ExampleCandidate], rules: ChoiceRules, seed: int) -> tuple[list[int], Counter[Dropped]]:
-    """The numbers of the chosen candidates, ascending, and how many others were dropped for each reason."""
     rates = _pass_rates(candidates)
     dropped: Counter[Dropped] = Counter()
     of_problem: dict[str, list[int]] = {}
     seen: set[str] = set()
     for number, candidate in enumerate(candidates):
-        reason = _fault(candidate, rules, rates, seen)
+        reason = _fault(candidate, settings, rates, seen)
         if reason is None:
             seen.add(candidate.key)
             of_problem.setdefault(candidate.problem, []).append(number)
@@ -71,7 +63,7 @@ def choose(candidates: Sequence[ExampleCandidate], rules: ChoiceRules, seed: int
             dropped[reason] += 1
     chosen: list[int] = []
     for numbers in of_problem.values():
-        limit = rules.max_per_problem or len(numbers)
+        limit = settings.max_per_problem or len(numbers)
         chosen += sorted(numbers, key=lambda number: _rank(seed, candidates[number].key))[:limit]
         dropped[Dropped.OVER_LIMIT] += max(0, len(numbers) - limit)
     return sorted(chosen), +dropped
@@ -85,11 +77,11 @@ def _pass_rates(candidates: Sequence[ExampleCandidate]) -> dict[str, float]:
 
 
 def _fault(
-    candidate: ExampleCandidate, rules: ChoiceRules, rates: Mapping[str, float], seen: set[str]
+    candidate: ExampleCandidate, settings: SftSection, rates: Mapping[str, float], seen: set[str]
 ) -> Dropped | None:
-    if candidate.accepted is False and rates[candidate.problem] >= rules.wrong_below:
+    if candidate.accepted is False and rates[candidate.problem] >= settings.wrong_below:
         return Dropped.WRONG
-    if rules.max_tokens and candidate.num_tokens > rules.max_tokens:
+    if settings.max_tokens and candidate.num_tokens > settings.max_tokens:
         return Dropped.TOO_LONG
     return Dropped.REPEATED if candidate.key in seen else None
 
