@@ -138,7 +138,9 @@ async def main():
     supervisor = Supervisor()
     command = (sys.executable, "-IS", "-c", "import time; time.sleep(60)")
     worker = supervisor.start(ProcessSpec("worker", command, Path({str(tmp_path / "log")!r})))
-    await until(supervisor, lambda: worker.state is ProcessState.RUNNING, 60)
+    while worker.state is not ProcessState.RUNNING:
+        supervisor.check()
+        await asyncio.sleep(0.02)
     Path({str(pid_file)!r}).write_text(f"{{worker.pid}}\\n")
     await asyncio.sleep(60)
 
