@@ -173,8 +173,8 @@ _OPENAI_ENGINE = (
 
 
 def _refuse(given: object, refused: Mapping[str, str]) -> None:
-    """Raises ValueError with the reason for an unchecked value, or the first key of a section's, that is refused."""
-    for name in given if isinstance(given, dict) else (given,) if isinstance(given, str) else ():
+    """Raises ValueError with the reason for the first refused key of an unchecked section."""
+    for name in given if isinstance(given, dict) else ():
         if name in refused:
             raise ValueError(f"{name} is refused: {refused[name]}")
 
@@ -268,7 +268,7 @@ class VllmSection(Section):
     @field_validator("weight_transfer", mode="before")
     @classmethod
     def _no_other_transfer(cls, given: object) -> object:
-        _refuse(given, _TRANSFERS)
+        _refuse({given: None} if isinstance(given, str) else None, _TRANSFERS)
         return given
 
 

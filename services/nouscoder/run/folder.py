@@ -8,7 +8,6 @@ INVARIANT of `standing_of`: of a run that a process works on nothing is said, an
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
@@ -160,8 +159,11 @@ class RunFolder:
 
 async def attach_patiently(config: Config, patience_s: float = 120.0) -> RunFolder:
     """Like `RunFolder.attach`, but waits while a process that is being replaced still holds the folder."""
-    patient = Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5)
-    return await patient.call(lambda: asyncio.to_thread(RunFolder.attach, config))
+
+    async def attach() -> RunFolder:
+        return RunFolder.attach(config)  # not in a thread, which would still take the lock after a cancellation
+
+    return await Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5).call(attach)
 
 
 def refuse_changes(recorded_file: Path, config: Config) -> None:

@@ -1,4 +1,4 @@
-// The live page of a run. Everything comes as events (run/console/stream.py); a connection that breaks comes back with
+// The live page of a run. Everything comes as events (run/console/feed.py); a connection that breaks comes back with
 // the id of its last event, so nothing is missed. Text is only ever set as text.
 
 import { Charts, element } from "./charts.js";

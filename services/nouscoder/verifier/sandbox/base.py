@@ -294,6 +294,24 @@ class SandboxDecorator(Sandbox):
         self.num_slots = inner.num_slots
 
     @property
+    def use(self) -> BackendUse:
+        """See `Sandbox`."""
+        return self._inner.use
+
+    @property
+    def usable_slots(self) -> int:
+        """See `Sandbox`."""
+        return self._inner.usable_slots
+
+    def watch_slots(self, changed: Callable[[], None]) -> None:
+        """See `Sandbox`."""
+        self._inner.watch_slots(changed)
+
+    def demand(self, submissions: int) -> None:
+        """See `Sandbox`."""
+        self._inner.demand(submissions)
+
+    @property
     def isolation(self) -> tuple[str, ...]:
         """See `Sandbox`."""
         return self._inner.isolation

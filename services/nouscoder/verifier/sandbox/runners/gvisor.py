@@ -190,7 +190,7 @@ class GvisorSandbox(LocalSandbox):
         return BackendUse(
             runner_starts=(self.pool.num_starts, self.pool.start_s),
             runners={state.value: number for state, number in self.pool.states.items()},
-            replacements={reason.value: number for reason, number in self.pool.replaced.items()},
+            replacements={reason.value: number for reason, number in list(self.pool.replaced.items())},
         )
 
     def _refusal(self, facts: object) -> str:
