@@ -276,13 +276,13 @@ async def _of_redis(redis: ForgetfulRedis, fault: PlannedFault) -> None:
         FaultKind.WIPE: (redis.wipe, None),
     }
     begin, end = steps[fault.kind]
-    await asyncio.to_thread(begin)
-    if end is None:
-        return
     try:
-        await asyncio.sleep(fault.seconds)
+        await asyncio.to_thread(begin)
+        if end is not None:
+            await asyncio.sleep(fault.seconds)
     finally:
-        await asyncio.to_thread(end)
+        if end is not None:
+            await asyncio.to_thread(end)
 
 
 async def _of_others(run: ChaosRun, fault: PlannedFault) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from nouscoder.errors import NousCoderError
 
 _LIMIT_S = 120.0
+_MOST_CONNECTIONS = 256
 _IDLE_LIMIT_S = 2.0  # servers close connections that are idle for longer (uvicorn: 5 s)
 
 
@@ -42,13 +43,14 @@ class LeanClient:
         parts = urlsplit(url)
         self._host, self._port = str(parts.hostname), parts.port
         self._headers = f"Host: {parts.netloc}\r\nContent-Type: application/json"
+        self._places = asyncio.Semaphore(_MOST_CONNECTIONS)
         self._free: list[tuple[StreamReader, StreamWriter, float]] = []  # with the moment of the last answer
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Send one request; returns status and body. Raises LoadFault when it gets no answer within the limit."""
         head = f"POST {path} HTTP/1.1\r\n{self._headers}\r\nContent-Length: {len(body)}\r\n\r\n"
         try:
-            async with asyncio.timeout(_LIMIT_S):
+            async with asyncio.timeout(_LIMIT_S), self._places:
                 reader, writer = await self._connection()
                 try:
                     writer.write(head.encode("latin-1") + body)

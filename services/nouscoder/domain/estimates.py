@@ -178,7 +178,12 @@ def best_of_n(scores: Sequence[float], right: Sequence[bool], n: int) -> float:
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Pearson's correlation of pairs of values; None when it is not defined, because one of the two does not vary."""
+    """Pearson's correlation of pairs of values; None when it is not defined, because one of the two does not vary.
+
+    Raises ValueError unless there are as many of both.
+    """
+    if len(xs) != len(ys):
+        raise ValueError(f"{len(xs)} and {len(ys)} values are no pairs")
     try:
         return max(-1.0, min(1.0, statistics.correlation(xs, ys)))
     except statistics.StatisticsError:

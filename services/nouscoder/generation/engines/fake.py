@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from nouscoder.domain.tokens import FinishReason
+from nouscoder.domain.tokens import FinishReason, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EnginePlaces, SampleRequest
 from nouscoder.generation.engines.stepped import Ended, Row, StepEngine
 
@@ -90,6 +90,11 @@ class FakeEngine(StepEngine[_Row]):
         if not request.stop_token_ids:
             script *= request.num_kept + max_tokens  # only its limit ends it
         return _Row(request, max_tokens, script=script[request.num_kept :])
+
+    def sampled(self, request_id: str, start: int) -> SampledTokens | None:
+        """See `StepEngine`. Thousands may run, so they are not looked through."""
+        row = self._running.get(request_id)
+        return row.sampled(start) if row is not None and len(row.token_ids) > start else None
 
     def cancel(self, request_id: str) -> None:
         """Forget a request."""
