@@ -360,7 +360,7 @@ class _Said:
         """The link."""
         return self
 
-    async def close(self, ending: object) -> None:
+    async def close(self, *, worn: bool = False) -> None:
         """Close it."""
         self.is_open = False
 
