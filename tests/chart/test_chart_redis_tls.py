@@ -153,6 +153,7 @@ def server(chart: ChartRig, tmp_path: Path) -> Iterator[TlsRedis]:
             os.killpg(process.pid, 9)
 
 
+@pytest.mark.heavy
 def test_the_broker_may_do_its_work_and_nobody_else_anything(server: TlsRedis) -> None:
     with server.client() as broker:
         assert broker.set("nouscoder:run:x", "1")

@@ -97,8 +97,11 @@ def test_a_flood_of_run_code_is_bounded(grading_url: str, code: str) -> None:
         "import os\nn = input()\nif n == '0': os.kill(-1, 9)\nprint(n if n != '2' else 'x')",
         "import os\nn = input()\nif n == '0': os._exit(0)\nif os.path.exists('/tmp/seen'): print('seen')\n"
         "open('/tmp/seen', 'w')\nprint(n if n != '2' else 'x')",
-        "import sys\nn = input()\nif n == '0': sys.setrecursionlimit(10**9); f = lambda: f(); f()\n"
-        "print(n if n != '2' else 'x')",
+        pytest.param(
+            "import sys\nn = input()\nif n == '0': sys.setrecursionlimit(10**9); f = lambda: f(); f()\n"
+            "print(n if n != '2' else 'x')",
+            marks=pytest.mark.heavy,
+        ),
     ],
     ids=["kills all", "leaves a file", "recurses"],
 )

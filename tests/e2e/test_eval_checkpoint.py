@@ -70,6 +70,7 @@ def stored(record: dict[str, Any]) -> dict[str, str]:
     return {sample["problem_id"]: sample["completion"] for sample in samples}
 
 
+@pytest.mark.heavy
 def test_the_samples_are_those_of_the_policy_in_the_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = evaluated("--policy", "first"), evaluated("--policy", "second")
     assert first["num_samples"] == 2

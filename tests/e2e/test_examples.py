@@ -80,6 +80,7 @@ def test_a_folder_of_programs_is_graded(grading_url: str) -> None:
     ]
 
 
+@pytest.mark.heavy
 def test_a_program_that_nobody_graded_is_not_a_wrong_one(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / "sums", tmp_path / "sums")
     (tmp_path / "sums" / "tests.json").write_text('{"type": "unknown"}')

@@ -159,6 +159,7 @@ def test_the_tables_have_the_documented_size() -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.heavy
 async def test_the_process_profile_gives_the_right_verdict_for_every_program(grader: Grader) -> None:
     assert await _differences(grader, "process", "verdict") == []
 

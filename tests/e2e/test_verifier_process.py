@@ -127,6 +127,7 @@ def test_a_service_with_tokens_audit_log_and_tls(service: tuple[Service, dict[st
         assert secret_text not in (tmp_path / "log").read_text()
 
 
+@pytest.mark.heavy
 def test_after_sigterm_the_leases_go_back_first_and_the_apis_take_calls_for_a_while(tmp_path: Path) -> None:
     """A Service sends calls until it knows that the pod leaves. No broker answers here, so the leases run out."""
     settings = ('verifier.sandbox.backend="fake"', "verifier.leave_s=5", 'broker.grpc="127.0.0.1:1"')

@@ -80,6 +80,7 @@ def assert_only_the_best_is_kept(root: Path) -> int:
     return best
 
 
+@pytest.mark.heavy
 def test_the_best_checkpoint_stays_although_only_the_newest_is_kept(train: Train, tmp_path: Path) -> None:
     assert train(tmp_path, "") == 0
     assert [each.policy_version for each in recorded_evaluations(tmp_path / "run")] == [0, 1, 2, 3, 4, 5]

@@ -199,6 +199,7 @@ def test_leases_are_judged_by_the_runs_clock_alone() -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.heavy
 async def test_a_real_broker_process_that_is_stopped_for_three_leases_takes_no_live_lease_back(
     tmp_path: Path, broker_rig: Any
 ) -> None:

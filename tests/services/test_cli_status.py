@@ -56,6 +56,7 @@ async def test_over_mutual_tls_the_broker_and_certificates_come_from_the_configu
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.heavy
 async def test_status_and_why_stalled_name_a_redis_that_is_stopped(tmp_path: Path, broker_rig: Any) -> None:
     """It accepts connections and answers nothing. The answer comes long before redis-py gives its attempts up."""
     redis = ForgetfulRedis(tmp_path / "redis")

@@ -180,6 +180,7 @@ def hung_and_replaced(gateways: Gateways) -> tuple[float, float]:
     return samples["nouscoder_verifier_processes_hung_total"], samples["nouscoder_verifier_processes_replaced_total"]
 
 
+@pytest.mark.heavy
 async def test_a_process_that_hangs_is_killed_and_replaced_and_the_other_goes_on() -> None:
     async with gateways_kept(SilenceLimit(ask_period_s=0.05, silence_limit_s=2.0)) as gateways:
         first, second = (one.process for one in gateways.all)

@@ -468,6 +468,7 @@ def children() -> set[int]:
     return set(map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()))
 
 
+@pytest.mark.heavy
 async def test_the_api_answers_from_a_process_of_its_own_which_is_replaced(folder: Path, tmp_path: Path) -> None:
     before = children()
     async with apart(folder, tmp_path) as service:

@@ -126,6 +126,7 @@ async def sampled(client: GenerationClient, folder: Path, *, evaluation: bool = 
     return rollout
 
 
+@pytest.mark.heavy
 async def test_the_process_of_a_plan_serves_the_next_stage_with_other_limits_or_is_ended_with_the_reason(
     folder: Path, tmp_path: Path
 ) -> None:

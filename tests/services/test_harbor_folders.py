@@ -303,6 +303,7 @@ def test_hidden_tests_are_only_in_the_verifiers_image(exported: Path) -> None:
         assert [file.name for file in (folder / "environment").iterdir()] == ["Dockerfile"]
 
 
+@pytest.mark.heavy
 async def test_the_tests_of_an_export_run_in_a_sandbox_as_in_harbor(exported: Path) -> None:
     """Without our mark, a folder is one of tests that are programs: the solution gets 1, nothing 0, and so on."""
     for task in (exported / "set").glob("*/task.toml"):

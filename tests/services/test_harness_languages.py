@@ -351,7 +351,10 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.heavy) if name == "included again and again" else name for name in BOMBS],
+)
 async def test_a_hostile_source_is_a_compile_error(impatient: Sandbox, name: str) -> None:
     detail = (await compile_failure(impatient, BOMBS[name])).detail
     assert 0 < len(detail) <= 2000

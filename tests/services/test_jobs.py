@@ -463,6 +463,7 @@ async def test_rows_of_a_parquet_file_are_submissions(tmp_path: Path) -> None:
         assert (state["verdicts"], state["errors"]) == ({"accepted": 11, "wrong_answer": 10}, 0)
 
 
+@pytest.mark.heavy
 async def test_hostile_parquet_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason=f"pyarrow is missing: {how_to_install('data')}")
     import pyarrow

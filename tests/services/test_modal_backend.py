@@ -249,6 +249,7 @@ async def test_a_container_for_a_problem_is_replaced_when_the_problem_changes(
     assert counts == [1, 1, 2, 2, 3]
 
 
+@pytest.mark.heavy
 async def test_a_reached_cap_keeps_submissions_in_the_queue_and_gives_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

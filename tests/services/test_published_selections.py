@@ -134,7 +134,7 @@ def test_klear_is_made_of_its_published_part(tmp_path: Path) -> None:
     assert other.starter_code == "def successor(n):"
 
 
-@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("is_there", [True, pytest.param(False, marks=pytest.mark.heavy)])
 def test_skywork_has_its_pass_rates_and_needs_a_judge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:

@@ -531,7 +531,7 @@ async def test_a_learner_at_work_restores_what_redis_forgets_and_ends_the_run(
     ("begin", "end"),
     [
         pytest.param(ForgetfulRedis.fill, ForgetfulRedis.empty, id="full", marks=pytest.mark.heavy),
-        pytest.param(ForgetfulRedis.stop, ForgetfulRedis.go_on, id="stopped"),
+        pytest.param(ForgetfulRedis.stop, ForgetfulRedis.go_on, id="stopped", marks=pytest.mark.heavy),
     ],
 )
 @pytest.mark.timeout(300)

@@ -74,6 +74,7 @@ def redises(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FailOver
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.heavy
 async def test_a_run_goes_on_on_the_new_master_which_lacks_the_last_writes(redises: FailOver, broker_rig: Any) -> None:
     broker = Broker(broker_rig.config(), redises.url, broker_rig.index)
     learner = BookKeeper(broker, broker_rig)

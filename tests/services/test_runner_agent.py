@@ -309,6 +309,7 @@ async def test_all_output_of_a_harness_that_has_ended_arrives(agent: tuple[Addre
     await link.close()
 
 
+@pytest.mark.heavy
 async def test_a_gateway_that_goes_while_nobody_reads_ends_the_harness(agent: tuple[Address, object]) -> None:
     """The connection is full in the direction of the harness, so its end is not seen by reading."""
     address, _ = agent
