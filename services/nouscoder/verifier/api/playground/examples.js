@@ -54,7 +54,7 @@ const STARTERS = {
   c: '#include <stdio.h>\n\nint main(void) {\n    long a, b;\n    scanf("%ld %ld", &a, &b);\n    printf("%ld\\n", a + b);\n}\n',
   cpp: "#include <iostream>\n\nint main() {\n    long a, b;\n    std::cin >> a >> b;\n    std::cout << a + b << std::endl;\n}\n",
   java: "import java.util.Scanner;\n\npublic class Main {\n    public static void main(String[] args) {\n        Scanner in = new Scanner(System.in);\n        System.out.println(in.nextLong() + in.nextLong());\n    }\n}\n",
-  kotlin: "fun main() {\n    val (a, b) = readLine()!!.trim().split(\" \").map { it.toLong() }\n    println(a + b)\n}\n",
+  kotlin: "fun main() {\n    println(readLine()!!.trim().split(\" \").map { it.toLong() }.sum())\n}\n",
   javascript: 'const [a, b] = require("fs").readFileSync(0, "utf8").trim().split(/\\s+/).map(Number);\nconsole.log(a + b);\n',
   typescript: 'import * as fs from "fs";\n\nconst [a, b]: number[] = fs.readFileSync(0, "utf8").trim().split(/\\s+/).map(Number);\nconsole.log(a + b);\n',
   go: 'package main\n\nimport "fmt"\n\nfunc main() {\n\tvar a, b int\n\tfmt.Scan(&a, &b)\n\tfmt.Println(a + b)\n}\n',
@@ -65,6 +65,5 @@ const STARTERS = {
   lua: 'local a, b = io.read("n", "n")\nprint(a + b)\n',
   php: "<?php\n[$a, $b] = array_map('intval', explode(' ', trim(fgets(STDIN))));\necho $a + $b, PHP_EOL;\n",
   r: 'numbers <- scan(file("stdin"), quiet = TRUE)\ncat(sum(numbers), "\\n")\n',
-  kotlin: "fun main() {\n    println(readLine()!!.trim().split(\" \").map { it.toLong() }.sum())\n}\n",
   csharp: "using System;\nusing System.Linq;\n\nclass Program {\n    static void Main() {\n        Console.WriteLine(Console.ReadLine().Trim().Split(' ').Sum(long.Parse));\n    }\n}\n",
 };
