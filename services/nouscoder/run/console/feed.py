@@ -6,12 +6,12 @@
 INVARIANT: nothing is computed before somebody watches, and one state is made into text once, however many watch. At
 most MOST_WATCHERS watch; what is kept does not grow.
 
-The events that a browser gets of a run, in the form of server-sent events.
+`stream` sends a browser the events of a run, in the form of server-sent events:
 
 | event | contents |
 |---|---|
 | run | name of the run |
-| state | what the views are told (feed.py): phase, figures, ledger, what blocks, processes, sentences |
+| state | what the views are told: phase, figures, ledger, what blocks, processes, sentences |
 | points | new points of the charts (report/follow.py); their `id` is the position to go on from |
 | evaluations | all evaluations, when there is a new one |
 | rollouts | the batches whose tokens are there, when there is a new one |
