@@ -154,7 +154,7 @@ def test_without_a_layout_each_row_is_one_sequence(backend: Backend) -> None:
 
 
 def test_heads_in_several_calls_of_the_kernel_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the backward pass would leave processors of a GPU without work (head_groups.py)."""
+    """Where the backward pass would leave processors of a GPU without work."""
     monkeypatch.setattr("nouscoder.learner.model.attention.varlen_attn", varlen_attn_on_cpu)
     monkeypatch.setattr("nouscoder.learner.model.attention._head_groups", lambda query, *_: (2, 2))
     ends = [*accumulate(LENGTHS)]

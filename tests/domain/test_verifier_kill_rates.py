@@ -92,7 +92,7 @@ def test_a_table_is_shared_only_by_the_same_client_problem_and_tests(tests: Test
 
 
 def test_the_number_and_the_length_of_tables_are_bounded() -> None:
-    """The invariant of kill_rates.py."""
+    """The invariant of progress.py."""
     rates = KillRates(max_problems=3, max_tests=2)
     first = table(rates, stdin("a"), "p0")
     for number in range(1, 10):

@@ -251,7 +251,7 @@ async def test_a_pod_that_goes_on_did_not_lack_memory(watched: Watched, monkeypa
 
 
 async def test_a_removed_pod_is_not_listed_again_though_the_api_still_reports_it(watched: Watched, api: Api) -> None:
-    """The last part of the invariant of pods.py: events and lists may be older than the removal."""
+    """The last part of the invariant of kubernetes_pods.py: events and lists may be older than the removal."""
     (a, _) = await watched.until(lambda found: len(found) == 2)
     await watched.source.remove(a)
     api.send("MODIFIED", pod("a", "10.0.0.1"))
