@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import load_config
-from nouscoder.data.filters.duplicates import NearIndex, NgramHasher, jaccard, rows_per_band, words_of
+from nouscoder.data.filters.duplicates import NearIndex, NgramHasher, jaccard, rows_per_band
+from nouscoder.data.filters.words import words_of
 from nouscoder.data.filters.run import FILTERS, Selection, import_missing, read_recipe, select
 from nouscoder.data.filters.step import CannotFilter
 from nouscoder.data.problem_parquet import column, load_problems, read_parquet
@@ -487,3 +488,30 @@ def test_a_file_that_was_imported_otherwise_is_not_taken_for_the_recipes(tmp_pat
     recipe.write_text(text + "max_tests = 2\n")
     with pytest.raises(CannotFilter, match=r"p.parquet was imported without max_tests, and .* with max_tests 2"):
         list(import_missing(read_recipe(recipe)))
+
+
+def test_the_dropped_problems_are_written_also_when_none_is_left(tmp_path: Path) -> None:
+    write_lines(tmp_path / "eval.jsonl", [problem("e", "Print a + b.")])
+    step = '[[steps]]\nfilter = "decontaminate"\nagainst = ["eval.jsonl"]'
+    with pytest.raises(CannotFilter, match=r"decontaminate 1 -> 0; .*dropped\.jsonl has .* equal prompt: eval\.jsonl"):
+        chosen(tmp_path, [problem("a", "print a+b")], step)
+    [dropped] = map(json.loads, (tmp_path / "out.parquet.dropped.jsonl").read_text().splitlines())
+    assert dropped["problem_id"] == "a"
+
+
+@pytest.mark.parametrize(("num_equal", "is_said"), [(2, False), (3, True)])
+def test_a_step_that_drops_more_than_a_fifth_is_said(tmp_path: Path, num_equal: int, is_said: bool) -> None:
+    rows = [problem(str(number), f"Print {max(number, num_equal)}.") for number in range(10)]
+    text = chosen(tmp_path, rows, '[[steps]]\nfilter = "exact_duplicates"')[1].text()
+    assert ("more than 20% are dropped" in text) == is_said
+
+
+def test_an_equation_with_other_signs_is_no_leak(tmp_path: Path) -> None:
+    held = ["Solve x^2 - 5x - 6 = 0 for the larger root.", "题目：给定长度为n的整数数组，请计算最大和。谢谢"]
+    write_lines(tmp_path / "eval.jsonl", [problem(f"h{at}", prompt) for at, prompt in enumerate(held)])
+    rows = [
+        problem("math", "Solve x^2 - 5x + 6 = 0 for the larger root."),
+        problem("zh", "给定长度为n的整数数组，请计算最大和。"),
+    ]
+    left, _ = chosen(tmp_path, rows, '[[steps]]\nfilter = "decontaminate"\nagainst = ["eval.jsonl"]')
+    assert left == ["math"]

@@ -8,14 +8,12 @@ Near-duplicates share most shingles of words. Pairs are found by MinHash signatu
 similarity. So a dropped problem is always a near-duplicate; one that is as similar as the threshold is missed with a
 probability below 0.001.
 
-A word is a run of letters, digits and underscores, in lower case. So texts are equal that differ in case, white space
-or punctuation only. All hashes have 64 bits and are the same in every process.
+What a word is says words.py. All hashes have 64 bits and are the same in every process.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,25 +25,20 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from nouscoder.data.filters.step import Candidate, Context, Step, StepOutcome
+from nouscoder.data.filters.words import words_of
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.problem_parquet import is_parquet, read_rows
 
 Hashes = NDArray[np.uint64]
 
-_WORD = re.compile(r"\w+")
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(31)
 
 
-def words_of(text: str) -> list[str]:
-    """The words of a text [n]."""
-    return _WORD.findall(text.lower())
-
-
-def exact_key(words: Sequence[str]) -> bytes:
-    """A digest that two texts share when their words are equal."""
-    return hashlib.sha256(" ".join(words).encode()).digest()[:16]
+def exact_key(text: str) -> bytes:
+    """A digest that two texts share when they say the same: the same words, operators and brackets."""
+    return hashlib.sha256(" ".join(words_of(text, exact=True)).encode()).digest()[:16]
 
 
 class NgramHasher:
@@ -215,7 +208,7 @@ def jaccard(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> float:
 
 
 class ExactDuplicates(Step):
-    """Drops a problem whose prompt has the same words as that of an earlier one."""
+    """Drops a problem whose prompt says the same as that of an earlier one."""
 
     filter: Literal["exact_duplicates"]
 
@@ -224,7 +217,7 @@ class ExactDuplicates(Step):
         first: dict[bytes, str] = {}
         dropped = {}
         for one in candidates:
-            earlier = first.setdefault(exact_key(words_of(one.prompt)), one.problem_id)
+            earlier = first.setdefault(exact_key(one.prompt), one.problem_id)
             if earlier != one.problem_id:
                 dropped[one.problem_id] = f"duplicate: of {earlier}"
         return StepOutcome(dropped)
@@ -252,11 +245,10 @@ class Decontaminate(Step):
             known.leave_out_phrases((one.prompt for one in candidates), self.boilerplate)
         dropped = {}
         for one in candidates:
-            words = words_of(one.prompt)
-            label = known.equal(words)
+            label = known.equal(one.prompt)
             if label is not None:
                 dropped[one.problem_id] = f"equal prompt: {label}"
-            elif shared := known.shared(words):
+            elif shared := known.shared(words_of(one.prompt)):
                 dropped[one.problem_id] = f"{self.ngram} equal words: {shared}"
         return StepOutcome(dropped)
 
@@ -273,10 +265,10 @@ class _EvaluationSets:
         self._places: dict[int, tuple[int, int]] = {}  # of an n-gram: its prompt's number, the place of its first word
 
     def add(self, label: str, prompt: str) -> None:
-        words = words_of(prompt)
-        self._equal.setdefault(exact_key(words), label)
+        self._equal.setdefault(exact_key(prompt), label)
         if not self._n:
             return
+        words = words_of(prompt)
         for at, key in enumerate(self._hasher(words).tolist()):
             self._places.setdefault(key, (len(self._words), at))
         self._labels.append(label)
@@ -296,9 +288,9 @@ class _EvaluationSets:
             if phrases[prompt][at] not in common and phrases[prompt][at + self._n - length] not in common
         }
 
-    def equal(self, words: Sequence[str]) -> str | None:
-        """The evaluation problem that has these words."""
-        return self._equal.get(exact_key(words)) if words else None
+    def equal(self, prompt: str) -> str | None:
+        """The evaluation problem that says the same."""
+        return self._equal.get(exact_key(prompt)) if prompt.strip() else None
 
     def shared(self, words: Sequence[str]) -> str:
         """The first n-gram in common and its evaluation problem; empty when there is none."""

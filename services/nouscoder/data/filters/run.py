@@ -53,6 +53,9 @@ FILTERS: tuple[type[Step], ...] = (
 NAMES = {kind.model_fields["filter"].annotation.__args__[0]: kind for kind in FILTERS}  # type: ignore[union-attr]
 
 
+_MUCH = 0.2  # of a step's problems
+
+
 class ImportBody(ImportOptions):
     """How a file is made when it does not exist: as by `nouscoder data import`, with the same options."""
 
@@ -220,6 +223,8 @@ class Selection:
         for step in self.steps:
             lines.append(f"{step.filter:<30}{step.num_in:>10}{step.num_out:>10}")
             lines += [f"  {kind:<28}{'':>10}{-count:>10}" for kind, count in step.dropped.items()]
+            if step.num_in - step.num_out > _MUCH * step.num_in:
+                lines.append(f"  more than {_MUCH:.0%} are dropped: {self.out}.dropped.jsonl says why")
             lines += [f"  | {kind:<26}{count:>10}" for kind, count in step.table.items()]
         lines.append(f"{self.out}: {self.problems} problems, {self.tests} tests, sha256 {self.sha256}")
         return "\n".join(lines)
@@ -259,9 +264,11 @@ class _Selecting:
             for number, step in enumerate(self._recipe.steps, 1):
                 kept = self._apply(number, step, kept)
                 advance(1)
+        self._beside("dropped.jsonl", "".join(json.dumps(one) + "\n" for one in self._dropped))
         if not kept:
             steps = ", ".join(f"{step.filter} {step.num_in} -> {step.num_out}" for step in self._counts)
-            raise CannotFilter(f"no problem is left: {steps}")
+            reasons = f"{self._out}.dropped.jsonl has the reason of each, such as: {self._dropped[-1]['reason']}"
+            raise CannotFilter(f"no problem is left: {steps}; {reasons}")
         sha256, parts = self._written(kept, staging)
         selection = Selection(
             name=self._recipe.name,
@@ -273,7 +280,6 @@ class _Selecting:
             sha256=sha256,
             out=str(self._out),
         )
-        self._beside("dropped.jsonl", "".join(json.dumps(one) + "\n" for one in self._dropped))
         self._beside("selection.json", json.dumps(asdict(selection), indent=1) + "\n")
         join(parts, self._out, self._tests)
         open_index_of(self._out, tests=self._tests).close()
