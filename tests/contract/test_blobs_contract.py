@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -89,3 +91,39 @@ def test_a_name_that_could_leave_the_store_is_refused(blobs: Blobs, name: str) -
 def test_an_unsupported_url_is_refused() -> None:
     with pytest.raises(BlobsUnusable, match="gopher://x is no store"):
         open_blobs("gopher://x")
+
+
+def test_a_replaced_blob_is_the_new_one_whatever_their_sizes(blobs: Blobs) -> None:
+    large = bytes(20_000)
+    for data in (b"small", large, b"small again"):
+        blobs.put("tests/ab/one", data)
+        assert read(blobs, "tests/ab/one") == data
+        assert [(one.name, one.num_bytes) for one in blobs.list("tests")] == [("tests/ab/one", len(data))]
+
+
+def test_small_blobs_are_in_one_file_which_every_reader_of_the_folder_finds(tmp_path: Path) -> None:
+    written, reading = open_blobs(str(tmp_path), bulk=True), open_blobs(str(tmp_path))
+    reading.put("tests/ab/of-before", b"a file of its own")
+    for number in range(1000):
+        written.put(f"tests/ab/{number}", b"%d" % number)
+    assert read(written, "tests/ab/7") == b"7"
+    assert not reading.exists("tests/ab/7"), "a blob is on the disk after sync"
+    written.sync()
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
+    assert read(reading, "tests/ab/999") == b"999"
+    assert read(written, "tests/ab/of-before") == b"a file of its own"
+    copies = open_blobs(str(tmp_path / "copies"))
+    copies.copy("tests/ab/7", reading)
+    assert (tmp_path / "copies" / "tests" / "ab" / "7").read_bytes() == b"7"
+    reading.delete("tests/ab/7")
+    assert not written.exists("tests/ab/7")
+
+
+def test_a_writer_that_is_killed_leaves_what_it_has_synced(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from nouscoder.store.blobs import open_blobs\nblobs = open_blobs(sys.argv[1], bulk=True)\n"
+        "blobs.put('tests/ab/kept', b'kept'); blobs.sync(); blobs.put('tests/ab/lost', b'lost'); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    blobs = open_blobs(str(tmp_path), bulk=True)
+    assert (read(blobs, "tests/ab/kept"), blobs.exists("tests/ab/lost")) == (b"kept", False)

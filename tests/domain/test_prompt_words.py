@@ -1,5 +1,7 @@
 """What distinguishes two prompts: pairs that a person labelled, for equality and for the words that leaks compare."""
 
+# ruff: noqa: RUF001
+
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,7 @@
 """Each filter keeps and drops what it says, and a selection is the same whenever it is made again."""
 
+# ruff: noqa: RUF001
+
 from __future__ import annotations
 
 import json
@@ -17,9 +19,9 @@ from typer.testing import CliRunner
 from nouscoder.cli.app import app
 from nouscoder.config import load_config
 from nouscoder.data.filters.duplicates import NearIndex, NgramHasher, jaccard, rows_per_band
-from nouscoder.data.filters.words import words_of
 from nouscoder.data.filters.run import FILTERS, Selection, import_missing, read_recipe, select
 from nouscoder.data.filters.step import CannotFilter
+from nouscoder.data.filters.words import words_of
 from nouscoder.data.problem_parquet import column, load_problems, read_parquet
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.errors import Unusable

@@ -186,12 +186,12 @@ def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share
     folder = _folder_of(source, index)
     tests = tests or str(folder)
     key = index_key(source, tests)
-    store = TestStore(open_blobs(tests))
+    store = TestStore(open_blobs(tests, bulk=True))
     with _locked(folder, source) as made, removed_when_refused(made):
         if _key_of(folder / _INDEX) != key:
             begun_s = time.monotonic()
             log.info("building the index of the problems", extra={"file": str(source), "folder": str(folder)})
-            _write_index(_records(source, store), folder / _INDEX, key)
+            _write_index(_records(source, store), folder / _INDEX, key, store)
             log.info("index built", extra={"seconds": round(time.monotonic() - begun_s, 1)})
     return ProblemIndex(folder / _INDEX, store, held_out_share)
 
@@ -244,7 +244,7 @@ def index_key(source: Path, tests: str) -> str:
 
 def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: str = "") -> None:
     """Put the tests of `problems` into `store`, then write the index to `file`."""
-    _write_index(_stored(problems, store), file, key)
+    _write_index(_stored(problems, store), file, key, store)
 
 
 _Row = tuple[str, str, bytes]  # the name of a problem, its languages joined by commas, and its record
@@ -254,8 +254,8 @@ def _row(problem: Problem, kept: StoredTests) -> _Row:
     return problem.problem_id, ",".join(problem.languages), _record(problem, kept)
 
 
-def _write_index(records: Iterable[_Row], file: Path, key: str) -> None:
-    """Write the index. The tests are stored before their record is given."""
+def _write_index(records: Iterable[_Row], file: Path, key: str, store: TestStore) -> None:
+    """Write the index, after the tests, which `store` has got when their record is given, are on the disk."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".part-{file.name}")
     part.unlink(missing_ok=True)
@@ -276,6 +276,7 @@ def _write_index(records: Iterable[_Row], file: Path, key: str) -> None:
         raise
     with part.open("rb") as written:
         os.fsync(written.fileno())
+    store.sync()
     part.replace(file)
 
 

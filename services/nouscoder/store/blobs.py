@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from nouscoder.errors import ExitCode, NousCoderError, Unusable
+from nouscoder.store.packed_blobs import MAX_BYTES, PackedBlobs
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -117,15 +119,22 @@ def _created(path: str) -> BinaryIO:
 
 
 class FolderBlobs:
-    """A folder on a disk or a shared volume."""
+    """A folder on a disk or a shared volume. With `bulk` small blobs go to one file, `packed.sqlite`; all read it."""
 
     def __init__(self, folder: Path, *, bulk: bool = False) -> None:
         self._folder = folder
         self._bulk = bulk
+        self._packed = PackedBlobs(folder / "packed.sqlite")
+        self._has_unsynced = False
 
     def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
         """See Blobs."""
         path = f"{self._folder}/{_checked(name)}"
+        if self._bulk and not os.path.exists(path) and (small := _small(data)) is not None:
+            with _pack_faults(path):
+                self._packed.put(name, small)
+            return
+        self._has_unsynced = self._bulk
         part = f"{os.path.dirname(path)}/{_PART}{secrets.token_hex(8)}"
         try:
             with _created(part) as file:
@@ -147,11 +156,15 @@ class FolderBlobs:
 
     def copy(self, name: str, source: Blobs) -> None:
         """See Blobs. On one file system this makes a hard link, because a blob is never changed in place."""
+        if isinstance(source, FolderBlobs) and (small := source._read_packed(name)) is not None:
+            self.put(name, small)
+            return
         if not isinstance(source, FolderBlobs):
             _put_pieces(self, name, source)
             return
         path = self._folder / _checked(name)
         part = path.with_name(f"{_PART}{secrets.token_hex(8)}")
+        self._has_unsynced = self._bulk
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.link(source._folder / name, part)
@@ -163,7 +176,15 @@ class FolderBlobs:
     def sync(self) -> None:
         """See Blobs."""
         if self._bulk:
+            with _pack_faults(str(self._folder)):
+                self._packed.flush()
+        if self._has_unsynced:
             os.sync()
+            self._has_unsynced = False
+
+    def _read_packed(self, name: str) -> bytes | None:
+        with _pack_faults(f"{self._folder}/{name}"):
+            return self._packed.read(name)
 
     def read(self, name: str) -> Iterator[bytes]:
         """See Blobs."""
@@ -173,7 +194,10 @@ class FolderBlobs:
                 while piece := file.read(CHUNK_BYTES):
                     yield piece
         except FileNotFoundError:
-            raise NoSuchBlob(f"there is no {name} in {self._folder}") from None
+            small = self._read_packed(name)
+            if small is None:
+                raise NoSuchBlob(f"there is no {name} in {self._folder}") from None
+            yield small
         except OSError as error:
             raise BlobsUnavailable(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -183,7 +207,7 @@ class FolderBlobs:
         try:
             return S_ISREG(os.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
-            return False
+            return self._read_packed(name) is not None
         except OSError as error:
             raise BlobsUnavailable(f"{path} cannot be looked up: {error.strerror or error}") from error
 
@@ -191,11 +215,16 @@ class FolderBlobs:
         """See Blobs."""
         try:
             (self._folder / _checked(name)).unlink(missing_ok=True)
+            with _pack_faults(f"{self._folder}/{name}"):
+                self._packed.delete(name)
         except OSError as error:
             raise BlobsUnavailable(f"{self._folder / name} cannot be deleted: {error.strerror or error}") from error
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """See Blobs."""
+        with _pack_faults(f"{self._folder}/{prefix}"):
+            packed = self._packed.list(prefix)
+        yield from (BlobInfo(*found) for found in packed if not (self._folder / found[0]).exists())
         for folder, _, names in os.walk(self._folder / prefix):
             for name in names:
                 if name.startswith(_PART):
@@ -204,6 +233,29 @@ class FolderBlobs:
                 with suppress(FileNotFoundError):  # deleted meanwhile
                     stat = path.stat()
                     yield BlobInfo(path.relative_to(self._folder).as_posix(), stat.st_size, stat.st_mtime)
+
+
+def _small(data: bytes | BinaryIO | Path) -> bytes | None:
+    """The data, if they are small enough to be packed. A file is then read to its end, else it is where it was."""
+    if isinstance(data, bytes):
+        return data if len(data) <= MAX_BYTES else None
+    if isinstance(data, Path):
+        return data.read_bytes() if data.stat().st_size <= MAX_BYTES else None
+    begin = data.tell()
+    found = data.read(MAX_BYTES + 1)
+    if len(found) <= MAX_BYTES:
+        return found
+    data.seek(begin)
+    return None
+
+
+@contextmanager
+def _pack_faults(what: str) -> Iterator[None]:
+    """Raises BlobsUnavailable for the errors of the packed file."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise BlobsUnavailable(f"{what}: the packed blobs cannot be used: {error}") from error
 
 
 class ObjectBlobs:

@@ -202,13 +202,14 @@ _LEVEL, _SHORTEST_REPEAT = 1, 7
 
 
 class _OfThread(threading.local):
-    """What compresses the frames, one for each thread, because making it costs more than a small frame."""
+    """What packs and unpacks the frames, one for each thread, because making it costs more than a small frame."""
 
     def __init__(self) -> None:
         how = zstandard.ZstdCompressionParameters(
             compression_level=_LEVEL, min_match=_SHORTEST_REPEAT, write_checksum=True, write_content_size=True
         )
         self.packer = zstandard.ZstdCompressor(compression_params=how)
+        self.unpacker = zstandard.ZstdDecompressor()
 
 
 _of_thread = _OfThread()
@@ -374,7 +375,7 @@ class CaseFile:
             end, text_end = self._index.frame_ends[number]
             compressed = self._file.read_at(end - begin, begin)
             try:
-                text = zstandard.ZstdDecompressor().decompress(compressed, max_output_size=text_end - text_begin)
+                text = _of_thread.unpacker.decompress(compressed, max_output_size=text_end - text_begin)
             except zstandard.ZstdError as error:
                 raise CaseFileBroken(f"{self._path}, frame {number}: {error}") from None
             if len(text) != text_end - text_begin:

@@ -22,13 +22,14 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from nouscoder.domain.submission import Tests
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.private_folder import NotPrivate, private_folder
-from nouscoder.store.blobs import Blobs, NoSuchBlob
+from nouscoder.store.blobs import CHUNK_BYTES, Blobs, NoSuchBlob
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, write_tests
 
 log = logging.getLogger(__name__)
@@ -122,11 +123,17 @@ class TestStore:
 
     @contextmanager
     def opened(self, digest: str) -> Iterator[Tests]:
-        """The tests; each case is read from a local copy when it is used. Raises as `read` does."""
+        """The tests; each case is read from a copy in memory, or of a large file on the disk. Raises as `read` does."""
+        pieces = self.read(digest)
+        begin = next(pieces, b"")
+        if len(begin) < CHUNK_BYTES:  # that is all
+            with CaseFile(begin) as file:
+                yield file.tests()
+            return
         with tempfile.TemporaryDirectory(prefix="nouscoder-tests-") as folder:
             path = Path(folder) / "tests"
             with path.open("wb") as copy:
-                for piece in self.read(digest):
+                for piece in chain((begin,), pieces):
                     copy.write(piece)
             with CaseFile(path) as file:
                 yield file.tests()

@@ -14,6 +14,7 @@ What a word is says words.py. All hashes have 64 bits and are the same in every 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from nouscoder.data.problem_parquet import is_parquet, read_rows
 
 Hashes = NDArray[np.uint64]
 
+_NUMBER = re.compile(r"\d+")
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(31)
@@ -275,12 +277,20 @@ class _EvaluationSets:
         self._words.append(words)
 
     def leave_out_phrases(self, prompts: Iterable[str], most: int) -> None:
-        """Forget the n-grams that begin or end with a phrase that more than `most` of these prompts have."""
+        """Forget the n-grams that begin or end with a phrase that more than `most` of these prompts have.
+
+        Any number may stand for another in a phrase: bounds such as `1 <= t <= 100` are of one form in all problems.
+        """
         length = (self._n + 1) // 2
         hasher = NgramHasher(length)
-        phrases = [hasher(words).tolist() for words in self._words]
+
+        def phrases_of(words: Sequence[str]) -> list[int]:
+            found: list[int] = hasher([_NUMBER.sub("0", word) for word in words]).tolist()
+            return found
+
+        phrases = [phrases_of(words) for words in self._words]
         own = {key for each in phrases for key in each}
-        having = Counter(key for prompt in prompts for key in own.intersection(hasher(words_of(prompt)).tolist()))
+        having = Counter(key for prompt in prompts for key in own.intersection(phrases_of(words_of(prompt))))
         common = {key for key, count in having.items() if count > most}
         self._places = {
             key: (prompt, at)

@@ -160,4 +160,6 @@ def _staged(path: Path, folder: Path) -> list[Path]:
     folder.mkdir(parents=True)
     place = str(folder / "tests")
     store = TestStore(open_blobs(place, bulk=True))  # staging need not survive a power failure
-    return write_parts(folder, (row_of(item, store.put(item.problem.tests)) for item in read_referenced(path)), place)
+    parts = write_parts(folder, (row_of(item, store.put(item.problem.tests)) for item in read_referenced(path)), place)
+    store.sync()
+    return parts

@@ -1,12 +1,14 @@
 """The words of a prompt, as duplicates and leaks compare them.
 
 Equal are texts that differ in white space, typography (quotes, dashes, full-width forms, LaTeX's or Unicode's spelling
-of a relation), Markdown's marks or punctuation. Not equal are texts that differ in what distinguishes problems: digits,
-operators, signs, units and symbols.
+of a relation), Markdown's marks or punctuation. Texts differ that have other digits, operators, signs, units or symbols,
+because these distinguish problems.
 
 A word is a run of letters, digits, marks and underscores, with the operators before it: `a + b` is `a`, `+b`. So n words
 are n words, however many operators are between them. In a script without spaces each character is a word.
 """
+
+# ruff: noqa: RUF001
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ _NO_SPACES = (
     "\uf900-\ufaff\U00020000-\U0003ffff\u0e01-\u0e7f\u0e80-\u0fff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff"
 )
 _MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0966-\u0dff"
-_PUNCTUATION = "\"'`´,.;:?!\\\\$#\u00a1\u00bf\u00ab\u00bb\u2010-\u2027\u2030-\u205e\u2e00-\u2e7f\u3001-\u3004\u3008-\u3020\u30fb\u0964\u0965•·"
+_PUNCTUATION = (
+    "\"'`´,.;:?!\\\\$#"
+    "\u00a1\u00bf\u00ab\u00bb\u2010-\u2027\u2030-\u205e\u2e00-\u2e7f\u3001-\u3004\u3008-\u3020\u30fb\u0964\u0965•·"
+)
 _TOKEN = re.compile(
     rf"[{_NO_SPACES}]|\d+\.\d+|(?:(?![{_NO_SPACES}])[\w{_MARKS}])+"
     rf"|(?<=\b\w)!|(?<=\))!|(?<=\w)#|[^\w\s{_PUNCTUATION}]"
@@ -30,7 +35,7 @@ _BRACKETS = "()[]{}"
 _RAISED = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207f]+")
 _SAME = str.maketrans(
     {
-        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"),
         **dict.fromkeys("×∗⋅·✕✖", "*"),
         **dict.fromkeys("⩽≦", "≤"),
         **dict.fromkeys("⩾≧", "≥"),
