@@ -122,7 +122,8 @@ def test_small_blobs_are_in_one_file_which_every_reader_of_the_folder_finds(tmp_
 def test_a_writer_that_is_killed_leaves_what_it_has_synced(tmp_path: Path) -> None:
     program = (
         "import os, sys; from nouscoder.store.blobs import open_blobs\nblobs = open_blobs(sys.argv[1], bulk=True)\n"
-        "blobs.put('tests/ab/kept', b'kept'); blobs.sync(); blobs.put('tests/ab/lost', b'lost'); os.kill(os.getpid(), 9)"
+        "blobs.put('tests/ab/kept', b'kept'); blobs.sync(); blobs.put('tests/ab/lost', b'lost')\n"
+        "os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
     blobs = open_blobs(str(tmp_path), bulk=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from nouscoder.config import load_config
 from nouscoder.data.check import check_file
 from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.importers.run import import_files
 from nouscoder.data.inspect import Flaw, ReferenceRound, Seen, audit_file, findings_of, inspect_file
-from nouscoder.data.problems import ProblemFileError, Reference
+from nouscoder.data.problems import ProblemBody, ProblemFileError, Reference
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading import validation
 
@@ -195,3 +197,16 @@ def test_what_is_not_installed_here_is_no_fault_for_another_machine(
     )
     assert f"tests.checker.language: '{language}' is not installed" in check_file(path).text()
     assert bool(check_file(path, here=False).faults) == is_fault
+
+
+@pytest.mark.heavy
+def test_many_small_problems_are_few_files_and_quickly_inspected(tmp_path: Path) -> None:
+    path = write(tmp_path / "many.jsonl", *(problem(f"p{number}", prompt=f"Add {number}.") for number in range(5000)))
+    import_files("generic", [path], tmp_path / "many.parquet")
+    assert len([file for file in tmp_path.rglob("*") if file.is_file()]) < 10
+    began_s = time.process_time()
+    for line in path.read_bytes().splitlines():
+        ProblemBody.model_validate_json(line).record()
+    bare_s, began_s = time.process_time() - began_s, time.process_time()
+    assert check_file(tmp_path / "many.parquet").num_problems == 5000
+    assert time.process_time() - began_s < 30 * bare_s

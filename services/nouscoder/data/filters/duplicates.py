@@ -234,8 +234,8 @@ class Decontaminate(Step):
     boilerplate: int = Field(
         0,
         ge=0,
-        description="phrases of ngram / 2 words that more than this many problems have are common, as `the first line"
-        " of the input`; an n-gram that begins or ends with one is no leak; 0: all n-grams count",
+        description="phrases of ngram / 2 words that more than this many problems have, of both sides, are common, as"
+        " `the first line of the input`; an n-gram that begins or ends with one is no leak; 0: all n-grams count",
     )
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
@@ -277,7 +277,7 @@ class _EvaluationSets:
         self._words.append(words)
 
     def leave_out_phrases(self, prompts: Iterable[str], most: int) -> None:
-        """Forget the n-grams that begin or end with a phrase that more than `most` of these prompts have.
+        """Forget the n-grams that begin or end with a phrase that more than `most` of these and own prompts have.
 
         Any number may stand for another in a phrase: bounds such as `1 <= t <= 100` are of one form in all problems.
         """
@@ -289,8 +289,9 @@ class _EvaluationSets:
             return found
 
         phrases = [phrases_of(words) for words in self._words]
-        own = {key for each in phrases for key in each}
-        having = Counter(key for prompt in prompts for key in own.intersection(phrases_of(words_of(prompt))))
+        having = Counter(key for each in phrases for key in set(each))
+        for prompt in prompts:
+            having.update(having.keys() & phrases_of(words_of(prompt)))
         common = {key for key, count in having.items() if count > most}
         self._places = {
             key: (prompt, at)

@@ -1,11 +1,11 @@
 """The words of a prompt, as duplicates and leaks compare them.
 
-Equal are texts that differ in white space, typography (quotes, dashes, full-width forms, LaTeX's or Unicode's spelling
-of a relation), Markdown's marks or punctuation. Texts differ that have other digits, operators, signs, units or symbols,
-because these distinguish problems.
+Equal are texts that differ in white space, typography (quotes, dashes, full-width forms, LaTeX's or Unicode's signs),
+Markdown's marks or punctuation. Texts differ that have other digits, operators, signs, units or symbols, because these
+distinguish problems.
 
-A word is a run of letters, digits, marks and underscores, with the operators before it: `a + b` is `a`, `+b`. So n words
-are n words, however many operators are between them. In a script without spaces each character is a word.
+A word is a run of letters, digits, marks and underscores, with the operators before it: `a + b` is `a`, `+b`. So n
+words are n words, however many operators are between them. In a script without spaces each character is a word.
 """
 
 # ruff: noqa: RUF001
