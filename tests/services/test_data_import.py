@@ -877,3 +877,15 @@ def test_a_bigcodebench_task_is_judged_by_each_of_its_test_methods(tmp_path: Pat
     assert len(item.problem.tests.cases) == 2
     programs = (item.references[0].code, "def f(x): return 2")
     assert verdicts(tmp_path, "BigCodeBench/0", *programs) == ["accepted", "wrong_answer"]
+
+
+def test_a_row_that_no_machine_can_grade_is_rejected_by_its_field(tmp_path: Path) -> None:
+    call = {"type": "call", "entry_point": "double it", "cases": [{"args": [2], "expected": 4}]}
+    stdin = {"type": "stdin", "cases": [{"input": "1", "output": "1"}]}
+    rows = [
+        {"problem_id": "bad", "prompt": "Double.", "tests": call},
+        {"problem_id": "ok", "prompt": "P", "tests": stdin},
+    ]
+    summary = import_files("generic", [jsonl(tmp_path / "rows.jsonl", *rows)], tmp_path / "out.parquet")
+    assert (summary.problems, summary.rejected) == (1, {"ungradable": 1})
+    assert "tests.entry_point: must be the name" in (tmp_path / "out.parquet.rejected.jsonl").read_text()
