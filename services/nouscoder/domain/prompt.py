@@ -11,6 +11,9 @@ template writes them.
 
 `deepcoder` is that of DeepCoder's training (rllm, rllm/data/utils.py: fetch_live_code_bench_system_prompt): the same
 sentences in one user's message. Klear-Reasoner's training data begin so too (Kwai-Klear/KlearReasoner, README.md).
+`nouscoder` is that of NousCoder-14B's environment (NousResearch/atropos, environments/code_execution_server,
+coding_server.py: system_prompt and get_prompt): LiveCodeBench's system message and words, with a header and commas of
+its own, and without a word about stdin for a function that has no starter code.
 `acereason` is that of AceReason-Nemotron's model card (Usage Recommendations; it wants no system message).
 
 The published words ask for Python. For problems of other languages, the name and the tag of the block are theirs; where
@@ -38,6 +41,7 @@ class PromptForm(StrEnum):
 
     PLAIN = "plain"
     LIVECODEBENCH = "livecodebench"
+    NOUSCODER = "nouscoder"
     DEEPCODER = "deepcoder"
     ACEREASON = "acereason"
 
@@ -61,19 +65,32 @@ class AskedProblem(Protocol):
     @property
     def languages(self) -> tuple[str, ...]: ...  # noqa: D102
 
+    @property
+    def tests_type(self) -> str: ...  # noqa: D102
+
 
 class PromptText(NamedTuple):
-    """What the prompt of a problem is made of. `template` is the problem's own; empty: that of the settings."""
+    """What the prompt of a problem is made of. `template` is the problem's own; empty: that of the settings.
+
+    `tests_type` is the type of its tests: stdin, checker and interactive test whole programs, others functions.
+    """
 
     prompt: str
     template: str = ""
     starter_code: str = ""
     languages: tuple[str, ...] = PYTHON
+    tests_type: str = "stdin"
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it asks for a whole program, which reads stdin."""
+        return self.tests_type in _READ_STDIN
 
     @classmethod
     def of(cls, problem: AskedProblem) -> Self:
         """That of a problem."""
-        return cls(problem.prompt, problem.prompt_template, problem.starter_code, tuple(problem.languages))
+        about = (problem.prompt, problem.prompt_template, problem.starter_code, tuple(problem.languages))
+        return cls(*about, tests_type=problem.tests_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +134,14 @@ class PromptSettings:
         form, template = (self.prompt_form, self.prompt_template)
         if asked.template:
             form, template = PromptForm.PLAIN, asked.template
-        return prompt_text(form, asked.prompt, asked.starter_code, asked.languages, template)
+        about = (asked.prompt, asked.starter_code, asked.languages, template)
+        return prompt_text(form, *about, is_program=asked.is_program)
 
-    def misleads(self, asked: PromptText, tests_type: str) -> bool:
+    def misleads(self, asked: PromptText) -> bool:
         """Whether the form asks for a program that reads stdin, and the tests are others: starter code is missing."""
-        is_plain = self.prompt_form is PromptForm.PLAIN or bool(asked.template)
+        says_nothing = self.prompt_form in (PromptForm.PLAIN, PromptForm.NOUSCODER) or bool(asked.template)
         has_code = bool(asked.starter_code) or asked.prompt.startswith(_LCB_QUESTION) or bool(_parted(asked.prompt)[1])
-        return not (is_plain or has_code or tests_type in _READ_STDIN)
+        return not (says_nothing or has_code or asked.is_program)
 
     def messages(self, asked: PromptText) -> list[Message]:
         """A system message, if there is one, and the user's."""
@@ -139,8 +157,10 @@ def prompt_text(
     starter_code: str = "",
     languages: tuple[str, ...] = PYTHON,
     template: str = PROMPT,
+    *,
+    is_program: bool = True,
 ) -> str:
-    """The problem in a form, within `template`, for an answer in one of `languages`.
+    """The problem in a form, within `template`, for an answer in one of `languages`: a whole program, or a function.
 
     In the template {language} is the name of the language, and {block} the begin of its block. Where neither is there,
     the plain form names them, unless the language is Python. A `prompt` that an earlier import has put into a form
@@ -148,7 +168,10 @@ def prompt_text(
     """
     if form is not PromptForm.PLAIN and not starter_code:
         prompt, starter_code = _parted(prompt)
-    text = _FORMS[form](prompt, starter_code, languages)
+    if form is PromptForm.NOUSCODER:
+        text = _nouscoder(prompt, starter_code, languages, is_program=is_program)
+    else:
+        text = _FORMS[form](prompt, starter_code, languages)
     which, block = _choice(map(_name, languages)), _tags(languages)
     if form is PromptForm.PLAIN and languages != PYTHON and not (_LANGUAGE in template or _BLOCK in template):
         text = f"{text.rstrip()}\n\nWrite the program in {which}, in a block that begins with {block}.\n"
@@ -158,7 +181,7 @@ def prompt_text(
 
 def system_text(form: PromptForm, languages: tuple[str, ...] = PYTHON) -> str:
     """The system message of a form; empty when it has none."""
-    return _lcb_system(languages) if form is PromptForm.LIVECODEBENCH else ""
+    return _lcb_system(languages) if form in (PromptForm.LIVECODEBENCH, PromptForm.NOUSCODER) else ""
 
 
 # The words for languages. For Python alone they are the published ones.
@@ -255,6 +278,25 @@ def _format_and_answer(starter_code: str, languages: tuple[str, ...]) -> str:
         return f"### Format: {_LCB_STARTER}\n```{_tag(languages[0])}\n{starter_code}\n```\n\n{_LCB_ANSWER}"
     how = _LCB_STDIN if languages == PYTHON else _LCB_STDIN.replace("the python program", "the program")
     return f"### Format: {how}\n{_empty_block(languages, 'YOUR CODE HERE')}\n\n{_LCB_ANSWER}"
+
+
+# NousCoder's form.
+
+_NOUS_STDIN = (
+    "Read the inputs from stdin, solve the problem, and write the answer to stdout (do not directly test on the sample"
+    " inputs). Enclose your code within delimiters as follows. Ensure that when the python program runs it reads the"
+    " inputs runs the algorithm and writes output to STDOUT."
+)
+
+
+def _nouscoder(question: str, starter_code: str, languages: tuple[str, ...], *, is_program: bool) -> str:
+    how = ""
+    if is_program:
+        said = _NOUS_STDIN if languages == PYTHON else _NOUS_STDIN.replace("the python program", "the program")
+        how = f"{said}\n{_empty_block(languages, 'YOUR CODE HERE')}\n\n"
+    elif starter_code:
+        how = f"{_LCB_STARTER}\n```{_tag(languages[0])}\n{starter_code}\n```\n\n"
+    return f"Question: {question}\n\n{how}{_LCB_ANSWER}"
 
 
 # AceReason's form.

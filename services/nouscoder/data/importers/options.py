@@ -135,13 +135,14 @@ class ImportOptions(Body):
         if form is PromptForm.PLAIN:
             return replace(problem, prompt_template="")
         asked = PromptText.of(replace(problem, prompt_template=""))
-        if form is not None and PromptSettings(prompt_form=form).misleads(asked, problem.tests.type):
+        if form is not None and PromptSettings(prompt_form=form).misleads(asked):
             return problem
         if form is None and _STARTER not in self.prompt:
             return replace(problem, prompt_template=self.prompt)
-        template = (
-            self.prompt.replace(_STARTER, code) if form is None else prompt_text(form, PROMPT, code, problem.languages)
-        )
+        if form is None:
+            template = self.prompt.replace(_STARTER, code)
+        else:
+            template = prompt_text(form, PROMPT, code, problem.languages, is_program=asked.is_program)
         return replace(problem, prompt_template=template, starter_code="")
 
     def _comparator(self, found: Comparator) -> Comparator:
