@@ -93,18 +93,24 @@ def kept(folder: Path) -> list[str]:
 
 def test_nouscoder_imports_then_says_how_pass_rates_are_measured_then_selects(tmp_path: Path) -> None:
     lay_out_nouscoder(tmp_path)
+    lay_out_lcb_test(tmp_path)  # its problem is nouscoder-1
     first = selected(RECIPES / "nouscoder.toml", tmp_path)
     assert first.exit_code != 0
     told = str(first.exception)
     assert f"there is no file {tmp_path / 'base'}: pass rates, which `nouscoder eval " in told
     assert f"{tmp_path / 'problems.parquet'} --policy MODEL --n 8 --out {tmp_path / 'base'}`" in told
     made = (tmp_path / "problems.parquet").stat().st_mtime_ns
-    counts = {"nouscoder-1": 8, "nouscoder-2": 7, "nouscoder-3": 0, "nouscoder-4": 8}
+    counts = {"nouscoder-1": 7, "nouscoder-2": 7, "nouscoder-3": 0, "nouscoder-4": 8}
     rates = [{"problem_id": name, "passed": passed, "sampled": 8} for name, passed in counts.items()]
     jsonl(tmp_path / "base", *rates)
     second = selected(RECIPES / "nouscoder.toml", tmp_path)
     assert second.exit_code == 0, second.output
     assert kept(tmp_path) == ["nouscoder-2", "nouscoder-3"]
+    dropped = (tmp_path / "chosen.parquet.dropped.jsonl").read_text().splitlines()
+    assert [(one["problem_id"], one["step"]) for one in map(json.loads, dropped)] == [
+        ("nouscoder-1", "1 decontaminate"),
+        ("nouscoder-4", "2 pass_rate"),
+    ]
     assert (tmp_path / "problems.parquet").stat().st_mtime_ns == made  # it is not imported again
 
 
