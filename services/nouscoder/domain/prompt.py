@@ -138,10 +138,13 @@ class PromptSettings:
         return prompt_text(form, *about, is_program=asked.is_program)
 
     def misleads(self, asked: PromptText) -> bool:
-        """Whether the form asks for a program that reads stdin, and the tests are others: starter code is missing."""
-        says_nothing = self.prompt_form in (PromptForm.PLAIN, PromptForm.NOUSCODER) or bool(asked.template)
-        has_code = bool(asked.starter_code) or asked.prompt.startswith(_LCB_QUESTION) or bool(_parted(asked.prompt)[1])
-        return not (says_nothing or has_code or asked.is_program)
+        """Whether the form asks for a program that reads stdin, and the tests are others: starter code is missing.
+
+        DeepCoder's authors ask so; the other forms say nothing of stdin then.
+        """
+        if self.prompt_form is not PromptForm.DEEPCODER or asked.template or asked.is_program:
+            return False
+        return not (asked.starter_code or asked.prompt.startswith(_LCB_QUESTION) or _parted(asked.prompt)[1])
 
     def messages(self, asked: PromptText) -> list[Message]:
         """A system message, if there is one, and the user's."""
@@ -168,10 +171,7 @@ def prompt_text(
     """
     if form is not PromptForm.PLAIN and not starter_code:
         prompt, starter_code = _parted(prompt)
-    if form is PromptForm.NOUSCODER:
-        text = _nouscoder(prompt, starter_code, languages, is_program=is_program)
-    else:
-        text = _FORMS[form](prompt, starter_code, languages)
+    text = _FORMS[form](_Asked(prompt, starter_code, languages, is_program))
     which, block = _choice(map(_name, languages)), _tags(languages)
     if form is PromptForm.PLAIN and languages != PYTHON and not (_LANGUAGE in template or _BLOCK in template):
         text = f"{text.rstrip()}\n\nWrite the program in {which}, in a block that begins with {block}.\n"
@@ -223,11 +223,29 @@ _STARTER = "\n\nBegin with this code:\n```python\n"
 _STARTER_END = "\n```\n"
 
 
-def _with_starter_code(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
-    if not starter_code.strip():
-        return question
-    starter = _STARTER.replace("python", _tag(languages[0]))
-    return f"{question.rstrip()}{starter}{starter_code.strip()}{_STARTER_END}"
+class _Asked(NamedTuple):
+    question: str
+    starter_code: str
+    languages: tuple[str, ...]
+    is_program: bool
+
+    @property
+    def in_starter(self) -> str:
+        """The starter code in a block, after the words for it."""
+        return f"{_LCB_STARTER}\n```{_tag(self.languages[0])}\n{self.starter_code}\n```\n\n"
+
+    def in_block(self, words: str) -> str:
+        """An empty block after the words for a program."""
+        if self.languages != PYTHON:
+            words = words.replace("the python program", "the program")
+        return f"{words}\n{_empty_block(self.languages, 'YOUR CODE HERE')}\n\n"
+
+
+def _with_starter_code(asked: _Asked) -> str:
+    if not asked.starter_code.strip():
+        return asked.question
+    starter = _STARTER.replace("python", _tag(asked.languages[0]))
+    return f"{asked.question.rstrip()}{starter}{asked.starter_code.strip()}{_STARTER_END}"
 
 
 def _parted(prompt: str) -> tuple[str, str]:
@@ -261,23 +279,23 @@ def _lcb_system(languages: tuple[str, ...]) -> str:
     )
 
 
-def _livecodebench(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
+def _livecodebench(asked: _Asked) -> str:
+    """LiveCodeBench has no function without starter code: here such a one has no format."""
+    question = asked.question
     if question.startswith(_LCB_QUESTION) and question.endswith(_LCB_ANSWER):
         return question
-    return f"{_LCB_QUESTION}{question}\n\n{_format_and_answer(starter_code, languages)}"
+    how = _lcb_format(asked) if asked.starter_code or asked.is_program else ""
+    return f"{_LCB_QUESTION}{question}\n\n{how}{_LCB_ANSWER}"
 
 
-def _deepcoder(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
-    if question.startswith(_lcb_system(PYTHON)):
-        return question
-    return f"{_lcb_system(languages)}\n\n{question}{_format_and_answer(starter_code, languages)}"
+def _deepcoder(asked: _Asked) -> str:
+    if asked.question.startswith(_lcb_system(PYTHON)):
+        return asked.question
+    return f"{_lcb_system(asked.languages)}\n\n{asked.question}{_lcb_format(asked)}{_LCB_ANSWER}"
 
 
-def _format_and_answer(starter_code: str, languages: tuple[str, ...]) -> str:
-    if starter_code:
-        return f"### Format: {_LCB_STARTER}\n```{_tag(languages[0])}\n{starter_code}\n```\n\n{_LCB_ANSWER}"
-    how = _LCB_STDIN if languages == PYTHON else _LCB_STDIN.replace("the python program", "the program")
-    return f"### Format: {how}\n{_empty_block(languages, 'YOUR CODE HERE')}\n\n{_LCB_ANSWER}"
+def _lcb_format(asked: _Asked) -> str:
+    return f"### Format: {asked.in_starter if asked.starter_code else asked.in_block(_LCB_STDIN)}"
 
 
 # NousCoder's form.
@@ -289,14 +307,9 @@ _NOUS_STDIN = (
 )
 
 
-def _nouscoder(question: str, starter_code: str, languages: tuple[str, ...], *, is_program: bool) -> str:
-    how = ""
-    if is_program:
-        said = _NOUS_STDIN if languages == PYTHON else _NOUS_STDIN.replace("the python program", "the program")
-        how = f"{said}\n{_empty_block(languages, 'YOUR CODE HERE')}\n\n"
-    elif starter_code:
-        how = f"{_LCB_STARTER}\n```{_tag(languages[0])}\n{starter_code}\n```\n\n"
-    return f"Question: {question}\n\n{how}{_LCB_ANSWER}"
+def _nouscoder(asked: _Asked) -> str:
+    how = asked.in_block(_NOUS_STDIN) if asked.is_program else asked.in_starter if asked.starter_code else ""
+    return f"Question: {asked.question}\n\n{how}{_LCB_ANSWER}"
 
 
 # AceReason's form.
@@ -305,16 +318,17 @@ _ACE_STARTER = "Solve the problem starting with the provided function header.\n\
 _ACE_ANSWER = "Please place the solution code in the following format:\n"
 
 
-def _acereason(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
-    answer = _ACE_ANSWER + _empty_block(languages, "Your solution code here")
-    if starter_code:
-        return f"{question}\n\n{_ACE_STARTER}```\n{starter_code}\n```\n\n{answer}"
-    return f"{question}\n\nWrite {_choice(map(_name, languages))} code to solve the problem. {answer}"
+def _acereason(asked: _Asked) -> str:
+    answer = _ACE_ANSWER + _empty_block(asked.languages, "Your solution code here")
+    if asked.starter_code:
+        return f"{asked.question}\n\n{_ACE_STARTER}```\n{asked.starter_code}\n```\n\n{answer}"
+    return f"{asked.question}\n\nWrite {_choice(map(_name, asked.languages))} code to solve the problem. {answer}"
 
 
-_FORMS: dict[PromptForm, Callable[[str, str, tuple[str, ...]], str]] = {
+_FORMS: dict[PromptForm, Callable[[_Asked], str]] = {
     PromptForm.PLAIN: _with_starter_code,
     PromptForm.LIVECODEBENCH: _livecodebench,
+    PromptForm.NOUSCODER: _nouscoder,
     PromptForm.DEEPCODER: _deepcoder,
     PromptForm.ACEREASON: _acereason,
 }
