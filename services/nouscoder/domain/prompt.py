@@ -89,8 +89,8 @@ class PromptText(NamedTuple):
     @classmethod
     def of(cls, problem: AskedProblem) -> Self:
         """That of a problem."""
-        about = (problem.prompt, problem.prompt_template, problem.starter_code, tuple(problem.languages))
-        return cls(*about, tests_type=problem.tests_type)
+        about = (problem.prompt, problem.prompt_template, problem.starter_code)
+        return cls(*about, tuple(problem.languages), problem.tests_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,7 @@ class PromptSettings:
         form, template = (self.prompt_form, self.prompt_template)
         if asked.template:
             form, template = PromptForm.PLAIN, asked.template
-        about = (asked.prompt, asked.starter_code, asked.languages, template)
-        return prompt_text(form, *about, is_program=asked.is_program)
+        return prompt_text(form, asked.prompt, asked.starter_code, asked.languages, template, asked.tests_type)
 
     def misleads(self, asked: PromptText) -> bool:
         """Whether the form asks for a program that reads stdin, and the tests are others: starter code is missing.
@@ -160,10 +159,9 @@ def prompt_text(
     starter_code: str = "",
     languages: tuple[str, ...] = PYTHON,
     template: str = PROMPT,
-    *,
-    is_program: bool = True,
+    tests_type: str = "stdin",
 ) -> str:
-    """The problem in a form, within `template`, for an answer in one of `languages`: a whole program, or a function.
+    """The problem in a form, within `template`, for an answer in one of `languages`, tested by tests of this type.
 
     In the template {language} is the name of the language, and {block} the begin of its block. Where neither is there,
     the plain form names them, unless the language is Python. A `prompt` that an earlier import has put into a form
@@ -171,7 +169,7 @@ def prompt_text(
     """
     if form is not PromptForm.PLAIN and not starter_code:
         prompt, starter_code = _parted(prompt)
-    text = _FORMS[form](_Asked(prompt, starter_code, languages, is_program))
+    text = _FORMS[form](PromptText(prompt, "", starter_code, languages, tests_type))
     which, block = _choice(map(_name, languages)), _tags(languages)
     if form is PromptForm.PLAIN and languages != PYTHON and not (_LANGUAGE in template or _BLOCK in template):
         text = f"{text.rstrip()}\n\nWrite the program in {which}, in a block that begins with {block}.\n"
@@ -223,29 +221,11 @@ _STARTER = "\n\nBegin with this code:\n```python\n"
 _STARTER_END = "\n```\n"
 
 
-class _Asked(NamedTuple):
-    question: str
-    starter_code: str
-    languages: tuple[str, ...]
-    is_program: bool
-
-    @property
-    def in_starter(self) -> str:
-        """The starter code in a block, after the words for it."""
-        return f"{_LCB_STARTER}\n```{_tag(self.languages[0])}\n{self.starter_code}\n```\n\n"
-
-    def in_block(self, words: str) -> str:
-        """An empty block after the words for a program."""
-        if self.languages != PYTHON:
-            words = words.replace("the python program", "the program")
-        return f"{words}\n{_empty_block(self.languages, 'YOUR CODE HERE')}\n\n"
-
-
-def _with_starter_code(asked: _Asked) -> str:
+def _with_starter_code(asked: PromptText) -> str:
     if not asked.starter_code.strip():
-        return asked.question
+        return asked.prompt
     starter = _STARTER.replace("python", _tag(asked.languages[0]))
-    return f"{asked.question.rstrip()}{starter}{asked.starter_code.strip()}{_STARTER_END}"
+    return f"{asked.prompt.rstrip()}{starter}{asked.starter_code.strip()}{_STARTER_END}"
 
 
 def _parted(prompt: str) -> tuple[str, str]:
@@ -279,23 +259,31 @@ def _lcb_system(languages: tuple[str, ...]) -> str:
     )
 
 
-def _livecodebench(asked: _Asked) -> str:
+def _livecodebench(asked: PromptText) -> str:
     """LiveCodeBench has no function without starter code: here such a one has no format."""
-    question = asked.question
-    if question.startswith(_LCB_QUESTION) and question.endswith(_LCB_ANSWER):
-        return question
+    if asked.prompt.startswith(_LCB_QUESTION) and asked.prompt.endswith(_LCB_ANSWER):
+        return asked.prompt
     how = _lcb_format(asked) if asked.starter_code or asked.is_program else ""
-    return f"{_LCB_QUESTION}{question}\n\n{how}{_LCB_ANSWER}"
+    return f"{_LCB_QUESTION}{asked.prompt}\n\n{how}{_LCB_ANSWER}"
 
 
-def _deepcoder(asked: _Asked) -> str:
-    if asked.question.startswith(_lcb_system(PYTHON)):
-        return asked.question
-    return f"{_lcb_system(asked.languages)}\n\n{asked.question}{_lcb_format(asked)}{_LCB_ANSWER}"
+def _deepcoder(asked: PromptText) -> str:
+    if asked.prompt.startswith(_lcb_system(PYTHON)):
+        return asked.prompt
+    return f"{_lcb_system(asked.languages)}\n\n{asked.prompt}{_lcb_format(asked)}{_LCB_ANSWER}"
 
 
-def _lcb_format(asked: _Asked) -> str:
-    return f"### Format: {asked.in_starter if asked.starter_code else asked.in_block(_LCB_STDIN)}"
+def _lcb_format(asked: PromptText) -> str:
+    return f"### Format: {_in_starter(asked) if asked.starter_code else _in_block(asked, _LCB_STDIN)}"
+
+
+def _in_starter(asked: PromptText) -> str:
+    return f"{_LCB_STARTER}\n```{_tag(asked.languages[0])}\n{asked.starter_code}\n```\n\n"
+
+
+def _in_block(asked: PromptText, words: str) -> str:
+    how = words if asked.languages == PYTHON else words.replace("the python program", "the program")
+    return f"{how}\n{_empty_block(asked.languages, 'YOUR CODE HERE')}\n\n"
 
 
 # NousCoder's form.
@@ -307,9 +295,9 @@ _NOUS_STDIN = (
 )
 
 
-def _nouscoder(asked: _Asked) -> str:
-    how = asked.in_block(_NOUS_STDIN) if asked.is_program else asked.in_starter if asked.starter_code else ""
-    return f"Question: {asked.question}\n\n{how}{_LCB_ANSWER}"
+def _nouscoder(asked: PromptText) -> str:
+    how = _in_block(asked, _NOUS_STDIN) if asked.is_program else _in_starter(asked) if asked.starter_code else ""
+    return f"Question: {asked.prompt}\n\n{how}{_LCB_ANSWER}"
 
 
 # AceReason's form.
@@ -318,14 +306,14 @@ _ACE_STARTER = "Solve the problem starting with the provided function header.\n\
 _ACE_ANSWER = "Please place the solution code in the following format:\n"
 
 
-def _acereason(asked: _Asked) -> str:
+def _acereason(asked: PromptText) -> str:
     answer = _ACE_ANSWER + _empty_block(asked.languages, "Your solution code here")
     if asked.starter_code:
-        return f"{asked.question}\n\n{_ACE_STARTER}```\n{asked.starter_code}\n```\n\n{answer}"
-    return f"{asked.question}\n\nWrite {_choice(map(_name, asked.languages))} code to solve the problem. {answer}"
+        return f"{asked.prompt}\n\n{_ACE_STARTER}```\n{asked.starter_code}\n```\n\n{answer}"
+    return f"{asked.prompt}\n\nWrite {_choice(map(_name, asked.languages))} code to solve the problem. {answer}"
 
 
-_FORMS: dict[PromptForm, Callable[[_Asked], str]] = {
+_FORMS: dict[PromptForm, Callable[[PromptText], str]] = {
     PromptForm.PLAIN: _with_starter_code,
     PromptForm.LIVECODEBENCH: _livecodebench,
     PromptForm.NOUSCODER: _nouscoder,

@@ -142,7 +142,7 @@ class ImportOptions(Body):
         if form is None:
             template = self.prompt.replace(_STARTER, code)
         else:
-            template = prompt_text(form, PROMPT, code, problem.languages, is_program=asked.is_program)
+            template = prompt_text(form, PROMPT, code, problem.languages, tests_type=asked.tests_type)
         return replace(problem, prompt_template=template, starter_code="")
 
     def _comparator(self, found: Comparator) -> Comparator:
