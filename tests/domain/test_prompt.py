@@ -146,3 +146,13 @@ def test_nouscoder_asks_as_the_authors_environment_and_tells_no_function_to_read
     assert settings.messages(asked) == [Message(Role.SYSTEM, SYSTEM), Message(Role.USER, text)]
     assert not settings.misleads(asked)
     assert settings.text(asked) == text
+
+
+def test_a_function_without_starter_code_is_asked_as_the_authors_of_each_form_ask_it() -> None:
+    """rllm/data/utils.py and tinker_cookbook/recipes/code_rl/code_env.py look at the starter code alone."""
+    told = {form: PromptSettings(prompt_form=form).text(PromptText(QUESTION, tests_type="call")) for form in PromptForm}
+    assert told[LCB] == f"### Question:\n{QUESTION}\n\n{NOUS_ANSWER}", "LiveCodeBench has none"
+    said = STDIN.removeprefix("### Question:\n").replace("b.\n\n### Format", "b.### Format")
+    assert told[PromptForm.DEEPCODER] == f"{SYSTEM}\n\n{said}"
+    assert [form for form, text in told.items() if "stdin" in text] == [PromptForm.DEEPCODER]
+    assert told[PromptForm.ACEREASON].startswith(f"{QUESTION}\n\nWrite Python code to solve the problem. Please place")
