@@ -39,7 +39,7 @@ def test_livecodebench_has_two_wordings_and_a_system_message() -> None:
     assert prompt_text(LCB, QUESTION, STARTER) == FUNCTION
     assert prompt_text(PromptForm("lcb"), QUESTION, template="Now:\n{prompt}") == f"Now:\n{STDIN}"
     assert system_text(LCB) == SYSTEM
-    assert [one for one in PromptForm if system_text(one)] == [LCB]
+    assert [one for one in PromptForm if system_text(one)] == [LCB, PromptForm.NOUSCODER]
 
 
 def test_plain_is_the_statement_and_the_code_to_begin_with() -> None:
@@ -111,3 +111,48 @@ def test_importers_keep_the_bare_question_and_its_starter_code_apart() -> None:
     for name, row in rows:
         problem = format_named(name).read({**row, "starter_code": STARTER}, 1).problem
         assert (problem.prompt, problem.starter_code) == (QUESTION, STARTER)
+
+
+NOUSCODER = PromptForm.NOUSCODER
+# NousResearch/atropos at 296a0bc5 (MIT), environments/code_execution_server/coding_server.py, get_prompt.
+NOUS_ANSWER = "### Answer: (use the provided format with backticks)\n\n"
+NOUS_STDIN = (
+    "Question: Add {a} and b.\n\nRead the inputs from stdin, solve the problem, and write the answer to stdout (do not"
+    " directly test on the sample inputs). Enclose your code within delimiters as follows. Ensure that when the python"
+    " program runs it reads the inputs runs the algorithm and writes output to STDOUT.\n"
+    f"```python\n# YOUR CODE HERE\n```\n\n{NOUS_ANSWER}"
+)
+NOUS_FUNCTION = (
+    "Question: Add {a} and b.\n\nYou will use the following starter code to write the solution to the problem and"
+    f" enclose your code within delimiters.\n```python\n{STARTER}\n```\n\n{NOUS_ANSWER}"
+)
+
+
+@pytest.mark.parametrize(
+    ("tests_type", "starter", "text"),
+    [
+        ("stdin", "", NOUS_STDIN),
+        ("stdin", STARTER, NOUS_STDIN),  # the authors' code looks at the type first
+        ("call", STARTER, NOUS_FUNCTION),
+        ("call", "", f"Question: Add {{a}} and b.\n\n{NOUS_ANSWER}"),
+        ("assert", "", f"Question: Add {{a}} and b.\n\n{NOUS_ANSWER}"),
+    ],
+)
+def test_nouscoder_asks_as_the_authors_environment_and_tells_no_function_to_read_stdin(
+    tests_type: str, starter: str, text: str
+) -> None:
+    asked = PromptText(QUESTION, "", starter, tests_type=tests_type)
+    settings = PromptSettings("messages", NOUSCODER)
+    assert settings.messages(asked) == [Message(Role.SYSTEM, SYSTEM), Message(Role.USER, text)]
+    assert not settings.misleads(asked)
+    assert settings.text(asked) == text
+
+
+def test_a_function_without_starter_code_is_asked_as_the_authors_of_each_form_ask_it() -> None:
+    """rllm/data/utils.py and tinker_cookbook/recipes/code_rl/code_env.py look at the starter code alone."""
+    told = {form: PromptSettings(prompt_form=form).text(PromptText(QUESTION, tests_type="call")) for form in PromptForm}
+    assert told[LCB] == f"### Question:\n{QUESTION}\n\n{NOUS_ANSWER}", "LiveCodeBench has none"
+    said = STDIN.removeprefix("### Question:\n").replace("b.\n\n### Format", "b.### Format")
+    assert told[PromptForm.DEEPCODER] == f"{SYSTEM}\n\n{said}"
+    assert [form for form, text in told.items() if "stdin" in text] == [PromptForm.DEEPCODER]
+    assert told[PromptForm.ACEREASON].startswith(f"{QUESTION}\n\nWrite Python code to solve the problem. Please place")

@@ -85,6 +85,13 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     jsonl(folder / "taco.jsonl", *({"question": f"Sum {n}.", "input_output": json.dumps(taco)} for n in range(2)))
     import_files("taco", [folder / "taco.jsonl"], folder / "taco.parquet", options=ImportOptions(max_tests=15))
     import_files("livecodebench", [folder / "test6.jsonl"], folder / "livecodebench.parquet")
+    held = {
+        "problem": "Print the cube of n.",
+        "problem_type": "stdin_stdout",
+        "tests": {"input": ["2"], "output": ["8"]},
+    }
+    jsonl(folder / "lcb_test.jsonl", held)
+    import_files("nouscoder", [folder / "lcb_test.jsonl"], folder / "lcb_test.parquet")
     (folder / "configs").symlink_to(ROOT / "configs")
     (folder / "all.toml").write_text('name = "all"\ninputs = ["problems.jsonl"]\nsteps = [{filter = "num_tests"}]')
     select(read_recipe(folder / "all.toml"), folder / "problems.parquet")

@@ -134,7 +134,7 @@ def test_the_values_of_set_come_after_those_of_the_recipe(tmp_path: Path, monkey
     printed("train", "--recipe", "klear-reasoner-8b", "--set", "policy.path=mine", "--set", "run.name=n")
     (config,) = found
     assert (config.run.name, config.policy.path) == ("n", tmp_path / "mine")
-    assert config.problems.held_out == tmp_path / "livecodebench.parquet"
+    assert config.problems.held_out == tmp_path / "livecodebench_test.parquet"
     assert [config.of_stage(index).problems.train for index in (0, 1)] == [
         tmp_path / "math.parquet",
         tmp_path / "code.parquet",

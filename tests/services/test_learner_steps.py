@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
 
 from nouscoder.config import AdvantageSection, Config, LearnerSection, ScheduleSection
 from nouscoder.domain.advantage import Estimator, Overlong
@@ -121,6 +122,28 @@ def test_masked_rollouts_leave_the_loss_and_its_divisor_and_filtered_ones_only_t
     assert masked.loss == pytest.approx(filtered.loss * ratio, rel=1e-4), "the same sum, another divisor"
     assert masked.gradient_norm == pytest.approx(filtered.gradient_norm * ratio, rel=1e-4)
     assert kept.gradient_norm != pytest.approx(filtered.gradient_norm, rel=1e-3)
+
+
+def test_groups_of_equal_rewards_may_leave_the_loss_and_its_divisor_without_others_in_their_place() -> None:
+    """Skywork-OR1's rejection (verl/trainer/ppo/ray_trainer.py): the loss is the mean over the tokens that are left."""
+    batch = with_finish(random_batch(0, seed=1), {})
+    first = batch.rollouts[0].rollout.group_id
+    equal_group = [graded.rollout.group_id == first for graded in batch.rollouts]
+    rollouts = [
+        replace(graded, reward=1.0) if is_equal else graded
+        for graded, is_equal in zip(batch.rollouts, equal_group, strict=True)
+    ]
+    batch = replace(batch, rollouts=tuple(rollouts))
+    kept, masked = (
+        trainer(advantage={"mask_equal_rewards": one}, steps_per_batch=1).train_batch(batch).steps[0]
+        for one in (False, True)
+    )
+    lengths = [graded.rollout.num_sampled_tokens for graded in batch.rollouts]
+    left = sum(length for length, is_equal in zip(lengths, equal_group, strict=True) if not is_equal)
+    assert (kept.num_tokens, masked.num_tokens) == (sum(lengths), left)
+    assert masked.loss == pytest.approx(kept.loss * sum(lengths) / left, rel=1e-4), "the same sum, another divisor"
+    with pytest.raises(ValidationError, match="mask_equal_rewards is for estimators of a group"):
+        AdvantageSection(mask_equal_rewards=True, estimator=Estimator.BATCH_WHITENED)
 
 
 def test_a_step_whose_rollouts_are_all_masked_is_skipped() -> None:

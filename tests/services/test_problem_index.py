@@ -12,11 +12,22 @@ import pytest
 
 from nouscoder.config import Config, load_config
 from nouscoder.data import problem_index
+from nouscoder.data.filters.run import read_recipe, select
 from nouscoder.data.problem_index import NotInIndex, ProblemIndex, build_index, open_index
 from nouscoder.data.problem_parquet import read_problems
 from nouscoder.data.problems import ProblemFileError, save_problems
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinCase, StdinTests
+from nouscoder.domain.submission import (
+    CallCase,
+    CallTests,
+    Comparator,
+    ComparatorKind,
+    Limits,
+    Prelude,
+    Profile,
+    StdinCase,
+    StdinTests,
+)
 from nouscoder.formats.body import digest_of
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.case_files import CaseFile
@@ -62,6 +73,19 @@ def test_the_index_has_all_of_a_problem_except_its_tests_which_the_store_has(tmp
         index.problem("nope")
     kept = list(FolderBlobs(tmp_path / f"{name}.index").list("tests"))
     assert len(kept) == 3, "equal tests must be stored once"
+    index.close()
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
+def test_a_prompt_is_made_of_the_type_of_its_tests_whatever_the_file(tmp_path: Path, name: str) -> None:
+    """A function without starter code is asked otherwise than a program."""
+    called = Problem("called", "ask", CallTests("f", (CallCase((1,), {}, 2),)))
+    save_problems(tmp_path / "train.jsonl", [called, PROBLEMS[0]])
+    (tmp_path / "all.toml").write_text('name = "all"\ninputs = ["train.jsonl"]\nsteps = [{filter = "num_tests"}]')
+    select(read_recipe(tmp_path / "all.toml"), tmp_path / "train.parquet")
+    index = open_index(load_config(None, [f"problems.train={tmp_path / name}"]))
+    assert {name: text.tests_type for name, text in index.texts().items()} == {"called": "call", "p0": "stdin"}
+    assert [index.problem(one).tests_type for one in ("called", "p0")] == ["call", "stdin"]
     index.close()
 
 

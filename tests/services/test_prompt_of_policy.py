@@ -27,7 +27,7 @@ from nouscoder.data.problem_index import ProblemIndex, open_index_of
 from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.prompt import PromptForm, PromptSettings
+from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
 from nouscoder.evaluation.pass_at_1 import evaluation_tasks
@@ -59,7 +59,21 @@ OURS = {"demo", "demo-real", "demo-self-play", "small-real", "smollm2-135m"}
 PROBLEMS = [
     Problem("stdin", QUESTION, StdinTests((StdinCase("1 2\n", "3\n"),))),
     Problem("function", QUESTION, CallTests("add", (CallCase((1, 2), {}, 3),)), starter_code=STARTER),
+    Problem("bare function", QUESTION, CallTests("add", (CallCase((1, 2), {}, 3),))),
 ]
+# NousResearch/atropos at 296a0bc, environments/code_execution_server/coding_server.py, get_prompt.
+NOUS_ANSWER = "### Answer: (use the provided format with backticks)\n\n"
+NOUS_STDIN = (
+    f"Question: {QUESTION}\n\nRead the inputs from stdin, solve the problem, and write the answer to stdout (do not"
+    " directly test on the sample inputs). Enclose your code within delimiters as follows. Ensure that when the python"
+    " program runs it reads the inputs runs the algorithm and writes output to STDOUT.\n"
+    f"```python\n# YOUR CODE HERE\n```\n\n{NOUS_ANSWER}"
+)
+NOUS_FUNCTION = (
+    f"Question: {QUESTION}\n\nYou will use the following starter code to write the solution to the problem and enclose"
+    f" your code within delimiters.\n```python\n{STARTER}\n```\n\n{NOUS_ANSWER}"
+)
+NOUS_BARE = f"Question: {QUESTION}\n\n{NOUS_ANSWER}"
 EOS = [151645, 151643]
 
 
@@ -162,7 +176,10 @@ def test_every_recipe_asks_in_one_way_everywhere(
         assert {name: found == ids for name, found in ways.items()} == dict.fromkeys(ways, True), recipe.stem
         assert ids[0] != ids[1]
         if config.generation.environment.prompt_form is PromptForm.LIVECODEBENCH:
-            assert ids == published, recipe.stem
+            assert ids[:2] == published, recipe.stem
+        if config.generation.environment.prompt_form is PromptForm.NOUSCODER:
+            texts = [_in_template(theirs, text) for text in (NOUS_STDIN, NOUS_FUNCTION, NOUS_BARE)]
+            assert ids == [theirs.encode(text, add_special_tokens=False) for text in texts], recipe.stem
 
 
 def _in_template(tokenizer: Any, text: str) -> str:
@@ -239,18 +256,20 @@ def test_a_policy_that_was_not_trained_here_is_asked_in_its_chat_template(qwen3:
 
 
 def test_a_form_that_asks_a_function_problem_to_read_stdin_is_told(problem_file: Path, index: ProblemIndex) -> None:
-    lcb = EnvironmentSection(prompt_form=PromptForm.LIVECODEBENCH)
-    without = [replace(problem, starter_code="") for problem in PROBLEMS]
-    assert misled_lines(lcb, PROBLEMS) == misled_lines(EnvironmentSection(), without) == []
-    assert misled_lines(lcb, [replace(without[1], prompt=prompt) for prompt in (FUNCTION, BEGIN)]) == []
-    assert misled_lines(lcb, without) == [
-        "1 of 2 held-out problems, such as function, have no starter code and call tests, and the form livecodebench"
+    asking = EnvironmentSection(prompt_form=PromptForm.DEEPCODER)
+    without = [replace(problem, starter_code="") for problem in PROBLEMS[:2]]
+    for form in (PromptForm.PLAIN, PromptForm.LIVECODEBENCH, PromptForm.NOUSCODER, PromptForm.ACEREASON):
+        assert misled_lines(EnvironmentSection(prompt_form=form), without) == []
+        assert "stdin" not in PromptSettings(prompt_form=form).text(PromptText.of(without[1]))
+    assert misled_lines(asking, [replace(without[1], prompt=prompt) for prompt in (FUNCTION, BEGIN)]) == []
+    assert misled_lines(asking, without) == [
+        "1 of 2 held-out problems, such as function, have no starter code and call tests, and the form deepcoder"
         ' asks them to read stdin: import the set again, or take generation.environment.prompt_form "plain"'
     ]
-    evaluated = read_evaluated(problem_file, index, Window())
-    check_prompt(evaluated, lcb.record(PromptSettings))
-    with pytest.raises(NothingToEvaluate, match="the form livecodebench needs starter code for function, which has"):
-        check_prompt([replace(one, starter_code="") for one in evaluated], lcb.record(PromptSettings))
+    evaluated = read_evaluated(problem_file, index, Window())[:2]
+    check_prompt(evaluated, asking.record(PromptSettings))
+    with pytest.raises(NothingToEvaluate, match="the form deepcoder needs starter code for function, which has"):
+        check_prompt([replace(one, starter_code="") for one in evaluated], asking.record(PromptSettings))
 
 
 GOOD = json.loads(prompt_json(PromptSettings("messages")))

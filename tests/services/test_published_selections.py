@@ -20,6 +20,7 @@ from nouscoder import openai_server
 from nouscoder.cli.app import app
 from nouscoder.data.filters.run import read_recipe
 from nouscoder.data.problem_parquet import read_parquet
+from nouscoder.domain.prompt import PromptSettings, PromptText
 
 ROOT = Path(__file__).parents[2]
 LAYOUTS = ROOT / "tests" / "data" / "layouts"
@@ -93,18 +94,24 @@ def kept(folder: Path) -> list[str]:
 
 def test_nouscoder_imports_then_says_how_pass_rates_are_measured_then_selects(tmp_path: Path) -> None:
     lay_out_nouscoder(tmp_path)
+    lay_out_lcb_test(tmp_path)  # its problem is nouscoder-1
     first = selected(RECIPES / "nouscoder.toml", tmp_path)
     assert first.exit_code != 0
     told = str(first.exception)
     assert f"there is no file {tmp_path / 'base'}: pass rates, which `nouscoder eval " in told
     assert f"{tmp_path / 'problems.parquet'} --policy MODEL --n 8 --out {tmp_path / 'base'}`" in told
     made = (tmp_path / "problems.parquet").stat().st_mtime_ns
-    counts = {"nouscoder-1": 8, "nouscoder-2": 7, "nouscoder-3": 0, "nouscoder-4": 8}
+    counts = {"nouscoder-1": 7, "nouscoder-2": 7, "nouscoder-3": 0, "nouscoder-4": 8}
     rates = [{"problem_id": name, "passed": passed, "sampled": 8} for name, passed in counts.items()]
     jsonl(tmp_path / "base", *rates)
     second = selected(RECIPES / "nouscoder.toml", tmp_path)
     assert second.exit_code == 0, second.output
     assert kept(tmp_path) == ["nouscoder-2", "nouscoder-3"]
+    dropped = (tmp_path / "chosen.parquet.dropped.jsonl").read_text().splitlines()
+    assert [(one["problem_id"], one["step"]) for one in map(json.loads, dropped)] == [
+        ("nouscoder-1", "1 decontaminate"),
+        ("nouscoder-4", "2 pass_rate"),
+    ]
     assert (tmp_path / "problems.parquet").stat().st_mtime_ns == made  # it is not imported again
 
 
@@ -155,6 +162,36 @@ def test_skywork_has_its_pass_rates_and_needs_a_judge(
     assert url in str(done.exception)
     assert "start again when the model is served there" in str(done.exception)
     assert (tmp_path / "skywork.parquet").exists()
+
+
+@pytest.mark.parametrize("size", ["7B", "32B"])
+def test_skywork_trains_on_the_problems_of_the_authors_scripts(tmp_path: Path, size: str) -> None:
+    """or1_scripts/data_preprocess/download_and_filter_data_{7b,32b}.py: 1 <= model_difficulty <= 15 of the policy's own
+    size, and train_files of the scripts: code twice, mathematics once."""
+    code = [row for row in rows_of("skywork") if row["ability"] == "code"]
+    for place, row in enumerate(code):  # as the 32B policy: 0, 6, 12, 1, 7, ... of 16 answers are wrong
+        row["extra_info"]["model_difficulty"]["DeepSeek-R1-Distill-Qwen-32B"] = 6 * place % 17
+    answer = {"style": "rule", "ground_truth": '["4"]'}
+    asked = [{"role": "user", "content": "2 + 2?"}]
+    difficulty = {f"DeepSeek-R1-Distill-Qwen-{one}": 8 for one in ("1.5B", "7B", "32B")}
+    math = {**code[0], "ability": "math", "prompt": asked, "reward_model": answer}
+    math["extra_info"] = {**code[0]["extra_info"], "model_difficulty": difficulty}
+    made = hub_folder(tmp_path, "Skywork/Skywork-OR1-RL-Data")
+    (made / "data").mkdir()
+    card = ["configs:", "- config_name: default", "  data_files:"]
+    for split, rows in (("code", code), ("math", [math])):
+        parquet(made / "data" / f"{split}-00000-of-00001.parquet", *rows)
+        card += [f"  - split: {split}", f"    path: data/{split}-*"]
+    (made / "README.md").write_text("\n".join(["---", *card, "---", ""]))
+    done = selected(RECIPES / f"skywork-or1-{size.lower()}.toml", tmp_path)
+    assert done.exit_code == 0, done.output
+    chosen = [item.problem for item in read_parquet(tmp_path / "chosen.parquet")]
+    failures = [row["extra_info"]["model_difficulty"][f"DeepSeek-R1-Distill-Qwen-{size}"] for row in code]
+    wanted = [row["prompt"][-1]["content"] for row, failed in zip(code, failures, strict=True) if 1 <= failed <= 15]
+    asks = [PromptSettings().text(PromptText.of(one)) for one in chosen]
+    assert len(set(asks) & set(wanted)) >= 2
+    wanted = [one for one in wanted if one in asks]  # rows without tests that can be read are left out
+    assert asks == [*wanted, *wanted, "2 + 2?"]
 
 
 def test_a_fault_of_an_import_is_named_before_anything_is_made(tmp_path: Path) -> None:

@@ -94,14 +94,15 @@ class CodeTaskset(vf.Taskset[CodeTask, CodeTasksetConfig]):
 
 def _asked(problem: dict[str, Any], settings: PromptSettings) -> tuple[str | None, str]:
     """The system message, if there is one, and the user's."""
+    tests = problem["tests"] if isinstance(problem["tests"], dict) else {}
     asked = PromptText(
         problem["prompt"],
         problem.get("prompt_template", ""),
         problem.get("starter_code", ""),
         tuple(problem.get("languages") or ("python",)),
+        tests.get("type") or ("call" if tests.get("fn_name") else "stdin"),
     )
-    tests = problem["tests"] if isinstance(problem["tests"], dict) else {}
-    if settings.misleads(asked, tests.get("type") or ("call" if tests.get("fn_name") else "stdin")):
+    if settings.misleads(asked):
         settings = replace(settings, prompt_form=PromptForm.PLAIN)
     *system, user = (message.content for message in settings.messages(asked))
     return (system[0] if system else None), user

@@ -328,6 +328,7 @@ class LeasedWork:
             public_tests=problem.public_tests,
             starter_code=problem.starter_code,
             languages=problem.languages,
+            tests_type=problem.tests_type,
         )
         return LeasedTask(self._lease(entry), task, num_kept_tokens=int(entry.values[3]))
 

@@ -51,7 +51,7 @@ def eval_run(
     prompt: Annotated[
         str,
         typer.Option(
-            help="generation.environment.prompt_form: plain, livecodebench (or lcb), deepcoder, acereason;"
+            help="generation.environment.prompt_form: plain, livecodebench (or lcb), nouscoder, deepcoder, acereason;"
             " default: the configuration's, or that of the policy's training"
         ),
     ] = "",

@@ -39,8 +39,9 @@ class EnvironmentSection(Section):
     )
     prompt_form: PromptForm = Field(
         PromptForm.PLAIN,
-        description="plain: the problem's statement, and its starter code if it has any; livecodebench, deepcoder,"
-        " acereason: the published form, with starter code or for stdin; a problem with its own template is plain",
+        description="plain: the problem's statement, and its starter code if it has any; livecodebench, nouscoder,"
+        " deepcoder, acereason: the published form, with starter code or for stdin; a problem with its own template is"
+        " plain",
     )
     prompt_template: str = Field(
         "{prompt}",

@@ -235,11 +235,18 @@ class AdvantageSection(Section):
         " masked: left out of the loss and its divisor; kept: as any other",
     )
     epsilon: float = Field(0.0, ge=0, allow_inf_nan=False, description="added to the std; verl's GRPO has 1e-6")
+    mask_equal_rewards: bool = Field(
+        False,
+        description="groups of equal rewards are left out of the loss and its divisor, and no others take their place,"
+        " as verl's rejection of samples; for broker.drop_zero_variance false, which keeps them in the batch",
+    )
     length_weight: float = Field(
         0.0, ge=0, description="weight of Kimi k1.5's length reward, added before the estimator; 0: none"
     )
 
     def _faults(self) -> Iterator[str]:
+        if self.mask_equal_rewards and self.estimator.is_of_batch:
+            yield f"mask_equal_rewards is for estimators of a group: with {self.estimator} such groups have a signal"
         if (self.ddof or self.epsilon) and self.estimator in (Estimator.GROUP_MEAN, Estimator.LEAVE_ONE_OUT):
             yield f"ddof and epsilon have no effect with estimator {self.estimator}: leave them at 0"
 

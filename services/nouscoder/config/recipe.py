@@ -1,15 +1,17 @@
 """Published recipes: the files of configs/, the table `[recipe]` in each, and where each of its values comes from.
 
 A recipe is found by its name, in the package or in the folder configs/ of the source. Its data and its model have
-places of their own: the files that its commands make in the working directory, and the model of a hub.
+places of their own: the files that its commands make in the working directory, and the model of a hub. Whether a value
+is exact is what configs/recipes-table.md says of it, which is a page of the documents too.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +25,9 @@ _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")
 _HEADER = re.compile(r"\[+([\w.-]+)\]+")
 _VALUE = re.compile(r"([\w.-]+) *= *(.*)")
-_UNKNOWN, _OURS = re.compile(r"\bunknown\b"), re.compile(r"\bours\b")
+_STAGE = re.compile(r"plan\.stages\[\d+\]\.name$")
+_TABLE = "recipes-table.md"
+_CELL = re.compile(r"`(?:stage ([\w-]+): )?([\w.]+) = [^`]+`")  # (stage, key) of a value in the table
 
 Command = Annotated[str, StringConstraints(pattern=r"^nouscoder ")]
 
@@ -63,27 +67,24 @@ def recipe_path(name: str, kind: str = "") -> Path:
 
 
 class Origin(StrEnum):
-    """Where a value comes from: the comment beside it says so."""
+    """Where a value comes from, by the state of its row in the table; without a row it is a choice of ours."""
 
     EXACT = "exact"
     APPROXIMATE = "approximate, or a choice of ours"
     UNKNOWN = "unknown, so ours"
 
 
+_STATES = {"works": Origin.EXACT, "approximate": Origin.APPROXIMATE, "unknown": Origin.UNKNOWN}
+
+
 @dataclass(frozen=True, slots=True)
 class RecipeValue:
-    """A value of a recipe file as it is written, and the comment beside it."""
+    """A value of a recipe file as it is written, the comment beside it, and where it comes from."""
 
     key: str
     value: str
     comment: str
-
-    @property
-    def origin(self) -> Origin:
-        """UNKNOWN or APPROXIMATE where the comment says "unknown" or "ours", else EXACT: as its source has it."""
-        if _UNKNOWN.search(self.comment):
-            return Origin.UNKNOWN
-        return Origin.APPROXIMATE if _OURS.search(self.comment) else Origin.EXACT
+    origin: Origin = Origin.APPROXIMATE
 
 
 def recipe_head(file: Path) -> str:
@@ -96,8 +97,32 @@ def recipe_head(file: Path) -> str:
     return "\n".join(lines)
 
 
-def recipe_values(file: Path) -> Iterator[RecipeValue]:
+def recipe_values(file: Path) -> list[RecipeValue]:
     """The values of a recipe file in its order, without the table [recipe]; `plan.stages[0]` is the first stage."""
+    values = {each.key: each for each in _written(file)}
+    stages = {json.loads(each.value): key.removesuffix(".name") for key, each in values.items() if _STAGE.match(key)}
+    for stage, key, origin in _table_rows(file.stem):
+        places = [f"{stages[stage]}.set.{key}", f"{stages[stage]}.{key}", key] if stage else [key]
+        # An inline table has all of its keys in one value.
+        for known in (one for place in places for one in values if f"{place}.".startswith(f"{one}.")):
+            values[known] = replace(values[known], origin=origin)
+            break
+    return [*values.values()]
+
+
+def _table_rows(name: str) -> Iterator[tuple[str, str, Origin]]:
+    """(stage or "", key, origin) of each value that the table has of a recipe."""
+    recipes: list[str] = []
+    file = next(folder / _TABLE for folder in _FOLDERS if (folder / _TABLE).is_file())
+    for line in file.read_text(encoding="utf8").splitlines():
+        if line.startswith("## "):
+            recipes = line[3:].split(", ")
+        elif name in recipes and line.startswith("| "):
+            _, _, values, state, *_ = line.split("|")
+            yield from ((*found, _STATES[re.findall(r"\w+", state)[0]]) for found in _CELL.findall(values))
+
+
+def _written(file: Path) -> Iterator[RecipeValue]:
     section, stage = "", -1
     lines = iter(file.read_text(encoding="utf8").splitlines())
     for line in lines:

@@ -41,7 +41,7 @@ from nouscoder.store.tests import StoredTests, TestStore
 
 log = logging.getLogger(__name__)
 
-_VERSION = "4"
+_VERSION = "5"
 _INDEX = "problems.sqlite"
 _MOST_KEPT = 256  # problems without their tests: some kB each
 
@@ -67,6 +67,7 @@ class IndexedProblem:
     tests_bytes: int
     public_tests: PublicTests | None = None
     starter_code: str = ""
+    tests_type: str = StdinTests.type
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -141,7 +142,8 @@ class ProblemIndex:
         records = ((name, json.loads(record)) for name, record in rows)
         return {
             name: PromptText(
-                one["prompt"], one["prompt_template"], one["starter_code"], tuple(one["rules"]["languages"])
+                *(one["prompt"], one["prompt_template"], one["starter_code"], tuple(one["rules"]["languages"])),
+                tests_type=one["tests_type"],
             )
             for name, one in records
         }
@@ -250,8 +252,8 @@ def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: 
 _Row = tuple[str, str, bytes]  # the name of a problem, its languages joined by commas, and its record
 
 
-def _row(problem: Problem, kept: StoredTests) -> _Row:
-    return problem.problem_id, ",".join(problem.languages), _record(problem, kept)
+def _row(problem: Problem, kept: StoredTests, tests_type: str) -> _Row:
+    return problem.problem_id, ",".join(problem.languages), _record(problem, kept, tests_type)
 
 
 def _write_index(records: Iterable[_Row], file: Path, key: str, store: TestStore) -> None:
@@ -281,7 +283,7 @@ def _write_index(records: Iterable[_Row], file: Path, key: str, store: TestStore
 
 
 def _stored(problems: Iterable[Problem], store: TestStore) -> Iterator[_Row]:
-    return (_row(problem, store.put(problem.tests)) for problem in problems)
+    return (_row(problem, store.put(problem.tests), problem.tests.type) for problem in problems)
 
 
 def _records(source: Path, store: TestStore) -> Iterator[_Row]:
@@ -296,10 +298,10 @@ def _records(source: Path, store: TestStore) -> Iterator[_Row]:
             if not store.has(stored.digest):
                 stored = store.put(stack.enter_context(own.opened(stored.digest)))
             problem = row.problem(StdinTests(()))  # the record holds no tests
-            yield _row(problem, stored)
+            yield _row(problem, stored, str(row.values["tests_type"]))
 
 
-def _record(problem: Problem, kept: StoredTests) -> bytes:
+def _record(problem: Problem, kept: StoredTests, tests_type: str) -> bytes:
     return to_json(
         {
             "prompt": problem.prompt,
@@ -310,6 +312,7 @@ def _record(problem: Problem, kept: StoredTests) -> bytes:
             "tests_bytes": kept.num_bytes,
             "public_tests": None if problem.public_tests is None else canonical_json(problem.public_tests).decode(),
             "starter_code": problem.starter_code,
+            "tests_type": tests_type,
         }
     )
 

@@ -97,6 +97,11 @@ class Problem:
     starter_code: str = ""
     languages: tuple[str, ...] = ("python",)
 
+    @property
+    def tests_type(self) -> str:
+        """The type of its tests."""
+        return self.tests.type
+
     def grading_rules(self) -> GradingRules:
         """The rules for grading programs of this problem."""
         return GradingRules(

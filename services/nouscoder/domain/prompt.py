@@ -11,6 +11,9 @@ template writes them.
 
 `deepcoder` is that of DeepCoder's training (rllm, rllm/data/utils.py: fetch_live_code_bench_system_prompt): the same
 sentences in one user's message. Klear-Reasoner's training data begin so too (Kwai-Klear/KlearReasoner, README.md).
+`nouscoder` is that of NousCoder-14B's environment (NousResearch/atropos, environments/code_execution_server,
+coding_server.py: system_prompt and get_prompt): LiveCodeBench's system message and words, with a header and commas of
+its own, and without a word about stdin for a function that has no starter code.
 `acereason` is that of AceReason-Nemotron's model card (Usage Recommendations; it wants no system message).
 
 The published words ask for Python. For problems of other languages, the name and the tag of the block are theirs; where
@@ -38,6 +41,7 @@ class PromptForm(StrEnum):
 
     PLAIN = "plain"
     LIVECODEBENCH = "livecodebench"
+    NOUSCODER = "nouscoder"
     DEEPCODER = "deepcoder"
     ACEREASON = "acereason"
 
@@ -61,19 +65,32 @@ class AskedProblem(Protocol):
     @property
     def languages(self) -> tuple[str, ...]: ...  # noqa: D102
 
+    @property
+    def tests_type(self) -> str: ...  # noqa: D102
+
 
 class PromptText(NamedTuple):
-    """What the prompt of a problem is made of. `template` is the problem's own; empty: that of the settings."""
+    """What the prompt of a problem is made of. `template` is the problem's own; empty: that of the settings.
+
+    `tests_type` is the type of its tests: stdin, checker and interactive test whole programs, others functions.
+    """
 
     prompt: str
     template: str = ""
     starter_code: str = ""
     languages: tuple[str, ...] = PYTHON
+    tests_type: str = "stdin"
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it asks for a whole program, which reads stdin."""
+        return self.tests_type in _READ_STDIN
 
     @classmethod
     def of(cls, problem: AskedProblem) -> Self:
         """That of a problem."""
-        return cls(problem.prompt, problem.prompt_template, problem.starter_code, tuple(problem.languages))
+        about = (problem.prompt, problem.prompt_template, problem.starter_code)
+        return cls(*about, tuple(problem.languages), problem.tests_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +134,16 @@ class PromptSettings:
         form, template = (self.prompt_form, self.prompt_template)
         if asked.template:
             form, template = PromptForm.PLAIN, asked.template
-        return prompt_text(form, asked.prompt, asked.starter_code, asked.languages, template)
+        return prompt_text(form, asked.prompt, asked.starter_code, asked.languages, template, asked.tests_type)
 
-    def misleads(self, asked: PromptText, tests_type: str) -> bool:
-        """Whether the form asks for a program that reads stdin, and the tests are others: starter code is missing."""
-        is_plain = self.prompt_form is PromptForm.PLAIN or bool(asked.template)
-        has_code = bool(asked.starter_code) or asked.prompt.startswith(_LCB_QUESTION) or bool(_parted(asked.prompt)[1])
-        return not (is_plain or has_code or tests_type in _READ_STDIN)
+    def misleads(self, asked: PromptText) -> bool:
+        """Whether the form asks for a program that reads stdin, and the tests are others: starter code is missing.
+
+        DeepCoder's authors ask so; the other forms say nothing of stdin then.
+        """
+        if self.prompt_form is not PromptForm.DEEPCODER or asked.template or asked.is_program:
+            return False
+        return not (asked.starter_code or asked.prompt.startswith(_LCB_QUESTION) or _parted(asked.prompt)[1])
 
     def messages(self, asked: PromptText) -> list[Message]:
         """A system message, if there is one, and the user's."""
@@ -139,8 +159,9 @@ def prompt_text(
     starter_code: str = "",
     languages: tuple[str, ...] = PYTHON,
     template: str = PROMPT,
+    tests_type: str = "stdin",
 ) -> str:
-    """The problem in a form, within `template`, for an answer in one of `languages`.
+    """The problem in a form, within `template`, for an answer in one of `languages`, tested by tests of this type.
 
     In the template {language} is the name of the language, and {block} the begin of its block. Where neither is there,
     the plain form names them, unless the language is Python. A `prompt` that an earlier import has put into a form
@@ -148,7 +169,7 @@ def prompt_text(
     """
     if form is not PromptForm.PLAIN and not starter_code:
         prompt, starter_code = _parted(prompt)
-    text = _FORMS[form](prompt, starter_code, languages)
+    text = _FORMS[form](PromptText(prompt, "", starter_code, languages, tests_type))
     which, block = _choice(map(_name, languages)), _tags(languages)
     if form is PromptForm.PLAIN and languages != PYTHON and not (_LANGUAGE in template or _BLOCK in template):
         text = f"{text.rstrip()}\n\nWrite the program in {which}, in a block that begins with {block}.\n"
@@ -158,7 +179,7 @@ def prompt_text(
 
 def system_text(form: PromptForm, languages: tuple[str, ...] = PYTHON) -> str:
     """The system message of a form; empty when it has none."""
-    return _lcb_system(languages) if form is PromptForm.LIVECODEBENCH else ""
+    return _lcb_system(languages) if form in (PromptForm.LIVECODEBENCH, PromptForm.NOUSCODER) else ""
 
 
 # The words for languages. For Python alone they are the published ones.
@@ -200,11 +221,11 @@ _STARTER = "\n\nBegin with this code:\n```python\n"
 _STARTER_END = "\n```\n"
 
 
-def _with_starter_code(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
-    if not starter_code.strip():
-        return question
-    starter = _STARTER.replace("python", _tag(languages[0]))
-    return f"{question.rstrip()}{starter}{starter_code.strip()}{_STARTER_END}"
+def _with_starter_code(asked: PromptText) -> str:
+    if not asked.starter_code.strip():
+        return asked.prompt
+    starter = _STARTER.replace("python", _tag(asked.languages[0]))
+    return f"{asked.prompt.rstrip()}{starter}{asked.starter_code.strip()}{_STARTER_END}"
 
 
 def _parted(prompt: str) -> tuple[str, str]:
@@ -238,23 +259,45 @@ def _lcb_system(languages: tuple[str, ...]) -> str:
     )
 
 
-def _livecodebench(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
-    if question.startswith(_LCB_QUESTION) and question.endswith(_LCB_ANSWER):
-        return question
-    return f"{_LCB_QUESTION}{question}\n\n{_format_and_answer(starter_code, languages)}"
+def _livecodebench(asked: PromptText) -> str:
+    """LiveCodeBench has no function without starter code: here such a one has no format."""
+    if asked.prompt.startswith(_LCB_QUESTION) and asked.prompt.endswith(_LCB_ANSWER):
+        return asked.prompt
+    how = _lcb_format(asked) if asked.starter_code or asked.is_program else ""
+    return f"{_LCB_QUESTION}{asked.prompt}\n\n{how}{_LCB_ANSWER}"
 
 
-def _deepcoder(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
-    if question.startswith(_lcb_system(PYTHON)):
-        return question
-    return f"{_lcb_system(languages)}\n\n{question}{_format_and_answer(starter_code, languages)}"
+def _deepcoder(asked: PromptText) -> str:
+    if asked.prompt.startswith(_lcb_system(PYTHON)):
+        return asked.prompt
+    return f"{_lcb_system(asked.languages)}\n\n{asked.prompt}{_lcb_format(asked)}{_LCB_ANSWER}"
 
 
-def _format_and_answer(starter_code: str, languages: tuple[str, ...]) -> str:
-    if starter_code:
-        return f"### Format: {_LCB_STARTER}\n```{_tag(languages[0])}\n{starter_code}\n```\n\n{_LCB_ANSWER}"
-    how = _LCB_STDIN if languages == PYTHON else _LCB_STDIN.replace("the python program", "the program")
-    return f"### Format: {how}\n{_empty_block(languages, 'YOUR CODE HERE')}\n\n{_LCB_ANSWER}"
+def _lcb_format(asked: PromptText) -> str:
+    return f"### Format: {_in_starter(asked) if asked.starter_code else _in_block(asked, _LCB_STDIN)}"
+
+
+def _in_starter(asked: PromptText) -> str:
+    return f"{_LCB_STARTER}\n```{_tag(asked.languages[0])}\n{asked.starter_code}\n```\n\n"
+
+
+def _in_block(asked: PromptText, words: str) -> str:
+    how = words if asked.languages == PYTHON else words.replace("the python program", "the program")
+    return f"{how}\n{_empty_block(asked.languages, 'YOUR CODE HERE')}\n\n"
+
+
+# NousCoder's form.
+
+_NOUS_STDIN = (
+    "Read the inputs from stdin, solve the problem, and write the answer to stdout (do not directly test on the sample"
+    " inputs). Enclose your code within delimiters as follows. Ensure that when the python program runs it reads the"
+    " inputs runs the algorithm and writes output to STDOUT."
+)
+
+
+def _nouscoder(asked: PromptText) -> str:
+    how = _in_block(asked, _NOUS_STDIN) if asked.is_program else _in_starter(asked) if asked.starter_code else ""
+    return f"Question: {asked.prompt}\n\n{how}{_LCB_ANSWER}"
 
 
 # AceReason's form.
@@ -263,16 +306,17 @@ _ACE_STARTER = "Solve the problem starting with the provided function header.\n\
 _ACE_ANSWER = "Please place the solution code in the following format:\n"
 
 
-def _acereason(question: str, starter_code: str, languages: tuple[str, ...]) -> str:
-    answer = _ACE_ANSWER + _empty_block(languages, "Your solution code here")
-    if starter_code:
-        return f"{question}\n\n{_ACE_STARTER}```\n{starter_code}\n```\n\n{answer}"
-    return f"{question}\n\nWrite {_choice(map(_name, languages))} code to solve the problem. {answer}"
+def _acereason(asked: PromptText) -> str:
+    answer = _ACE_ANSWER + _empty_block(asked.languages, "Your solution code here")
+    if asked.starter_code:
+        return f"{asked.prompt}\n\n{_ACE_STARTER}```\n{asked.starter_code}\n```\n\n{answer}"
+    return f"{asked.prompt}\n\nWrite {_choice(map(_name, asked.languages))} code to solve the problem. {answer}"
 
 
-_FORMS: dict[PromptForm, Callable[[str, str, tuple[str, ...]], str]] = {
+_FORMS: dict[PromptForm, Callable[[PromptText], str]] = {
     PromptForm.PLAIN: _with_starter_code,
     PromptForm.LIVECODEBENCH: _livecodebench,
+    PromptForm.NOUSCODER: _nouscoder,
     PromptForm.DEEPCODER: _deepcoder,
     PromptForm.ACEREASON: _acereason,
 }

@@ -43,6 +43,7 @@ class Task:
 
     `prompt_template` is a text with {prompt} in it that is used in place of the environment's own; empty takes that.
     `starter_code` is what a program must begin with, and `languages` are those in which it may be written.
+    `tests_type` is the type of the hidden tests, which prompts depend on: programs for stdin, or functions.
     `public_tests` are those that the policy may see; the tests that decide the reward never come here. Raises
     ValueError without an id, and when it may sample no token.
     """
@@ -57,6 +58,7 @@ class Task:
     public_tests: PublicTests | None = None
     starter_code: str = ""
     languages: tuple[str, ...] = ("python",)
+    tests_type: str = "stdin"
 
     def __post_init__(self) -> None:
         if not self.rollout_id:

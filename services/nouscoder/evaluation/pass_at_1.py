@@ -223,6 +223,7 @@ def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampli
             public_tests=problem.shown(),
             starter_code=problem.starter_code,
             languages=problem.languages,
+            tests_type=problem.tests_type,
         )
         for problem in problems
         for position in range(samples)

@@ -128,7 +128,7 @@ def gradable(problems: list[EvaluatedProblem], languages: Collection[str]) -> tu
 def check_prompt(problems: list[EvaluatedProblem], settings: PromptSettings) -> None:
     """Raises NothingToEvaluate when the form of the prompt would ask for another program than the tests do."""
     for problem in problems:
-        if settings.misleads(PromptText.of(problem), problem.tests_type):
+        if settings.misleads(PromptText.of(problem)):
             raise NothingToEvaluate(
                 f"the form {settings.prompt_form} needs starter code for {problem.problem_id}, which has"
                 f" {problem.tests_type} tests: import the set again, or give --prompt plain"

@@ -290,7 +290,7 @@ def notes_of(config: Config) -> list[str]:
 def misled_lines(environment: EnvironmentSection, held_out: Sequence[Problem]) -> list[str]:
     """What is to be said of held-out problems that the form of the prompt asks wrongly; those of training are alike."""
     asking = environment.record(PromptSettings)
-    misled = [one for one in held_out if asking.misleads(PromptText.of(one), one.tests.type)]
+    misled = [one for one in held_out if asking.misleads(PromptText.of(one))]
     return [
         f"{len(misled)} of {len(held_out)} held-out problems, such as {one.problem_id}, have no starter code and"
         f" {one.tests.type} tests, and the form {asking.prompt_form} asks them to read stdin: import the set again, or"

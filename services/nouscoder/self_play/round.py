@@ -391,6 +391,7 @@ class Round:
                 *(each, name, name, problem.prompt, self._sampling(each, most), 0, problem.prompt_template),
                 starter_code=problem.starter_code,
                 languages=problem.languages,
+                tests_type=problem.tests_type,
             )
             for each in (f"{name}/{place}" for place in range(self.config.self_play.solutions))
         ]

@@ -8,7 +8,7 @@ A record is a JSON object, one a line, or a row of a parquet file:
     prompt       the problem as a run asks it, in the run's prompt template; or
     messages     a conversation: system, user, assistant and tool, in the policy's chat template
     completion   the answer: a text, or turns [{"text", "given"}]; messages may end in the answer instead
-    problem_id, accepted or verdict, prompt_template, starter_code, languages    optional
+    problem_id, accepted or verdict, prompt_template, starter_code, languages, tests_type or tests    optional
 
 Turns that are `given` (outputs of tools) carry no loss, and neither does any message but the assistant's. A line of a
 run's samples.jsonl (prompt, program, verdict) is a record too. Other fields are ignored.
@@ -84,6 +84,8 @@ class Record(Body):
     prompt_template: str = Field("", pattern=r"^$|\{prompt\}")
     starter_code: str = ""
     languages: list[str] = Field([])
+    tests_type: str = "stdin"
+    tests: Any = None
     messages: list[_MessageBody] = Field([])
     completion: str | list[Turn] = ""
     program: str = ""
@@ -255,6 +257,8 @@ class Encoder:
                 )
             return self._tokenizer.encode(record.prompt)
         asked = replace(_TASK, prompt=record.prompt, prompt_template=record.prompt_template)
+        tests = record.tests if isinstance(record.tests, dict) else {}  # of a line of a problem file
+        asked = replace(asked, tests_type=str(tests.get("type") or record.tests_type))
         languages = tuple(record.languages) or asked.languages
         return self._prompts.prompt_of(replace(asked, starter_code=record.starter_code, languages=languages))
 

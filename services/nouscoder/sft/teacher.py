@@ -85,6 +85,7 @@ def _examples(request: EvaluationRequest) -> Iterator[dict[str, Any]]:
 def _prompt(problem: EvaluatedProblem) -> dict[str, Any]:
     asked = {name: getattr(problem, name) for name in ("prompt_template", "starter_code", "languages")}
     asked |= {"languages": () if problem.languages == PYTHON else problem.languages}
+    asked |= {"tests_type": "" if problem.tests_type == "stdin" else problem.tests_type}
     return {
         "problem_id": problem.problem_id,
         "prompt": problem.prompt,

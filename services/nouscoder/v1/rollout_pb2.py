@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from nouscoder.v1 import verdict_pb2 as nouscoder_dot_v1_dot_verdict__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anouscoder/v1/rollout.proto\x12\x0cnouscoder.v1\x1a\x1anouscoder/v1/verdict.proto\"T\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\x16\n\x0emax_new_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\x89\x02\n\x04Task\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x12\n\nproblem_id\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x01(\t\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.nouscoder.v1.Sampling\x12\x1a\n\x12min_policy_version\x18\x06 \x01(\x04\x12\x17\n\x0fprompt_template\x18\x07 \x01(\t\x12/\n\x0cpublic_tests\x18\x08 \x01(\x0b\x32\x19.nouscoder.v1.PublicTests\x12\x14\n\x0cstarter_code\x18\t \x01(\t\x12\x11\n\tlanguages\x18\n \x03(\t\"\\\n\x0bPublicTests\x12\"\n\x05tests\x18\x01 \x01(\x0b\x32\x13.nouscoder.v1.Tests\x12)\n\x05rules\x18\x02 \x01(\x0b\x32\x1a.nouscoder.v1.GradingRules\"\xeb\x02\n\rRolloutHeader\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x12\n\nproblem_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x16\n\x0eoldest_version\x18\x06 \x01(\x04\x12\x16\n\x0enewest_version\x18\x07 \x01(\x04\x12\x31\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x1a.nouscoder.v1.FinishReason\x12\x14\n\x0crecord_bytes\x18\t \x01(\x04\x12\x13\n\x0btext_offset\x18\n \x01(\x04\x12\x12\n\ntext_bytes\x18\x0b \x01(\x04\x12\x11\n\tnum_turns\x18\x0c \x01(\r\x12\x14\n\x0chas_thinking\x18\r \x01(\x08\x12\x17\n\nown_reward\x18\x0e \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_own_reward*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anouscoder/v1/rollout.proto\x12\x0cnouscoder.v1\x1a\x1anouscoder/v1/verdict.proto\"T\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\x16\n\x0emax_new_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\x9d\x02\n\x04Task\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x12\n\nproblem_id\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x01(\t\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.nouscoder.v1.Sampling\x12\x1a\n\x12min_policy_version\x18\x06 \x01(\x04\x12\x17\n\x0fprompt_template\x18\x07 \x01(\t\x12/\n\x0cpublic_tests\x18\x08 \x01(\x0b\x32\x19.nouscoder.v1.PublicTests\x12\x14\n\x0cstarter_code\x18\t \x01(\t\x12\x11\n\tlanguages\x18\n \x03(\t\x12\x12\n\ntests_type\x18\x0b \x01(\t\"\\\n\x0bPublicTests\x12\"\n\x05tests\x18\x01 \x01(\x0b\x32\x13.nouscoder.v1.Tests\x12)\n\x05rules\x18\x02 \x01(\x0b\x32\x1a.nouscoder.v1.GradingRules\"\xeb\x02\n\rRolloutHeader\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x12\n\nproblem_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x16\n\x0eoldest_version\x18\x06 \x01(\x04\x12\x16\n\x0enewest_version\x18\x07 \x01(\x04\x12\x31\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x1a.nouscoder.v1.FinishReason\x12\x14\n\x0crecord_bytes\x18\t \x01(\x04\x12\x13\n\x0btext_offset\x18\n \x01(\x04\x12\x12\n\ntext_bytes\x18\x0b \x01(\x04\x12\x11\n\tnum_turns\x18\x0c \x01(\r\x12\x14\n\x0chas_thinking\x18\r \x01(\x08\x12\x17\n\nown_reward\x18\x0e \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_own_reward*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nouscoder.v1.rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=886
-  _globals['_FINISHREASON']._serialized_end=981
+  _globals['_FINISHREASON']._serialized_start=906
+  _globals['_FINISHREASON']._serialized_end=1001
   _globals['_SAMPLING']._serialized_start=72
   _globals['_SAMPLING']._serialized_end=156
   _globals['_TASK']._serialized_start=159
-  _globals['_TASK']._serialized_end=424
-  _globals['_PUBLICTESTS']._serialized_start=426
-  _globals['_PUBLICTESTS']._serialized_end=518
-  _globals['_ROLLOUTHEADER']._serialized_start=521
-  _globals['_ROLLOUTHEADER']._serialized_end=884
+  _globals['_TASK']._serialized_end=444
+  _globals['_PUBLICTESTS']._serialized_start=446
+  _globals['_PUBLICTESTS']._serialized_end=538
+  _globals['_ROLLOUTHEADER']._serialized_start=541
+  _globals['_ROLLOUTHEADER']._serialized_end=904
 # @@protoc_insertion_point(module_scope)

@@ -94,6 +94,7 @@ class Task(_message.Message):
     PUBLIC_TESTS_FIELD_NUMBER: _builtins.int
     STARTER_CODE_FIELD_NUMBER: _builtins.int
     LANGUAGES_FIELD_NUMBER: _builtins.int
+    TESTS_TYPE_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """Unique in the run."""
     group_id: _builtins.str
@@ -108,6 +109,8 @@ class Task(_message.Message):
     """A template that contains {prompt} and replaces the environment's; empty means the environment's."""
     starter_code: _builtins.str
     """What a program must begin with; empty: nothing."""
+    tests_type: _builtins.str
+    """The type of the hidden tests, such as stdin or call: the prompt depends on it."""
     @_builtins.property
     def sampling(self) -> Global___Sampling:
         """How to sample."""
@@ -133,10 +136,11 @@ class Task(_message.Message):
         public_tests: Global___PublicTests | None = ...,
         starter_code: _builtins.str = ...,
         languages: _abc.Iterable[_builtins.str] | None = ...,
+        tests_type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["public_tests", b"public_tests", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "languages", b"languages", "min_policy_version", b"min_policy_version", "problem_id", b"problem_id", "prompt", b"prompt", "prompt_template", b"prompt_template", "public_tests", b"public_tests", "rollout_id", b"rollout_id", "sampling", b"sampling", "starter_code", b"starter_code"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "languages", b"languages", "min_policy_version", b"min_policy_version", "problem_id", b"problem_id", "prompt", b"prompt", "prompt_template", b"prompt_template", "public_tests", b"public_tests", "rollout_id", b"rollout_id", "sampling", b"sampling", "starter_code", b"starter_code", "tests_type", b"tests_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -125,8 +125,8 @@ class ImportOptions(Body):
     def _asked(self, problem: Problem) -> Problem:
         """With its template. Starter code that is in the template is not asked for a second time.
 
-        A form that would ask for a program, where the tests are others and no starter code names a function, is not
-        taken: the problem keeps the template of its importer.
+        No form is taken where the tests ask for no program and no starter code names a function, such as mathematics:
+        the problem keeps the template of its importer.
         """
         if not self.prompt:
             return problem
@@ -135,13 +135,14 @@ class ImportOptions(Body):
         if form is PromptForm.PLAIN:
             return replace(problem, prompt_template="")
         asked = PromptText.of(replace(problem, prompt_template=""))
-        if form is not None and PromptSettings(prompt_form=form).misleads(asked, problem.tests.type):
+        if form is not None and PromptSettings(prompt_form=PromptForm.DEEPCODER).misleads(asked):
             return problem
         if form is None and _STARTER not in self.prompt:
             return replace(problem, prompt_template=self.prompt)
-        template = (
-            self.prompt.replace(_STARTER, code) if form is None else prompt_text(form, PROMPT, code, problem.languages)
-        )
+        if form is None:
+            template = self.prompt.replace(_STARTER, code)
+        else:
+            template = prompt_text(form, PROMPT, code, problem.languages, tests_type=asked.tests_type)
         return replace(problem, prompt_template=template, starter_code="")
 
     def _comparator(self, found: Comparator) -> Comparator:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
@@ -25,7 +25,7 @@ import torch
 
 from nouscoder.atomic_files import numbered, remove, write_whole
 from nouscoder.config import AdvantageSection
-from nouscoder.domain.advantage import Estimator, Overlong, batch_advantages, group_advantages
+from nouscoder.domain.advantage import Estimator, Overlong, batch_advantages, group_advantages, has_signal
 from nouscoder.domain.batch import Batch, CompletedGroups, GradedRollout
 from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded, repeated_share
 from nouscoder.domain.rollout import Rollout
@@ -228,9 +228,15 @@ def score(
     if not batch.rollouts:
         raise ValueError(f"batch {batch.batch_id} is empty")
     groups = [*batch.groups().values()]
-    return [
+    scored = [
         [_scored(graded, advantage, batch.policy_version, settings) for graded, advantage in zip(*pair, strict=True)]
         for pair in zip(groups, _advantages(groups, settings, terms or {}), strict=True)
+    ]
+    if not settings.mask_equal_rewards:
+        return scored
+    return [
+        [replace(item, masked=item.masked or not has_signal([one.graded.reward for one in group])) for item in group]
+        for group in scored
     ]
 
 
