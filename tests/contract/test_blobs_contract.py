@@ -126,5 +126,8 @@ def test_a_writer_that_is_killed_leaves_what_it_has_synced(tmp_path: Path) -> No
         "os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "packed.sqlite").touch()
+    assert not open_blobs(str(tmp_path / "empty")).exists("tests/ab/kept")
     blobs = open_blobs(str(tmp_path), bulk=True)
     assert (read(blobs, "tests/ab/kept"), blobs.exists("tests/ab/lost")) == (b"kept", False)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.data.problems import ProblemFileError
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestsCache
 from nouscoder.verifier.api.compat.problem_set import (
     NO_PROBLEMS,
@@ -122,9 +123,9 @@ async def test_public_tests_are_shown_and_hidden_ones_never(tmp_path: Path) -> N
 
 async def test_hidden_tests_that_cannot_be_read_are_a_fault_of_the_service(tmp_path: Path) -> None:
     async with offered(tmp_path) as problems:
-        for file in (tmp_path / "problems.jsonl.index" / "tests").rglob("*"):
-            if file.is_file():
-                file.unlink()
+        store = open_blobs(str(tmp_path / "problems.jsonl.index"))
+        for found in list(store.list("tests")):
+            store.delete(found.name)
         with pytest.raises(NotGraded, match="the tests of blind cannot be read"):
             await problems.hidden_verdict(problems.problem("blind"), SampleAnswer(ECHO, is_code=True))
 

@@ -142,7 +142,7 @@ def save_problems(path: Path, problems: Iterable[Problem]) -> None:
 def read_bodies(path: Path, refused: list[FileFault] | None = None) -> Iterator[ProblemBody]:
     """The lines of a file, one at a time. Raises ProblemFileError for a wrong line and a file without problems.
 
-    With `refused`, wrong lines are added to it and left out.
+    With `refused`, wrong lines are added to it and left out, unless the file is none of JSON lines at all.
     """
     seen: set[str] = set()
     try:
@@ -163,6 +163,8 @@ def read_bodies(path: Path, refused: list[FileFault] | None = None) -> Iterator[
         raise ProblemFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not seen and not refused:
         raise ProblemFileError(f"{path} holds no problem")
+    if not seen and refused and "not JSON" in refused[0].fault:
+        raise ProblemFileError(f"{path}, {refused[0]}: make a problem file of it with nouscoder data import")
 
 
 def _body(line: bytes) -> ProblemBody | str:

@@ -74,8 +74,8 @@ class PackedBlobs:
             return list(self._rows(asked, len(prefix) + 1, f"{prefix}/"))
 
     def _rows(self, asked: str, *values: object) -> Iterator[Any]:
-        if self._database is None and not self._place.exists():
-            return iter(())
+        if self._database is None and not (self._place.exists() and self._place.stat().st_size):
+            return iter(())  # a killed writer may leave an empty file
         return self._opened().execute(asked, values)
 
     def _opened(self) -> sqlite3.Connection:
