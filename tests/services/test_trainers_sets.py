@@ -37,19 +37,19 @@ LINES = {"input": ['[1, 2]\n"x"', '[]\n"y"'], "output": ["3", "null"], "fn_name"
 LISTS = {"input": [[[1, 2], "x"], [[], "y"]], "output": [[3], [None]], "fn_name": "f"}
 
 
-@pytest.mark.parametrize(
-    ("row", "tests"),
-    [
-        ({"tests": json.dumps(RUN), "problem_type": "stdin_stdout", "starter_code": ""}, SUM),
-        ({"tests": RUN | {"fn_name": "none"}, "problem_type": "stdin"}, SUM),
-        ({"tests": {"inputs": RUN["input"], "outputs": RUN["output"]}, "fn_name": None}, SUM),
-        ({"tests": SUM_ROWS, "problem_type": "stdin_stdout"}, SUM),
-        ({"tests": LINES, "problem_type": "func", "starter_code": "def f(a, b):"}, CALLS),
-        ({"tests": json.dumps(LISTS), "problem_type": "func", "starter_code": "def f(a, b):"}, CALLS),
-        ({"tests": {name: LINES[name] for name in ("input", "output")}, "fn_name": "f", "problem_type": "func"}, CALLS),
-        ({"tests": CALL_ROWS, "fn_name": "f", "problem_type": "func"}, CALLS),
-    ],
-)
+GIVEN: list[tuple[dict[str, Any], Tests]] = [
+    ({"tests": json.dumps(RUN), "problem_type": "stdin_stdout", "starter_code": ""}, SUM),
+    ({"tests": RUN | {"fn_name": "none"}, "problem_type": "stdin"}, SUM),
+    ({"tests": {"inputs": RUN["input"], "outputs": RUN["output"]}, "fn_name": None}, SUM),
+    ({"tests": SUM_ROWS, "problem_type": "stdin_stdout"}, SUM),
+    ({"tests": LINES, "problem_type": "func", "starter_code": "def f(a, b):"}, CALLS),
+    ({"tests": json.dumps(LISTS), "problem_type": "func", "starter_code": "def f(a, b):"}, CALLS),
+    ({"tests": {name: LINES[name] for name in ("input", "output")}, "fn_name": "f", "problem_type": "func"}, CALLS),
+    ({"tests": CALL_ROWS, "fn_name": "f", "problem_type": "func"}, CALLS),
+]
+
+
+@pytest.mark.parametrize(("row", "tests"), GIVEN)
 def test_a_row_of_the_authors_set_is_graded_as_their_grader_does(
     tmp_path: Path, row: dict[str, Any], tests: Tests
 ) -> None:

@@ -44,6 +44,7 @@ class Rejected(Exception):
 
 Row = Mapping[str, Any]
 MAX_REFERENCES = 8  # reference solutions kept of each problem
+QUESTIONS = ("question", "input", "prompt")  # of generated reasoning tasks
 _SCALARS = (str, int, float)
 _MAX_DIGITS = 4300  # the limit of Python and of pydantic
 _TOO_LONG = 10**_MAX_DIGITS

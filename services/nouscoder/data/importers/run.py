@@ -24,7 +24,6 @@ from nouscoder.data.importers.rows import (
     PREFIX,
     Format,
     HubRows,
-    file_rows,
     hub_rows,
     num_rows,
     require_datasets,
@@ -99,7 +98,7 @@ def import_files(
     for file in files:
         if isinstance(file, Path) and not file.exists():
             raise CannotImport(f"{file} does not exist")
-        if isinstance(file, HubRows) and known.rows is not file_rows:
+        if isinstance(file, HubRows) and not known.reads_a_hub:
             raise CannotImport(f"{name} is read from files, not from a hub")
     require_new(out, CannotImport)
     if any(isinstance(file, HubRows) for file in files):

@@ -248,7 +248,7 @@ def read_deepcoder(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row of a part, named by its place."""
     about = decoded(row.get("metadata") or "{}")
     listed = decoded(row.get("tests") or [])
-    is_lcb = isinstance(listed, list) and bool(listed) and "testtype" in listed[0]
+    is_lcb = bool(at_path({"tests": listed}, "tests.0.testtype"))
     limit_s = _LIVECODEBENCH_S if is_lcb else _DEEPCODER_S
     function = optional_text(about, "func_name") if isinstance(about, dict) else ""
     problem = Problem(

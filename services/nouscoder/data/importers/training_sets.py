@@ -35,6 +35,7 @@ from typing import Any
 
 from nouscoder.data.importers import contests
 from nouscoder.data.importers.fields import (
+    QUESTIONS,
     Reason,
     Rejected,
     Row,
@@ -48,7 +49,7 @@ from nouscoder.data.importers.fields import (
     text,
     verified_answer,
 )
-from nouscoder.data.importers.rows import Format
+from nouscoder.data.importers.rows import Format, example_rows
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import AssertTests, CallTests, MathCase, MathTests, Prelude, StdinCase, StdinTests
@@ -250,7 +251,7 @@ def read_reasoning(row: Row, number: int) -> ReferencedProblem:
         raise Rejected(Reason.NO_ANSWER, "neither answer nor target has a value")
     problem = Problem(
         problem_id=optional_text(row, "id") or f"reasoning-{number}",
-        prompt=text(row, "question", "input", "prompt"),
+        prompt=text(row, *QUESTIONS),
         tests=StdinTests((StdinCase("", answer),)),
         prompt_template=_REASONING_TEMPLATE,
         source="reasoning",
@@ -274,5 +275,5 @@ FORMATS = {
     "synthetic2": Format(read_synthetic2, "PrimeIntellect SYNTHETIC-2 and SYNTHETIC-2-RL"),
     "kodcode": Format(read_kodcode, "KodCode-V1, tests for pytest"),
     "math": Format(read_math, "math sets: MATH-500, DeepScaleR, AIME, GSM8K, DAPO-Math"),
-    "reasoning": Format(read_reasoning, "SymBench, BIG-Bench Hard, Reasoning Gym"),
+    "reasoning": Format(read_reasoning, "SymBench, BIG-Bench Hard, Reasoning Gym", example_rows),
 }
