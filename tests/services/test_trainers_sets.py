@@ -107,7 +107,9 @@ def test_klear_s_prompts_are_parted_from_the_form_that_they_were_published_in(tm
     )
     rows[2]["prompt"][1]["content"] = "### Format: another\n"
     items = imported(tmp_path, "klear", rows)
-    assert [one.problem.prompt for one in items] == ["Do it.", "Do it.", "### Format: another\n"]
+    assert [one.problem.prompt for one in items] == [
+        f"Think.\n\n{question}" for question in ("Do it.", "Do it.", "### Format: another\n")
+    ]
     assert [one.problem.starter_code for one in items] == ["", "def f(a, b):", ""]
     assert [one.problem.tests for one in items] == [SUM, CALLS, SUM]
 
@@ -157,7 +159,7 @@ def test_generic_finds_a_question_and_tests_in_every_public_form(
     if "type" not in str(row.get("tests")):  # a column of parquet has one type
         import_files("generic", [parquet(tmp_path / "rows.parquet", row)], tmp_path / "other.parquet")
         items += read_parquet(tmp_path / "other.parquet")
-    assert {one.problem.prompt for one in items} == {"Do it."}
+    assert {one.problem.prompt for one in items} == {"Think.\n\nDo it." if "reward_model" in row else "Do it."}
     assert [one.problem.tests for one in items] == [tests] * len(items)
 
 

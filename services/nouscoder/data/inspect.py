@@ -26,9 +26,10 @@ from pathlib import Path
 
 from nouscoder.config import VerifierSection
 from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.importers.run import RENDERED
 from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.prompt import PromptSettings, PromptText
+from nouscoder.domain.prompt import PromptSettings, PromptText, rendered_mark
 from nouscoder.domain.submission import CallTests, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.progress_bar import progress_bar
@@ -170,12 +171,13 @@ class _RecordingSession:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The counts of a problem file."""
+    """The counts of a problem file. `num_rendered`: prompts that a chat template has written already."""
 
     num_problems: int
     num_tests: int
     num_with_references: int
     tests_by_type: dict[str, int]
+    num_rendered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ def contents(problems: Sequence[ReferencedProblem]) -> Contents:
         num_tests=sum(len(one.problem.tests.cases) for one in problems),
         num_with_references=sum(bool(one.references) for one in problems),
         tests_by_type=dict(Counter(type(one.problem.tests).__name__ for one in problems)),
+        num_rendered=sum(bool(rendered_mark(one.problem.prompt)) for one in problems),
     )
 
 
@@ -283,9 +286,10 @@ def inspect_file(path: Path, *, as_json: bool) -> tuple[str, int]:
     if as_json:
         return json.dumps(asdict(found), indent=1), 0
     types = ", ".join(f"{count} {name}" for name, count in found.tests_by_type.items())
+    warning = f"\n{found.num_rendered} {RENDERED}" if found.num_rendered else ""
     return (
         f"{path}: {found.num_problems} problems ({types}), {found.num_tests} tests,"
-        f" {found.num_with_references} problems with reference solutions"
+        f" {found.num_with_references} problems with reference solutions{warning}"
     ), 0
 
 

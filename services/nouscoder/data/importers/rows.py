@@ -56,8 +56,9 @@ def example_rows(path: Path, skip: int) -> Iterator[SourceRow]:
     number = 0
     for row in file_rows(path, 0):
         examples = row.value.get("examples") if isinstance(row.value, dict) else None
-        is_file = isinstance(examples, list) and examples and not optional_text(row.value, *QUESTIONS)
-        for value in examples if is_file else [row.value]:
+        if not isinstance(examples, list) or not examples or optional_text(row.value, *QUESTIONS):
+            examples = [row.value]
+        for value in examples:
             number += 1
             if number > skip:
                 yield SourceRow(number, value, row.fault)
