@@ -889,3 +889,34 @@ def test_a_row_that_no_machine_can_grade_is_rejected_by_its_field(tmp_path: Path
     summary = import_files("generic", [jsonl(tmp_path / "rows.jsonl", *rows)], tmp_path / "out.parquet")
     assert (summary.problems, summary.rejected) == (1, {"ungradable": 1})
     assert "tests.entry_point: must be the name" in (tmp_path / "out.parquet.rejected.jsonl").read_text()
+
+
+def test_a_leetcode_task_about_a_linked_list_keeps_its_program(tmp_path: Path) -> None:
+    """Tests that are no literals were 6.4 % of LeetCodeDataset, and were rejected."""
+    helpers = (
+        "from math import inf\nclass ListNode:\n    def __init__(self, val=0, next=None):\n"
+        "        self.val, self.next = val, next\ndef same(p, q): return p.val == q.val\n"
+    )
+    row = {
+        "task_id": "same-node",
+        "query": "A form with the question.",
+        "problem_description": "Return the node.",
+        "starter_code": "class Solution:\n    def node(self, head):",
+        "prompt": helpers,
+        "entry_point": "Solution().node",
+        "test": "def check(candidate):\n    assert same(candidate(head = ListNode(3)), ListNode(3))\n",
+    }
+    import_files("leetcode", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "kattis.parquet")
+    (item,) = read_parquet(tmp_path / "kattis.parquet")
+    assert (item.problem.prompt, item.problem.starter_code) == ("Return the node.", row["starter_code"])
+    right = "class Solution:\n    def node(self, head: ListNode): return head\n"
+    wrong = "class Solution:\n    def node(self, head): return ListNode(4)\n"
+    assert verdicts(tmp_path, "same-node", right, wrong) == ["accepted", "wrong_answer"]
+
+
+@pytest.mark.parametrize("task_id", [2, "Mbpp/2"])
+def test_a_task_of_mbpp_has_one_name(tmp_path: Path, task_id: int | str) -> None:
+    row = {"task_id": task_id, "prompt": "?", "test_list": ["assert f(1) == 2"]}
+    import_files("mbpp", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "out.parquet")
+    (item,) = read_parquet(tmp_path / "out.parquet")
+    assert item.problem.problem_id == "Mbpp/2"

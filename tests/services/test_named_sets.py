@@ -347,7 +347,7 @@ def test_what_a_problem_of_each_set_has(tmp_path: Path) -> None:
         sets[name] = imported(name, tmp_path / name)[1]
     calls = (CallCase(([1, 2], 3), {}, 6), CallCase(([], 4), {}, 4))
     nemotrons, rstars = sets["nemotron"], sets["rstar_coder"]
-    assert {one.problem.prompt for one in nemotrons.values()} == {"Add."}
+    assert [nemotrons[name].problem.prompt for name in "abc"] == ["Help.\n\nAdd.", "Help.\n\nAdd.", "Add."]
     assert nemotrons["a"].problem.tests == nemotrons["c"].problem.tests == SUM
     assert nemotrons["b"].problem.tests == rstars["s3"].problem.tests == CallTests("total", calls)
     assert rstars["s1"].problem.tests == rstars["s2"].problem.tests == SUM

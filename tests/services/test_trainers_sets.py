@@ -37,19 +37,19 @@ LINES = {"input": ['[1, 2]\n"x"', '[]\n"y"'], "output": ["3", "null"], "fn_name"
 LISTS = {"input": [[[1, 2], "x"], [[], "y"]], "output": [[3], [None]], "fn_name": "f"}
 
 
-@pytest.mark.parametrize(
-    ("row", "tests"),
-    [
-        ({"tests": json.dumps(RUN), "problem_type": "stdin_stdout", "starter_code": ""}, SUM),
-        ({"tests": RUN | {"fn_name": "none"}, "problem_type": "stdin"}, SUM),
-        ({"tests": {"inputs": RUN["input"], "outputs": RUN["output"]}, "fn_name": None}, SUM),
-        ({"tests": SUM_ROWS, "problem_type": "stdin_stdout"}, SUM),
-        ({"tests": LINES, "problem_type": "func", "starter_code": "def f(a, b):"}, CALLS),
-        ({"tests": json.dumps(LISTS), "problem_type": "func", "starter_code": "def f(a, b):"}, CALLS),
-        ({"tests": {name: LINES[name] for name in ("input", "output")}, "fn_name": "f", "problem_type": "func"}, CALLS),
-        ({"tests": CALL_ROWS, "fn_name": "f", "problem_type": "func"}, CALLS),
-    ],
-)
+GIVEN: list[tuple[dict[str, Any], Tests]] = [
+    ({"tests": json.dumps(RUN), "problem_type": "stdin_stdout", "starter_code": ""}, SUM),
+    ({"tests": RUN | {"fn_name": "none"}, "problem_type": "stdin"}, SUM),
+    ({"tests": {"inputs": RUN["input"], "outputs": RUN["output"]}, "fn_name": None}, SUM),
+    ({"tests": SUM_ROWS, "problem_type": "stdin_stdout"}, SUM),
+    ({"tests": LINES, "problem_type": "func", "starter_code": "def f(a, b):"}, CALLS),
+    ({"tests": json.dumps(LISTS), "problem_type": "func", "starter_code": "def f(a, b):"}, CALLS),
+    ({"tests": {name: LINES[name] for name in ("input", "output")}, "fn_name": "f", "problem_type": "func"}, CALLS),
+    ({"tests": CALL_ROWS, "fn_name": "f", "problem_type": "func"}, CALLS),
+]
+
+
+@pytest.mark.parametrize(("row", "tests"), GIVEN)
 def test_a_row_of_the_authors_set_is_graded_as_their_grader_does(
     tmp_path: Path, row: dict[str, Any], tests: Tests
 ) -> None:
@@ -107,7 +107,9 @@ def test_klear_s_prompts_are_parted_from_the_form_that_they_were_published_in(tm
     )
     rows[2]["prompt"][1]["content"] = "### Format: another\n"
     items = imported(tmp_path, "klear", rows)
-    assert [one.problem.prompt for one in items] == ["Do it.", "Do it.", "### Format: another\n"]
+    assert [one.problem.prompt for one in items] == [
+        f"Think.\n\n{question}" for question in ("Do it.", "Do it.", "### Format: another\n")
+    ]
     assert [one.problem.starter_code for one in items] == ["", "def f(a, b):", ""]
     assert [one.problem.tests for one in items] == [SUM, CALLS, SUM]
 
@@ -157,7 +159,7 @@ def test_generic_finds_a_question_and_tests_in_every_public_form(
     if "type" not in str(row.get("tests")):  # a column of parquet has one type
         import_files("generic", [parquet(tmp_path / "rows.parquet", row)], tmp_path / "other.parquet")
         items += read_parquet(tmp_path / "other.parquet")
-    assert {one.problem.prompt for one in items} == {"Do it."}
+    assert {one.problem.prompt for one in items} == {"Think.\n\nDo it." if "reward_model" in row else "Do it."}
     assert [one.problem.tests for one in items] == [tests] * len(items)
 
 

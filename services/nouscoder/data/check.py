@@ -14,6 +14,7 @@ from pathlib import Path
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.problems import FileFault
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.prompt import rendered_mark
 from nouscoder.domain.submission import AssertTests, Tests
 from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, NotInstalled, faults
@@ -24,13 +25,17 @@ _MOST_SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """What a file holds, and all its faults in their order. `num_problems` counts the faulty ones too."""
+    """What a file holds, and all its faults in their order. `num_problems` counts the faulty ones too.
+
+    `num_rendered` counts the prompts that a chat template has written already.
+    """
 
     num_problems: int
     num_tests: int
     num_with_references: int
     tests_by_type: dict[str, int]
     faults: tuple[FileFault, ...]
+    num_rendered: int = 0
 
     @property
     def num_faulty(self) -> int:
@@ -54,16 +59,17 @@ def check_file(path: Path, *, here: bool = True) -> CheckedFile:
     Raises Unusable for a file that cannot be read as a whole.
     """
     found: list[FileFault] = []
-    num_tests = num_with_references = 0
+    num_tests = num_with_references = num_rendered = 0
     types = Counter[str]()
     for item in read_referenced(path, found):
         problem = item.problem
         types[type(problem.tests).__name__] += 1
         num_tests += len(problem.tests.cases)
         num_with_references += bool(item.references)
+        num_rendered += bool(rendered_mark(problem.prompt))
         found += (FileFault(problem.problem_id, fault) for fault in faults_of(problem, here=here))
     num_problems = types.total() + sum(fault.is_of_line for fault in found)
-    return CheckedFile(num_problems, num_tests, num_with_references, dict(types), tuple(found))
+    return CheckedFile(num_problems, num_tests, num_with_references, dict(types), tuple(found), num_rendered)
 
 
 def faults_of(problem: Problem, *, here: bool = True) -> list[str]:

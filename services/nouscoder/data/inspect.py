@@ -27,6 +27,7 @@ from pathlib import Path
 from nouscoder.config import VerifierSection
 from nouscoder.data.check import check_file
 from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.importers.run import RENDERED
 from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptSettings, PromptText
@@ -270,9 +271,10 @@ def inspect_file(path: Path, *, as_json: bool, here: bool = True) -> tuple[str, 
     if checked.faults:
         raise ProblemFileError(f"{path}: {checked.text()}")
     types = ", ".join(f"{count} {name}" for name, count in checked.tests_by_type.items())
+    warning = f"\n{checked.num_rendered} {RENDERED}" if checked.num_rendered else ""
     return (
         f"{path}: {checked.num_problems} problems ({types}), {checked.num_tests} tests,"
-        f" {checked.num_with_references} problems with reference solutions"
+        f" {checked.num_with_references} problems with reference solutions{warning}"
     ), 0
 
 

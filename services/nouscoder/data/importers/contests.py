@@ -109,7 +109,7 @@ def _shown_cases(row: Row) -> Tests | None:
 
 def lcb_tests(cases: list[Any], metadata: Any) -> StdinTests | CallTests:
     """Tests of LiveCodeBench's form: {input, output, testtype}. A function's arguments are JSON, one a line."""
-    kinds = {case.get("testtype", "stdin") for case in cases}
+    kinds = {case.get("testtype") or "stdin" for case in cases}
     found = [(case["input"], case["output"]) for case in cases]
     if kinds <= {"stdin", "stdin_stdout"}:
         return stdin_tests(found)
@@ -298,7 +298,7 @@ def case_tests(cases: Any) -> StdinTests | CallTests:
     """Tests from a list of {type, fn_name, input, output}."""
     if not isinstance(cases, list) or not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test case")
-    kinds = {case.get("type", "stdin_stdout") for case in cases}
+    kinds = {case.get("type") or "stdin_stdout" for case in cases}
     found = [(case["input"], case["output"]) for case in cases]
     if kinds == {"stdin_stdout"}:
         return stdin_tests(found)

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -31,6 +32,7 @@ class Reason(StrEnum):
     UNGRADABLE = "ungradable"
     OTHER_LANGUAGE = "other_language"
     DUPLICATE_ID = "duplicate_id"
+    SEVERAL_TURNS = "several_turns"
     NO_DATE = "no_date"
     OUTSIDE_DATES = "outside_dates"
 
@@ -45,6 +47,8 @@ class Rejected(Exception):
 
 Row = Mapping[str, Any]
 MAX_REFERENCES = 8  # reference solutions kept of each problem
+QUESTIONS = ("question", "input", "prompt")  # of generated reasoning tasks
+_SYSTEM = "system"
 _SCALARS = (str, int, float)
 _MAX_DIGITS = 4300  # the limit of Python and of pydantic
 _TOO_LONG = 10**_MAX_DIGITS
@@ -75,6 +79,36 @@ def facts_of(row: Row, *names: str) -> dict[str, str]:
     """The fields that hold text or a number, as text."""
     values = {name: optional_text(row, name) for name in names}
     return {name: value for name, value in values.items() if value}
+
+
+def asked_of(row: Row, *names: str) -> tuple[str, dict[str, str]]:
+    """The question in the first of these fields that has a value, and facts about it for the metadata.
+
+    It is text, or the messages of a chat, also as JSON. A system message goes before the user's, and a fact says so.
+    Raises Rejected for a conversation of several turns, because a problem is asked in one.
+    """
+    name = next((name for name in names if row.get(name)), names[0])
+    messages = row.get(name)
+    if isinstance(messages, str) and messages.lstrip().startswith("[{"):
+        with suppress(Rejected):
+            messages = decoded(messages)
+    if not isinstance(messages, list) or not all(isinstance(one, Mapping) and "role" in one for one in messages):
+        return text(row, *names), {}
+    roles = [_SYSTEM if one["role"] == "developer" else str(one["role"]) for one in messages]
+    if (turns := [role for role in roles if role != _SYSTEM]) not in ([], ["user"]):
+        way = f"--column {name}={name}.-1.content takes the last message alone"
+        raise Rejected(Reason.SEVERAL_TURNS, f"{name} has the messages {', '.join(turns):.200}: {way}")
+    contents = [_content(one.get("content")) for one in sorted(messages, key=lambda one: one["role"] == "user")]
+    if "user" not in turns or not contents[-1].strip():
+        raise Rejected(Reason.MISSING_FIELD, f"no message of the user in {name} has text")
+    return "\n\n".join(filter(None, contents)), {"roles": "system, user"} if any(contents[:-1]) else {}
+
+
+def _content(content: Any) -> str:
+    """The text of a message: text, or parts of text."""
+    if isinstance(content, list):
+        content = "\n".join(optional_text(part, "text") for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
 
 
 def at_path(row: Row, path: str) -> Any:

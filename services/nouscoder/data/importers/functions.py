@@ -9,7 +9,7 @@ AceCode-87K (TIGER-Lab/AceCode-87K): a question and `test_cases`, a list of asse
 source, question, test_cases, inferences ([{model_name, completions, pass_rate}]) and context_messages.
 
 LeetCodeDataset (newfacade/LeetCodeDataset): problems about a method, with tests `assert candidate(...) == value`. The
-asserts are parsed and never executed. A row with a statement of another form is rejected.
+asserts are parsed and never executed. A row with a statement of another form keeps its program (linked lists, trees).
 
 BigCodeBench (bigcode/bigcodebench): a task that needs libraries, with `test`, a unittest.TestCase. A row has task_id,
 complete_prompt, instruct_prompt, canonical_solution, code_prompt, test, entry_point and libs. Each test method becomes
@@ -69,11 +69,14 @@ def checked(case: object) -> str:
 def read_leetcode(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row. The reference is a module: the data set's imports and helpers, then the solution."""
     entry_point = text(row, "entry_point").removeprefix("Solution().")
+    # From version 0.3 on `query` is the question in a form, with the starter code.
+    code = optional_text(row, "starter_code") if optional_text(row, "problem_description") else ""
     meta = row.get("meta") or {}
     problem = Problem(
         problem_id=text(row, "task_id"),
-        prompt=text(row, "query", "problem_description"),
-        tests=CallTests(entry_point, tuple(call_cases(text(row, "test")))),
+        prompt=text(row, "problem_description") if code else text(row, "query", "problem_description"),
+        starter_code=code,
+        tests=_leetcode_tests(row, entry_point),
         # The prompt uses `List` and other names without imports, as LeetCode does.
         prelude=Prelude.LCB,
         difficulty=str(row.get("difficulty") or meta.get("difficulty") or "").lower(),
@@ -82,6 +85,17 @@ def read_leetcode(row: Row, number: int) -> ReferencedProblem:
     program = f"{row.get('prompt') or ''}\n{row['completion']}\n" if row.get("completion") else ""
     date = str(row.get("estimated_date") or "")[:10]
     return ReferencedProblem(problem, (Reference(program),) if program else (), {"date": date} if date else {})
+
+
+def _leetcode_tests(row: Row, entry_point: str) -> CallTests | AssertTests:
+    """Calls, where all values are literals; else the program, with the names that it uses (ListNode, inf)."""
+    check = text(row, "test")
+    try:
+        return CallTests(entry_point, tuple(call_cases(check)))
+    except Rejected as error:
+        if error.reason is not Reason.UNREADABLE_TESTS or _function(parsed_python(check).body, "check") is None:
+            raise
+    return AssertTests((f"{check}\n\ncheck({row['entry_point']})",), optional_text(row, "prompt"))
 
 
 def call_cases(check: str) -> Iterator[CallCase]:
@@ -208,7 +222,7 @@ def read_mbpp(row: Row, number: int) -> ReferencedProblem:
     setup = "\n".join(part for part in (imports, optional_text(row, "test_setup_code")) if part)
     tests, comparator = _mbpp_tests(optional_text(row, "test"), listed, setup)
     problem = Problem(
-        problem_id=f"Mbpp/{task_id}",
+        problem_id=f"Mbpp/{task_id.removeprefix('Mbpp/')}",
         prompt=f"{text(row, 'prompt', 'text')}\n\nYour code must pass this test:\n{listed[0]}",
         tests=tests,
         comparator=comparator,

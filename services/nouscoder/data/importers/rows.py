@@ -29,7 +29,7 @@ from nouscoder.data.bounded_files import (
     packages_at,
     read_records,
 )
-from nouscoder.data.importers.fields import Row
+from nouscoder.data.importers.fields import QUESTIONS, Row, optional_text
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.installation import how_to_install
@@ -48,6 +48,22 @@ def file_rows(path: Path, skip: int) -> Iterator[SourceRow]:
         yield from _json_rows(path, skip)
 
 
+def example_rows(path: Path, skip: int) -> Iterator[SourceRow]:
+    """The same rows, where a record that has `examples` and no question stands for its examples.
+
+    BIG-Bench Hard's files are one such record.
+    """
+    number = 0
+    for row in file_rows(path, 0):
+        examples = row.value.get("examples") if isinstance(row.value, dict) else None
+        if not isinstance(examples, list) or not examples or optional_text(row.value, *QUESTIONS):
+            examples = [row.value]
+        for value in examples:
+            number += 1
+            if number > skip:
+                yield SourceRow(number, value, row.fault)
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """`read` makes a problem of a row and its number in the file, counted from 1, or raises Rejected.
@@ -58,6 +74,11 @@ class Format:
     read: Callable[[Row, int], ReferencedProblem]
     about: str
     rows: Callable[[Path, int], Iterator[SourceRow]] = file_rows
+
+    @property
+    def reads_a_hub(self) -> bool:
+        """Whether rows of a hub have this format, not only files."""
+        return self.rows in (file_rows, example_rows)
 
 
 def num_rows(path: Path) -> int | None:
@@ -78,14 +99,9 @@ def column_names(path: Path) -> set[str]:
 
 
 def _json_rows(path: Path, skip: int) -> Iterator[SourceRow]:
-    number = 0
-    for record in read_records(path):
-        # BIG-Bench Hard's files are one object that holds the rows.
-        examples = record.value.get("examples") if isinstance(record.value, dict) else None
-        for value in examples if isinstance(examples, list) else [record.value]:
-            number += 1
-            if number > skip:
-                yield SourceRow(number, value, record.fault)
+    for number, record in enumerate(read_records(path), 1):
+        if number > skip:
+            yield SourceRow(number, record.value, record.fault)
 
 
 def _csv_rows(path: Path, skip: int) -> Iterator[SourceRow]:

@@ -25,7 +25,6 @@ from nouscoder.data.importers.rows import (
     PREFIX,
     Format,
     HubRows,
-    file_rows,
     hub_rows,
     num_rows,
     require_datasets,
@@ -33,6 +32,7 @@ from nouscoder.data.importers.rows import (
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import column, join, require_new, row_of, store_beside, write_rows
 from nouscoder.domain.problem import Problem, language_fault
+from nouscoder.domain.prompt import rendered_mark
 from nouscoder.errors import Unusable
 from nouscoder.progress_bar import progress_bar
 from nouscoder.store.blobs import open_blobs
@@ -44,19 +44,30 @@ _STATE = "state.json"
 _HERE = Path()
 
 
+RENDERED = (
+    "prompts begin with marks of a chat template: a run writes its own template around each, so take the marks off, or"
+    ' set generation.environment.prompt_as = "text"'
+)
+_SYSTEM_BEFORE = "system messages stand before the user's message in the prompt"
+
+
 class CannotImport(Unusable):
     """The import cannot begin, or go on. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportSummary:
-    """The result. `rejected` counts the rows by reason; `rejections` is the file that lists them."""
+    """The result. `rejected` counts the rows by reason; `rejections` is the file that lists them.
+
+    `notes` has sentences about imported rows, each with the number of rows.
+    """
 
     problems: int
     tests: int
     rejected: dict[str, int]
     out: str
     rejections: str
+    notes: dict[str, int] = field(default_factory=dict)
 
     def text(self) -> str:
         """A table for people."""
@@ -64,7 +75,8 @@ class ImportSummary:
         rows = [("problems", self.problems), ("tests", self.tests), ("rejected rows", total)]
         rows += [(f"  {reason}", count) for reason, count in sorted(self.rejected.items(), key=lambda one: -one[1])]
         lines = [f"{name:<24}{count:>12}" for name, count in rows]
-        return "\n".join([f"{self.out}:", *lines, *([f"reasons of each row: {self.rejections}"] if total else [])])
+        lines += [f"reasons of each row: {self.rejections}"] if total else []
+        return "\n".join([f"{self.out}:", *lines, *(f"{count} {note}" for note, count in self.notes.items())])
 
 
 @dataclass(slots=True)
@@ -82,6 +94,7 @@ class _State:
     problems: int = 0
     tests: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
     columns_found: list[str] = field(default_factory=list)
     fields_read: list[str] = field(default_factory=list)
 
@@ -100,7 +113,7 @@ def import_files(
     for file in files:
         if isinstance(file, Path) and not file.exists():
             raise CannotImport(f"{file} does not exist")
-        if isinstance(file, HubRows) and known.rows is not file_rows:
+        if isinstance(file, HubRows) and not known.reads_a_hub:
             raise CannotImport(f"{name} is read from files, not from a hub")
     require_new(out, CannotImport)
     if any(isinstance(file, HubRows) for file in files):
@@ -198,7 +211,9 @@ class _Import:
         join([self._part(number) for number in range(state.parts)], self._out, self._tests, made_by)
         shutil.rmtree(self._folder)
         open_index_of(self._out, tests=self._tests).close()
-        return ImportSummary(state.problems, state.tests, dict(state.rejected), str(self._out), str(rejections))
+        return ImportSummary(
+            state.problems, state.tests, dict(state.rejected), str(self._out), str(rejections), dict(state.notes)
+        )
 
     def _import_file(self, number: int, skip: int, advance: Callable[[float], None]) -> None:
         file = self._files[number]
@@ -227,6 +242,9 @@ class _Import:
             self._rows.append(row_of(item, stored))
             self._state.problems += 1
             self._state.tests += stored.num_tests
+            is_noted = {_SYSTEM_BEFORE: "roles" in item.metadata, RENDERED: bool(rendered_mark(item.problem.prompt))}
+            for note in (note for note, applies in is_noted.items() if applies):
+                self._state.notes[note] = self._state.notes.get(note, 0) + 1
 
     def _problem(self, row: SourceRow) -> Any:
         if row.fault:

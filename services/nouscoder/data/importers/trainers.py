@@ -1,7 +1,7 @@
 """Sets as trainers publish them, whose rows have a question and tests in one of the public forms; and rows of any set.
 
 generic: the field names below, or those of `--column`. A question (prompt, question, problem or question_content: text,
-or the messages of a chat, of which the user's last one is taken), and tests, input_output, test_cases, inputs with
+or the messages of a chat: a system message and the user's), and tests, input_output, test_cases, inputs with
 outputs, or an answer, which is compared as mathematics. In verl's layout the question is `prompt`, and the tests or the
 answer are in reward_model.ground_truth. Further fields: problem_id, task_id, question_id or id; starter_code, fn_name,
 languages or language, solutions or solution, difficulty, source or data_source, family, contest_date or date.
@@ -40,6 +40,7 @@ from nouscoder.data.importers.fields import (
     Reason,
     Rejected,
     Row,
+    asked_of,
     at_path,
     call_tests,
     decoded,
@@ -139,19 +140,10 @@ def _of_record(tests: dict[str, Any], function: str) -> Any:
     return tests
 
 
-def question_of(row: Row, *names: str) -> str:
-    """The question: text, or the user's last message of a chat. Raises Rejected."""
-    for name in names:
-        messages = row.get(name)
-        if isinstance(messages, list):
-            asked = [one for one in messages if isinstance(one, dict) and one.get("role") == "user"]
-            return text(asked[-1] if asked else {}, "content")
-    return text(row, *names)
-
-
 def read_generic(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row of any set."""
     function = optional_text(row, "fn_name")
+    question, facts = asked_of(row, "prompt", "question", "problem", "question_content")
     found = next((row[name] for name in _TESTS if row.get(name) not in (None, "")), None)
     if found is None and row.get("inputs"):
         found = _paired(decoded(row["inputs"]), decoded(row.get("outputs")))
@@ -163,7 +155,7 @@ def read_generic(row: Row, number: int) -> ReferencedProblem:
     names = languages.split(",") if isinstance(languages, str) else languages or ["python"]
     problem = Problem(
         problem_id=optional_text(row, "problem_id", "task_id", "question_id", "id") or f"generic-{number}",
-        prompt=question_of(row, "prompt", "question", "problem", "question_content"),
+        prompt=question,
         tests=tests,
         prelude=_prelude(tests),
         prompt_template=ANSWER_TEMPLATE if isinstance(tests, MathTests) else "",
@@ -174,7 +166,7 @@ def read_generic(row: Row, number: int) -> ReferencedProblem:
         languages=tuple(language_name(str(name).strip()) for name in names),
     )
     known = references(row.get("solutions") or row.get("solution"))
-    return ReferencedProblem(problem, known, _dates(row), names_languages=bool(languages))
+    return ReferencedProblem(problem, known, facts | _dates(row), names_languages=bool(languages))
 
 
 def _tests_or_answer(truth: Any, function: str) -> Tests:
@@ -248,7 +240,7 @@ def read_deepcoder(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row of a part, named by its place."""
     about = decoded(row.get("metadata") or "{}")
     listed = decoded(row.get("tests") or [])
-    is_lcb = isinstance(listed, list) and bool(listed) and "testtype" in listed[0]
+    is_lcb = bool(at_path({"tests": listed}, "tests.0.testtype"))
     limit_s = _LIVECODEBENCH_S if is_lcb else _DEEPCODER_S
     function = optional_text(about, "func_name") if isinstance(about, dict) else ""
     problem = Problem(
@@ -273,15 +265,18 @@ def read_klear(row: Row, number: int) -> ReferencedProblem:
 
 
 def _without_form(prompt: str) -> tuple[str, str]:
-    """The question and the starter code of a prompt in DeepCoder's form; else the prompt."""
+    """The question and the starter code of a prompt in DeepCoder's form, perhaps after other text; else the prompt."""
     begin, end = prompt_text(PromptForm.DEEPCODER, "\0").split("\0")
     before, after = prompt_text(PromptForm.DEEPCODER, "", "\0").removeprefix(begin).split("\0")
-    if not prompt.startswith(begin):
+    others, begins, prompt = prompt.rpartition(begin)
+    if not begins:
         return prompt, ""
     if prompt.endswith(end):
-        return prompt.removeprefix(begin).removesuffix(end), ""
-    question, found, code = prompt.removeprefix(begin).rpartition(before)
-    return (question, code.removesuffix(after)) if found and code.endswith(after) else (prompt, "")
+        return others + prompt.removesuffix(end), ""
+    question, found, code = prompt.rpartition(before)
+    if found and code.endswith(after):
+        return others + question, code.removesuffix(after)
+    return others + begins + prompt, ""
 
 
 _ANSWERS = 16

@@ -35,9 +35,11 @@ from typing import Any
 
 from nouscoder.data.importers import contests
 from nouscoder.data.importers.fields import (
+    QUESTIONS,
     Reason,
     Rejected,
     Row,
+    asked_of,
     decoded,
     facts_of,
     optional_text,
@@ -48,36 +50,26 @@ from nouscoder.data.importers.fields import (
     text,
     verified_answer,
 )
-from nouscoder.data.importers.rows import Format
+from nouscoder.data.importers.rows import Format, example_rows
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import AssertTests, CallTests, MathCase, MathTests, Prelude, StdinCase, StdinTests
 
 
 def read_nemotron(row: Row, number: int) -> ReferencedProblem:
-    """The problem of a row. The prompt is the last message of the user, as published, with its instructions."""
+    """The problem of a row. The prompt is the messages, as published, with their instructions."""
+    question, facts = asked_of(row.get("responses_create_params") or {}, "input")
     about = row.get("verifier_metadata") or {}
     tests = decoded(about.get("unit_tests") or row.get("unit_tests") or {})
     problem = Problem(
         problem_id=optional_text(row, "hash_id") or optional_text(about, "problem_id") or f"nemotron-{number}",
-        prompt=_question((row.get("responses_create_params") or {}).get("input")),
+        prompt=question,
         tests=_tests(tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")),
         prelude=Prelude.LCB,
         source="nemotron",
         family=optional_text(row, "source", "dataset"),
     )
-    return ReferencedProblem(problem)
-
-
-def _question(messages: Any) -> str:
-    """The user's last message: text, or parts of text."""
-    if isinstance(messages, str):
-        return text({"input": messages}, "input")
-    asked = [one for one in messages or () if isinstance(one, dict) and one.get("role") == "user"]
-    content = asked[-1].get("content") if asked else None
-    if isinstance(content, list):
-        content = "\n".join(optional_text(part, "text") for part in content)
-    return text({"the user's last message": content}, "the user's last message")
+    return ReferencedProblem(problem, metadata=facts)
 
 
 def _tests(inputs: Any, outputs: Any, function: Any) -> StdinTests | CallTests:
@@ -199,23 +191,17 @@ def read_math(row: Row, number: int) -> ReferencedProblem:
         raise Rejected(Reason.NO_ANSWER, "no field holds an answer, and the solution has no box")
     if len(answer) > _MAX_ANSWER:
         raise Rejected(Reason.TOO_LARGE, f"the answer has {len(answer)} characters")
+    question, facts = asked_of(row, "problem", "question", "Problem", "prompt")
     problem = Problem(
         problem_id=optional_text(row, "unique_id", "problem_id", "id", "ID") or f"math-{number}",
-        prompt=_math_question(row),
+        prompt=question,
         tests=MathTests((MathCase(answer),)),
         prompt_template=ANSWER_TEMPLATE,
         difficulty=optional_text(row, "level", "difficulty"),
         source=optional_text(row, "source", "data_source") or "math",
         family=optional_text(row, "subject", "type"),
     )
-    return ReferencedProblem(problem)
-
-
-def _math_question(row: Row) -> str:
-    messages = row.get("prompt")
-    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
-        return text(messages[-1], "content")
-    return text(row, "problem", "question", "Problem", "prompt")
+    return ReferencedProblem(problem, metadata=facts)
 
 
 def _answer(row: Row) -> str:
@@ -250,7 +236,7 @@ def read_reasoning(row: Row, number: int) -> ReferencedProblem:
         raise Rejected(Reason.NO_ANSWER, "neither answer nor target has a value")
     problem = Problem(
         problem_id=optional_text(row, "id") or f"reasoning-{number}",
-        prompt=text(row, "question", "input", "prompt"),
+        prompt=text(row, *QUESTIONS),
         tests=StdinTests((StdinCase("", answer),)),
         prompt_template=_REASONING_TEMPLATE,
         source="reasoning",
@@ -274,5 +260,5 @@ FORMATS = {
     "synthetic2": Format(read_synthetic2, "PrimeIntellect SYNTHETIC-2 and SYNTHETIC-2-RL"),
     "kodcode": Format(read_kodcode, "KodCode-V1, tests for pytest"),
     "math": Format(read_math, "math sets: MATH-500, DeepScaleR, AIME, GSM8K, DAPO-Math"),
-    "reasoning": Format(read_reasoning, "SymBench, BIG-Bench Hard, Reasoning Gym"),
+    "reasoning": Format(read_reasoning, "SymBench, BIG-Bench Hard, Reasoning Gym", example_rows),
 }
