@@ -41,7 +41,7 @@ from nouscoder.store.tests import StoredTests, TestStore
 
 log = logging.getLogger(__name__)
 
-_VERSION = "4"
+_VERSION = "5"
 _INDEX = "problems.sqlite"
 _MOST_KEPT = 256  # problems without their tests: some kB each
 
