@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
+from nouscoder.domain.reasoning import without_reasoning
 from nouscoder.domain.submission import (
     LANGUAGES,
     AssertTests,
@@ -44,7 +45,7 @@ class GradingRules:
         """A policy's completion as a submission. Failing tests are not shown, so they are not in the run's records."""
         return Submission(
             tests=tests,
-            code=text if self.text_is_code else None,
+            code=without_reasoning(text) if self.text_is_code else None,
             completion=None if self.text_is_code else text,
             limits=self.limits,
             comparator=self.comparator,

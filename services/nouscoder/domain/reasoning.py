@@ -56,3 +56,12 @@ def has_thinking(text: str) -> bool:
     """Whether a thinking part begins the text: it is closed and not empty."""
     thinking, rest = parted(text)
     return rest is not None and bool(thinking.strip())
+
+
+def without_reasoning(program: str) -> str:
+    """A text that is a program as a whole, without the reasoning that it begins with, or its opening tag alone."""
+    opened = OPENING.match(program)
+    if opened is None:
+        return program
+    inside, _, behind = program[opened.end() :].partition(CLOSING[opened["tag"]])
+    return behind or inside
