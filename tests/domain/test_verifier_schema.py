@@ -150,6 +150,7 @@ def test_defaults_and_every_field_reach_the_submission() -> None:
 
 RUN = StdinTests((StdinCase("1\n2", "3"), StdinCase("a", "b")))
 CALL = CallTests("add", (CallCase((1, 2), {}, 3), CallCase(([4],), {}, None)))
+WRAPPED = CallTests("add", (CallCase((1, 2), {}, [3]), CallCase(([4],), {}, [None])), wrapped=True)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +169,8 @@ CALL = CallTests("add", (CallCase((1, 2), {}, 3), CallCase(([4],), {}, None)))
             RUN,
         ),
         ('[{"input": "1\\n2", "output": "3"}, {"input": "a", "output": "b"}]', RUN),
-        ({"inputs": [[1, 2], [[4]]], "outputs": [3, None], "fn_name": "add"}, CALL),
-        ({"inputs": [[1, 2], [[4]]], "outputs": [[3], [None]], "fn_name": "Solution.add"}, CALL),
+        ({"inputs": [[1, 2], [[4]]], "outputs": [3, None], "fn_name": "add"}, replace(CALL, wrapped=True)),
+        ({"inputs": [[1, 2], [[4]]], "outputs": [[3], [None]], "fn_name": "Solution.add"}, WRAPPED),
         ({"inputs": ["1\n2", "[4]\n"], "outputs": ["3", "null"], "fn_name": "add"}, CALL),
         (
             {

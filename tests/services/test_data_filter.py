@@ -432,8 +432,13 @@ PUBLISHED = {
         *("references_pass", "pass_rate", "judge_votes"),
     ],
     "acecoder": ["num_tests", "hardest"],
-    "acereason": ["decontaminate", "no_images", "tests_type", "answers", "pass_rate"],
-    "nouscoder": ["pass_rate"],
+    "acereason": ["decontaminate", "tests_type", "pass_rate"],
+    "acereason-7b": ["pass_rate"],
+    "acereason-math": ["no_images", "prompt_script", "pass_rate", "answers"],
+    "nemotron-cascade": ["tests_type", "decontaminate", "pass_rate", "pass_rate"],
+    "nouscoder": ["decontaminate", "pass_rate"],
+    "skywork-or1-7b": ["pass_rate"],
+    "skywork-or1-32b": ["pass_rate"],
     "nouscoder-smoke": ["pass_rate", "pass_rate", "sample"],
 }
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.services.test_data_import import CALL_ROWS, CALLS, SUM, SUM_ROWS, jsonl, parquet
+from tests.services.test_data_import import CALL_ROWS, CALLS, SUM, SUM_ROWS, WRAPPED, jsonl, parquet
 from tests.services.test_import_options import imported
 
 from nouscoder.data import bounded_files
@@ -79,7 +80,7 @@ def test_the_parts_of_deepcoder_have_each_its_form_of_tests(tmp_path: Path) -> N
         {"problem": "codeforces", "tests": json.dumps(SUM_ROWS)},
     ]
     items = imported(tmp_path, "deepcoder", rows)
-    assert [one.problem.tests for one in items] == [SUM, CALLS, SUM, CALLS, SUM]
+    assert [one.problem.tests for one in items] == [SUM, replace(CALLS, wrapped=True), SUM, CALLS, SUM]
     assert [one.problem.limits.wall_time_s for one in items] == [12.0, 12.0, 12.0, 6.0, 12.0]
 
 
@@ -111,7 +112,7 @@ def test_klear_s_prompts_are_parted_from_the_form_that_they_were_published_in(tm
         f"Think.\n\n{question}" for question in ("Do it.", "Do it.", "### Format: another\n")
     ]
     assert [one.problem.starter_code for one in items] == ["", "def f(a, b):", ""]
-    assert [one.problem.tests for one in items] == [SUM, CALLS, SUM]
+    assert [one.problem.tests for one in items] == [SUM, WRAPPED, SUM]
 
 
 def test_skywork_s_rows_have_pass_rates_of_three_models(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_skywork_s_rows_have_pass_rates_of_three_models(tmp_path: Path) -> None:
         verl("1/2?", "0.5", ability="math", extra_info={"index": 6}),
     ]
     items = imported(tmp_path, "skywork", rows)
-    called = CallTests("f", (CallCase((), {"a": 1}, 2), CallCase((), {"a": 2}, 3)))
+    called = CallTests("f", (CallCase((), {"a": 1}, 2), CallCase((), {"a": 2}, 3)), "import math\n")
     asserted = AssertTests(("assert g(1) == 2",))
     assert [one.problem.tests for one in items] == [called, SUM, asserted, MathTests((MathCase("0.5"),))]
     rates = {name: text for name, text in items[0].metadata.items() if name.startswith("pass_rate")}
@@ -143,7 +144,7 @@ GENERIC: list[tuple[dict[str, Any], Tests]] = [
     ({"prompt": "Do it.", "inputs": RUN["input"], "outputs": json.dumps(RUN["output"])}, SUM),
     ({"prompt": "Do it.", "tests": SUM_ROWS[:0] + [{"type": "stdin", **case} for case in SUM_ROWS]}, SUM),
     ({"prompt": "Do it.", "tests": {"type": "stdin", "cases": SUM_ROWS}}, SUM),
-    ({"prompt": "Do it.", "tests": json.dumps(LISTS), "fn_name": "f"}, CALLS),
+    ({"prompt": "Do it.", "tests": json.dumps(LISTS), "fn_name": "f"}, WRAPPED),
     ({"prompt": "Do it.", "tests": ["assert f(1) == 2"]}, AssertTests(("assert f(1) == 2",))),
     ({"prompt": "Do it.", "answer": "42"}, MathTests((MathCase("42"),))),
     ({**verl("Do it.", SUM_ROWS)}, SUM),
@@ -206,7 +207,7 @@ def test_rows_that_say_too_little_are_rejected_with_their_reason(tmp_path: Path)
 SENT: list[tuple[dict[str, Any], Tests]] = [
     ({"inputs": RUN["input"], "outputs": RUN["output"]}, SUM),
     ({"input": RUN["input"], "output": RUN["output"], "fn_name": None}, SUM),
-    ({"inputs": LISTS["input"], "outputs": LISTS["output"], "fn_name": "f"}, CALLS),
+    ({"inputs": LISTS["input"], "outputs": LISTS["output"], "fn_name": "f"}, WRAPPED),
 ]
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.prompt import PromptSettings, PromptText
+from nouscoder.domain.reasoning import opened_by
 from nouscoder.domain.submission import Profile
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import NousCoderError, Unusable, first_error
@@ -107,11 +108,12 @@ def server_jobs(problems: Sequence[EvaluatedProblem], settings: SamplingSettings
 async def sampled(server: OpenAIServer, settings: SamplingSettings, job: SampleJob) -> dict[str, Any]:
     """The record of a sample. Raises CompletionFailed."""
     request = settings.request(job.problem, job.position)
+    is_code = job.problem.rules.text_is_code
     answer = await (server.complete(**request) if "messages" in request else server.complete_text(**request))
     return {
         "problem_id": job.problem.problem_id,
         "position": job.position,
-        "code" if job.problem.rules.text_is_code else "completion": answer.text,
+        **({"code": answer.text} if is_code else {"completion": opened_by(request.get("prompt", "")) + answer.text}),
         "reasoning": answer.reasoning,
         "finish_reason": answer.finish_reason,
         "num_tokens": answer.num_tokens,

@@ -28,6 +28,7 @@ from nouscoder.config import VerifierSection
 from nouscoder.data.bounded_files import SourceRow, read_records
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.prompt import PYTHON
+from nouscoder.domain.reasoning import opened_by
 from nouscoder.domain.submission import MathTests, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.errors import Unusable
 from nouscoder.store.tests import TestStore
@@ -95,11 +96,13 @@ def _samples(number: int, record: dict[str, Any]) -> Iterator[Entry]:
     key, field = found[0]
     given = record.get("language") if field == "code" else None
     language = {"language": language_name(given)} if isinstance(given, str) else {}
+    prompt = record.get("prompt")
+    opened = opened_by(prompt) if field == "completion" and isinstance(prompt, str) else ""
     texts = record[key] if isinstance(record[key], list) else [record[key]]
     for at, text in enumerate(texts):
         own_id = entry_id if len(texts) == 1 else f"{entry_id}/{at}"
         if isinstance(text, str):
-            yield Entry(number, own_id, str(name), {field: text} | language, is_sample=True)
+            yield Entry(number, own_id, str(name), {field: opened + text} | language, is_sample=True)
         else:
             yield Entry(number, own_id, str(name), fault=f"{key} is not text")
 

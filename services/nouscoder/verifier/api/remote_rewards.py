@@ -23,6 +23,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from nouscoder.domain.reasoning import opened_by
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, reward_of_verdict
 from nouscoder.formats.body import ListOf
@@ -67,7 +68,8 @@ class GetRewardRequest(BaseModel):
         found = []
         for number, (query, prompt, label) in enumerate(zip(self.query, self.prompts, self.labels, strict=True)):
             try:
-                record = {**request_of_label(label, values), "completion": answer_in(query, prompt)}
+                answer = opened_by(prompt) + answer_in(query, prompt)
+                record = {**request_of_label(label, values), "completion": answer}
                 found.append(parse_submission(json_bytes(record), values))
             except InvalidSubmission as error:
                 raise type(error)(f"labels[{number}].{error.field}", str(error)) from None
@@ -163,11 +165,12 @@ def add_get_reward(app: FastAPI, grader: Grading, enter: Callable[[], None], max
 
 
 class _Sample(BaseModel):
-    """One request. Unknown fields, and the prompt, are ignored."""
+    """One request. Unknown fields are ignored. A prompt that is text may have opened the response's reasoning."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     response: str
+    prompt: Any = None
     label: str | dict[str, Any] | list[Any]
 
 
@@ -188,7 +191,8 @@ def _sampled_submission(body: bytes, values: ValueCount) -> Submission:
     """Raises InvalidSubmission naming the invalid field."""
     sample = parsed_as(_Sample, body)
     try:
-        request = {**request_of_label(sample.label, values), "completion": sample.response}
+        opened = opened_by(sample.prompt) if isinstance(sample.prompt, str) else ""
+        request = {**request_of_label(sample.label, values), "completion": opened + sample.response}
         return parse_submission(json_bytes(request), values)
     except InvalidSubmission as error:
         raise type(error)(f"label.{error.field}", str(error).removeprefix(f"{error.field}: ")) from None
