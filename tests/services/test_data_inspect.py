@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from nouscoder.config import load_config
+from nouscoder.data.check import check_file
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.inspect import Flaw, ReferenceRound, Seen, audit_file, findings_of, inspect_file
 from nouscoder.data.problems import ProblemFileError, Reference
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.grading import validation
 
 SECTION = load_config(None, ["verifier.sandbox.slots=2"]).verifier
 ADD = "print(sum(map(int, input().split())))"
@@ -143,3 +145,53 @@ def test_invalid_references_are_named(tmp_path: Path, references: object) -> Non
     path = write(tmp_path / "bad.jsonl", problem("fine", ADD), problem("bad") | {"references": references})
     with pytest.raises(ProblemFileError, match=r"bad\.jsonl, line 2: references"):
         list(read_referenced(path))
+
+
+def test_inspect_names_every_problem_that_the_grading_service_refuses(tmp_path: Path) -> None:
+    call = {"type": "call", "entry_point": "double it", "cases": [{"args": [2], "expected": 4}]}
+    path = write(
+        tmp_path / "half.jsonl",
+        problem("sound", ADD),
+        problem("name", tests=call),
+        problem("limits", limits={"wall_time_s": 1e9, "cpu_time_s": 301}),
+        problem("asserts", tests={"type": "assert", "cases": ["assert f(1) =="]}),
+        problem("long asserts", tests={"type": "assert", "setup": "#" * 9000, "cases": ["assert f(1) =="]}),
+        problem(
+            "lcb", tests={**call, "entry_point": "f", "cases": [{"kwargs": {"x": 2}, "expected": 4}]}, profile="lcb"
+        ),
+        problem("no tests", tests={"type": "stdin", "cases": []}),
+        problem("", tests=call),
+        problem("empty", prompt=" \n"),
+        problem("shown", public_tests=call),
+        problem("sound", ADD),
+    )
+    with pytest.raises(ProblemFileError) as caught:
+        inspect_file(path, as_json=False)
+    assert str(caught.value).splitlines() == [
+        f"{path}: 10 of 11 problems cannot be graded:",
+        "name: tests.entry_point: must be the name of a function or method",
+        "limits: limits.wall_time_s: must be at most 300.0",
+        "limits: limits.cpu_time_s: must be at most 300.0",
+        "asserts: tests.cases[0]: is not python: invalid syntax (<unknown>, line 1)",
+        "long asserts: tests.cases[0]: is not python: invalid syntax (<unknown>, line 1)",
+        "lcb: profile: lcb does not support keyword arguments",
+        "line 7: tests.cases: List should have at least 1 item after validation, not 0",
+        "line 8: problem_id: String should have at least 1 character",
+        "empty: prompt: is empty",
+        "shown: public_tests.entry_point: must be the name of a function or method",
+        "line 11: problem_id 'sound' occurs twice",
+    ]
+
+
+@pytest.mark.parametrize(("language", "is_fault"), [("rust", False), ("perl6", True)])
+def test_what_is_not_installed_here_is_no_fault_for_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str, is_fault: bool
+) -> None:
+    monkeypatch.setattr(validation, "installed", dict)
+    checker: dict[str, Any] = {"type": "checker", "cases": [{"input": "", "output": ""}]}
+    path = write(
+        tmp_path / "rust.jsonl",
+        problem("checked", tests=checker | {"checker": {"language": language, "code": "x"}}, languages=["rust"]),
+    )
+    assert f"tests.checker.language: '{language}' is not installed" in check_file(path).text()
+    assert bool(check_file(path, here=False).faults) == is_fault

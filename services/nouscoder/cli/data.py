@@ -101,9 +101,10 @@ def data_inspect(
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Count the problems and tests of a file. With --flaky, find unreliable tests; exit code 1 when there are any."""
+    """Count the problems and tests of a file, and find those that cannot be graded. With --flaky, find unreliable tests; exit code 1 when there are any."""
     from nouscoder.data import inspect
     from nouscoder.policy_folder.prompt_file import prompt_of, with_recorded_prompt
+    from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE
 
     if prompt:
         config = load_config(config_file, overrides or [])
@@ -114,7 +115,8 @@ def data_inspect(
         section = load_config(config_file, overrides or []).verifier
         text, code = inspect.audit_file(file, section, rounds, as_json=as_json)
     else:
-        text, code = inspect.inspect_file(file, as_json=as_json)
+        here = load_config(config_file, overrides or []).verifier.sandbox.backend in ON_THIS_MACHINE
+        text, code = inspect.inspect_file(file, as_json=as_json, here=here)
     typer.echo(text)
     raise typer.Exit(code)
 

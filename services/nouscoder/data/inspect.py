@@ -25,6 +25,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from nouscoder.config import VerifierSection
+from nouscoder.data.check import check_file
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
@@ -169,16 +170,6 @@ class _RecordingSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """The counts of a problem file."""
-
-    num_problems: int
-    num_tests: int
-    num_with_references: int
-    tests_by_type: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Audit:
     """The result of the audit. Problems without a reference solution are not audited."""
 
@@ -187,16 +178,6 @@ class Audit:
     num_tests: int
     num_rounds: int
     findings: tuple[FoundFlaw, ...]
-
-
-def contents(problems: Sequence[ReferencedProblem]) -> Contents:
-    """Count the problems and tests of a file."""
-    return Contents(
-        num_problems=len(problems),
-        num_tests=sum(len(one.problem.tests.cases) for one in problems),
-        num_with_references=sum(bool(one.references) for one in problems),
-        tests_by_type=dict(Counter(type(one.problem.tests).__name__ for one in problems)),
-    )
 
 
 async def audit(problems: Sequence[ReferencedProblem], section: VerifierSection, num_rounds: int) -> Audit:
@@ -277,15 +258,21 @@ def _first_line(verdict: Verdict) -> str:
     return verdict.detail.strip().partition("\n")[0][:200]
 
 
-def inspect_file(path: Path, *, as_json: bool) -> tuple[str, int]:
-    """(text to print, exit code). Raises ProblemFileError."""
-    found = contents(list(read_referenced(path)))
+def inspect_file(path: Path, *, as_json: bool, here: bool = True) -> tuple[str, int]:
+    """(text to print, exit code). Raises ProblemFileError for a file with problems that cannot be graded.
+
+    With `as_json` the faults are in the text. `here`: see data/check.py.
+    """
+    checked = check_file(path, here=here)
     if as_json:
-        return json.dumps(asdict(found), indent=1), 0
-    types = ", ".join(f"{count} {name}" for name, count in found.tests_by_type.items())
+        code = int(ProblemFileError.exit_code) if checked.faults else 0
+        return json.dumps(asdict(checked) | {"faults": list(map(str, checked.faults))}, indent=1), code
+    if checked.faults:
+        raise ProblemFileError(f"{path}: {checked.text()}")
+    types = ", ".join(f"{count} {name}" for name, count in checked.tests_by_type.items())
     return (
-        f"{path}: {found.num_problems} problems ({types}), {found.num_tests} tests,"
-        f" {found.num_with_references} problems with reference solutions"
+        f"{path}: {checked.num_problems} problems ({types}), {checked.num_tests} tests,"
+        f" {checked.num_with_references} problems with reference solutions"
     ), 0
 
 

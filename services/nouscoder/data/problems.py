@@ -37,6 +37,18 @@ class ProblemFileError(Unusable):
     """A problem file cannot be used. The message names the file and the line."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileFault:
+    """A fault of a problem, which `where` names: its problem_id, or the line when that cannot be read."""
+
+    where: str
+    fault: str
+    is_of_line: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.fault}"
+
+
 class ReferenceBody(Body):
     """A reference solution: a program that is assumed to be right."""
 
@@ -127,36 +139,44 @@ def save_problems(path: Path, problems: Iterable[Problem]) -> None:
     temporary.replace(path)
 
 
-def read_bodies(path: Path) -> Iterator[ProblemBody]:
-    """The lines of a file, one at a time. Raises ProblemFileError for a wrong line and a file without problems."""
+def read_bodies(path: Path, refused: list[FileFault] | None = None) -> Iterator[ProblemBody]:
+    """The lines of a file, one at a time. Raises ProblemFileError for a wrong line and a file without problems.
+
+    With `refused`, wrong lines are added to it and left out.
+    """
     seen: set[str] = set()
     try:
         with opened(path) as file:
-            for number, line in enumerate(bounded_lines(file), 1):
+            for at, line in enumerate(bounded_lines(file), 1):
                 if not line.strip():
                     continue
-                body = _body(line, f"{path}, line {number}")
-                if body.problem_id in seen:
-                    raise ProblemFileError(f"{path}, line {number}: problem_id {body.problem_id!r} occurs twice")
-                seen.add(body.problem_id)
-                yield body
+                body = _body(line)
+                if isinstance(body, ProblemBody) and body.problem_id not in seen:
+                    seen.add(body.problem_id)
+                    yield body
+                    continue
+                fault = body if isinstance(body, str) else f"problem_id {body.problem_id!r} occurs twice"
+                if refused is None:
+                    raise ProblemFileError(f"{path}, line {at}: {fault}")
+                refused.append(FileFault(f"line {at}", fault, is_of_line=True))
     except (OSError, FileRefused) as error:
         raise ProblemFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if not seen:
+    if not seen and not refused:
         raise ProblemFileError(f"{path} holds no problem")
 
 
-def _body(line: bytes, place: str) -> ProblemBody:
+def _body(line: bytes) -> ProblemBody | str:
+    """The problem, or what is wrong with the line."""
     try:
         return _validated(line)
     except ValidationError as error:
         faults = [_fault(field, wrong) for field, wrong in all_faults(error)]
         more = f" (and {len(faults) - _MOST_SHOWN} more)" if len(faults) > _MOST_SHOWN else ""
-        raise ProblemFileError(f"{place}: {'; '.join(faults[:_MOST_SHOWN])}{more}") from None
+        return f"{'; '.join(faults[:_MOST_SHOWN])}{more}"
     except NotTests as error:
-        raise ProblemFileError(f"{place}: {error.field}: {error}") from None
+        return f"{error.field}: {error}"
     except TooManyValues as error:
-        raise ProblemFileError(f"{place}: {error}") from None
+        return str(error)
 
 
 def _validated(line: bytes) -> ProblemBody:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nouscoder.data.check import check_file
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.problem_parquet import ParquetRow, is_parquet, read_rows, row_of, store_of, write_parts
 from nouscoder.data.problems import Reference
@@ -153,7 +154,9 @@ class Sources:
 
 
 def _staged(path: Path, folder: Path) -> list[Path]:
-    """The parquet files that a file of another form becomes."""
+    """The parquet files that a file of another form becomes. Raises CannotFilter for one that cannot be graded."""
+    if wrong := check_file(path, here=False).text():
+        raise CannotFilter(f"{path}: {wrong}")
     folder.mkdir(parents=True)
     place = str(folder / "tests")
     store = TestStore(open_blobs(place, bulk=True))  # staging need not survive a power failure

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     NEEDS_FILES = "needs_files"
     NOT_VERIFIABLE = "not_verifiable"
     UNSUPPORTED = "unsupported"
+    UNGRADABLE = "ungradable"
     OTHER_LANGUAGE = "other_language"
     DUPLICATE_ID = "duplicate_id"
     NO_DATE = "no_date"

@@ -16,7 +16,14 @@ from nouscoder.data.bounded_files import UnreadableFile
 from nouscoder.data.importers.fields import Rejected
 from nouscoder.data.importers.rows import Format, file_rows
 from nouscoder.data.problem_parquet import is_parquet, read_parquet
-from nouscoder.data.problems import ProblemFileError, Reference, ReferenceBody, ReferencedProblem, read_bodies
+from nouscoder.data.problems import (
+    FileFault,
+    ProblemFileError,
+    Reference,
+    ReferenceBody,
+    ReferencedProblem,
+    read_bodies,
+)
 from nouscoder.errors import Unusable, did_you_mean
 
 _NO_IMPORTERS = ("fields", "formats", "options", "rows", "run")
@@ -44,8 +51,11 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def read_referenced(path: Path) -> Iterator[ReferencedProblem]:
-    """The problems of a file with their references. Raises ProblemFileError or another Unusable."""
+def read_referenced(path: Path, refused: list[FileFault] | None = None) -> Iterator[ReferencedProblem]:
+    """The problems of a file with their references. Raises ProblemFileError or another Unusable.
+
+    With `refused`, wrong lines of a problem file are added to it and left out.
+    """
     if is_parquet(path):
         return read_parquet(path)
     name = _recognised(path)
@@ -53,7 +63,7 @@ def read_referenced(path: Path) -> Iterator[ReferencedProblem]:
         return _imported(path, name)
     return (
         ReferencedProblem(body.record(), tuple(_reference(one) for one in body.references), body.metadata)
-        for body in read_bodies(path)
+        for body in read_bodies(path, refused)
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.data.bounded_files import FileRefused, SourceRow
+from nouscoder.data.check import faults_of
 from nouscoder.data.importers.fields import Reason, Rejected
 from nouscoder.data.importers.formats import format_named
 from nouscoder.data.importers.options import Columns, ImportOptions
@@ -237,6 +238,8 @@ class _Import:
         item = self._options.applied(item)
         item.problem.prompt.encode()  # text that is not Unicode raises ValueError
         _check_languages(item.problem)
+        if wrong := faults_of(item.problem, here=False):
+            raise Rejected(Reason.UNGRADABLE, "; ".join(wrong))
         if item.problem.problem_id in self._ids:
             raise Rejected(Reason.DUPLICATE_ID, f"problem_id {item.problem.problem_id!r:.100} was imported before")
         return item

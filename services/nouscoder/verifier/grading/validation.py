@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from nouscoder.domain.submission import (
+    LANGUAGES,
     AssertTests,
     CallTests,
     CheckerTests,
@@ -43,6 +45,10 @@ class InvalidSubmission(ValueError):
         super().__init__(f"{self.field}: {message}")
 
 
+class NotInstalled(InvalidSubmission):
+    """The submission needs what is not installed here. Another machine may be able to grade it."""
+
+
 class TooLarge(InvalidSubmission):
     """The request holds more than one may hold. Its tests can be stored first."""
 
@@ -73,37 +79,54 @@ class Bounds:
 
 def validate(submission: Submission, bounds: Bounds) -> None:
     """Raises InvalidSubmission that names the first invalid field."""
+    for fault in faults(submission, bounds):
+        raise fault
+
+
+def faults(submission: Submission, bounds: Bounds) -> Iterator[InvalidSubmission]:
+    """All faults of a submission that are seen without running anything."""
+    for check in (_validate_languages, _validate_tests, _validate_files, _validate_profile):
+        try:
+            check(submission, bounds)
+        except InvalidSubmission as fault:
+            yield fault
+    if len(submission.problem_id) > bounds.problem_id_chars:
+        yield InvalidSubmission("problem_id", f"may have at most {bounds.problem_id_chars} characters")
+    for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
+        if not 0 <= getattr(submission.comparator, name) < math.inf:
+            yield InvalidSubmission(f"comparator.{name}", "must be a number of at least 0")
+    for item in fields(Limits):
+        requested, maximum = getattr(submission.limits, item.name), getattr(bounds.limits, item.name)
+        if not requested <= maximum:
+            yield InvalidSubmission(f"limits.{item.name}", f"must be at most {maximum}")
+
+
+def _validate_languages(submission: Submission, bounds: Bounds) -> None:
     _require_language(submission.language, "language")
     for language in submission.other_languages:
         _require_language(language, "other_languages")
     if submission.other_languages and submission.completion is None:
         raise InvalidSubmission("other_languages", "needs a completion: the language of code is language")
+    if isinstance(submission.tests, CallTests | AssertTests) and set(submission.languages) != {"python"}:
+        raise InvalidSubmission("language", "call and assert tests need python")
+
+
+def _validate_tests(submission: Submission, bounds: Bounds) -> None:
     if isinstance(submission.tests, TestsReference):
         raise InvalidSubmission(
             "tests.digest", "names stored tests, and this grader has no test store: send the tests themselves"
         )
     validate_tests(submission.tests, bounds)
-    if isinstance(submission.tests, CallTests | AssertTests) and set(submission.languages) != {"python"}:
-        raise InvalidSubmission("language", "call and assert tests need python")
-    if len(submission.problem_id) > bounds.problem_id_chars:
-        raise InvalidSubmission("problem_id", f"may have at most {bounds.problem_id_chars} characters")
-    _validate_files(submission, bounds)
-    _validate_profile(submission)
-    for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
-        if not 0 <= getattr(submission.comparator, name) < math.inf:
-            raise InvalidSubmission(f"comparator.{name}", "must be a number of at least 0")
-    for item in fields(Limits):
-        requested, maximum = getattr(submission.limits, item.name), getattr(bounds.limits, item.name)
-        if not requested <= maximum:
-            raise InvalidSubmission(f"limits.{item.name}", f"must be at most {maximum}")
 
 
 def _validate_files(submission: Submission, bounds: Bounds) -> None:
+    if not submission.files:
+        return
     if len(submission.files) > bounds.num_files or sum(map(len, submission.files.values())) > bounds.num_file_chars:
         raise InvalidSubmission(
             "files", f"may be at most {bounds.num_files}, with {bounds.num_file_chars} characters in total"
         )
-    if submission.files and isinstance(submission.tests, CheckerTests) and submission.tests.of_code:
+    if isinstance(submission.tests, CheckerTests) and submission.tests.of_code:
         raise InvalidSubmission("files", "cannot be given to a checker of code")
     taken = [installed()[language].source_name for language in submission.languages]
     for name in submission.files:
@@ -115,7 +138,8 @@ def _validate_files(submission: Submission, bounds: Bounds) -> None:
 
 def _require_language(language: str, field: str) -> None:
     if language not in installed():
-        raise InvalidSubmission(field, f"{language!r:.40} is not installed; these are: {', '.join(installed())}")
+        fault = NotInstalled if language in LANGUAGES else InvalidSubmission
+        raise fault(field, f"{language!r:.40} is not installed; these are: {', '.join(installed())}")
 
 
 def validate_tests(tests: Tests, bounds: Bounds) -> None:
@@ -140,7 +164,7 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
             if tests.checker is not None:
                 _require_language(tests.checker.language, "tests.checker.language")
         case MathTests() if not mathematics.is_installed():
-            raise InvalidSubmission("tests.type", f"math needs the library math-verify: {how_to_install('math')}")
+            raise NotInstalled("tests.type", f"math needs the library math-verify: {how_to_install('math')}")
         case _:
             pass
 
@@ -155,7 +179,7 @@ def _validate_pytest(tests: AssertTests) -> None:
             raise InvalidSubmission(f"tests.cases[{index}]", "must be the name of a test: test_f or TestF::test_one")
 
 
-def _validate_profile(submission: Submission) -> None:
+def _validate_profile(submission: Submission, bounds: Bounds) -> None:
     """A submission that LiveCodeBench's own grader does not support is refused. Its judge looks at the cases."""
     if submission.prelude is not Prelude.NONE and "python" not in submission.languages:
         raise InvalidSubmission("prelude", "needs python")

@@ -1,0 +1,92 @@
+"""The one check of a problem file: `data inspect`, `data import`, `init`, `train` and the end of a run use it.
+
+A problem is checked as the grading service checks a submission for it: by `validation.faults`, and by making the judge
+of its tests, which also finds values that cannot be encoded and test code that is not Python. Nothing runs in a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.problems import FileFault
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import AssertTests, Tests
+from nouscoder.verifier.grading.runs import judge_for
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, NotInstalled, faults
+from nouscoder.verifier.judges.asserting import is_short, require_long_python
+
+_MOST_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """What a file holds, and all its faults in their order. `num_problems` counts the faulty ones too."""
+
+    num_problems: int
+    num_tests: int
+    num_with_references: int
+    tests_by_type: dict[str, int]
+    faults: tuple[FileFault, ...]
+
+    @property
+    def num_faulty(self) -> int:
+        """How many problems cannot be graded."""
+        return len({fault.where for fault in self.faults})
+
+    def text(self, most: int = _MOST_SHOWN) -> str:
+        """All faults for a person, one a line, at most so many; empty when there is none."""
+        if not self.faults:
+            return ""
+        lines = [f"{self.num_faulty} of {self.num_problems} problems cannot be graded:", *map(str, self.faults[:most])]
+        if len(self.faults) > most:
+            lines.append(f"and {len(self.faults) - most} more faults")
+        return "\n".join(lines)
+
+
+def check_file(path: Path, *, here: bool = True) -> CheckedFile:
+    """Check every problem of a file. One at a time is in memory. Blocks, so not for use inside an event loop.
+
+    `here`: this machine grades, so what is not installed here is a fault; without it, as for runner pods, it is none.
+    Raises Unusable for a file that cannot be read as a whole.
+    """
+    found: list[FileFault] = []
+    num_tests = num_with_references = 0
+    types = Counter[str]()
+    for item in read_referenced(path, found):
+        problem = item.problem
+        types[type(problem.tests).__name__] += 1
+        num_tests += len(problem.tests.cases)
+        num_with_references += bool(item.references)
+        found += (FileFault(problem.problem_id, fault) for fault in faults_of(problem, here=here))
+    num_problems = types.total() + sum(fault.is_of_line for fault in found)
+    return CheckedFile(num_problems, num_tests, num_with_references, dict(types), tuple(found))
+
+
+def faults_of(problem: Problem, *, here: bool = True) -> list[str]:
+    """Why programs for a problem cannot be graded, each naming its field; empty: they can. `here`: see check_file."""
+    found = []
+    if not "".join((problem.prompt, problem.starter_code, problem.prompt_template.replace("{prompt}", ""))).strip():
+        found.append("prompt: is empty")
+    found += _faults(problem, problem.tests, here=here)
+    if problem.public_tests is not None:
+        found += (
+            f"public_{fault}" for fault in _faults(problem, problem.public_tests, here=here) if fault not in found
+        )
+    return found
+
+
+def _faults(problem: Problem, tests: Tests, *, here: bool) -> list[str]:
+    submission = problem.grading_rules().submission(tests, "", problem.problem_id)
+    found = [fault for fault in faults(submission, Bounds()) if here or not isinstance(fault, NotInstalled)]
+    if not found:
+        try:
+            judge_for(submission)
+            if isinstance(tests, AssertTests) and not is_short(tests):
+                asyncio.run(require_long_python(tests))
+        except InvalidSubmission as fault:
+            found.append(fault)
+    return list(map(str, found))
