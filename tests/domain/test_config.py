@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from nouscoder.config import Config, ConfigError, RunSection, SamplingSection, Section, dump_config, load_config
+from nouscoder.config.tree import read_given
 from nouscoder.domain.guards import BatchFigures, Thresholds
 from nouscoder.domain.rollout import Sampling
 
@@ -305,3 +306,68 @@ def test_the_domain_gets_records_with_the_values_of_the_keys_of_the_same_names()
 def test_a_record_with_a_field_that_is_no_key_is_not_made() -> None:
     with pytest.raises(AttributeError, match="entropy"):
         Config().run.guards.record(BatchFigures)
+
+
+STAGES = """
+[run]
+name = "mine"
+sinks = ["wandb"]
+[[plan.stages]]
+name = "short"
+set.run.total_batches = 4
+[[plan.stages]]
+name = "long"
+set.broker.curriculum = {name = "subset", size = 4}
+"""
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    (tmp_path / "mine.toml").write_text(STAGES)
+    return tmp_path / "mine.toml"
+
+
+@pytest.mark.parametrize("of_long", ["1", "long"])
+def test_set_reaches_a_stage_by_index_and_by_name(
+    plan_file: Path, of_long: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sets = [
+        *("plan.stages.0.run.total_batches=7", f"plan.stages.{of_long}.from=best", "run.sinks.0=mlflow"),
+        *(f"plan.stages.{of_long}.yarn.factor=2.0", f"plan.stages.{of_long}.yarn.original_tokens=64"),
+        *(f"plan.stages.{of_long}.broker.curriculum.size=2", f"plan.stages.{of_long}.set.problems.train=mine.toml"),
+    ]
+    config = load_config(plan_file, sets)
+    short, long = (config.of_stage(index) for index in range(2))
+    assert (short.run.total_batches, long.run.total_batches) == (7, 30)
+    assert (config.plan.stages[1].start, config.plan.stages[1].yarn.positions) == ("best", 128)
+    assert getattr(long.broker.curriculum, "size", None) == 2
+    assert long.problems.train == plan_file, "a path starts at the working folder"
+    assert config.run.sinks == ("mlflow",)
+    given = read_given(plan_file, sets).sets
+    assert given["plan"]["stages"]["0"] == {"set": {"run": {"total_batches": 7}}}
+    assert given["run"]["sinks"] == ["mlflow"], "a list of values is set as a whole"
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("plan.stages.2.run.total_batches=1", r"no stage is 2 \(stages: 0 short, 1 long\)"),
+        ("plan.stages.lon.run.total_batches=1", r"no stage is lon: did you mean long\? \(stages: 0 short, 1 long\)"),
+        ("plan.stages.0.yran.factor=2.0", r"a stage has no key yran: did you mean yarn\?"),
+        (
+            "plan.stages.0.learner.lerning_rate=1",
+            r"plan.stages, short: unknown key .*mean learner.learning_r",
+        ),
+        (
+            "plan.stages.long.learning_rate=1",
+            r"plan.stages, long: unknown key learning_rate: did you mean l",
+        ),
+        ("plan.stages.0.run.name=x", "a stage cannot set run.name"),
+        ("plan.stages.0.run.sinks.0=wandb", "the file gives 0 elements of this list: set it as a whole"),
+        ("run.sinks.1=wandb", "run.sinks.1: the file gives 1 elements of this list: set it as a whole"),
+    ],
+)
+def test_a_faulty_set_of_a_stage_or_an_element_is_one_sentence(plan_file: Path, override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(plan_file, [override])

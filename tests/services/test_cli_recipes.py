@@ -98,7 +98,7 @@ def parsed(words: list[str]) -> dict[str, object]:
     return dict(command.make_context("", list(words), parent=context).params)
 
 
-def test_a_recipe_by_name_asks_for_its_model_and_names_the_commands_of_its_data(
+def test_a_recipe_whose_data_is_missing_asks_no_hub_and_names_the_commands_of_its_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_a_recipe_by_name_asks_for_its_model_and_names_the_commands_of_its_data(
 
     monkeypatch.setattr(preflight, "downloaded", downloaded)
     said = printed("train", "--recipe", "deepcoder-14b", code=78)
-    assert asked == ["deepseek-ai/DeepSeek-R1-Distill-Qwen-14B"]
+    assert asked == []
     commands = load_config(recipe_path("deepcoder-14b")).recipe.data
     assert f"problems.train: {tmp_path / 'deepcoder.parquet'} does not exist" in said
     assert all(f"\n  {command}\n" in said for command in commands)
@@ -148,3 +148,15 @@ def test_a_run_has_a_file_or_a_recipe(arguments: list[str]) -> None:
 
 def test_an_unknown_recipe_is_refused_with_the_known_ones() -> None:
     assert "there is no recipe 'x' (known recipes: acecoder-7b" in printed("train", "--recipe", "x", code=78)
+
+
+def test_show_says_what_set_changes_and_init_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sets = ["--set", "plan.stages.40k.learner.learning_rate=1e-5", "--set", "run.total_batches=3"]
+    said = printed("recipes", "show", "nouscoder-14b-dapo", *sets)
+    assert "changed by --set: 2 values\n  run.total_batches = 3\n  plan.stages.1.set.learner.learning_rate" in said
+    assert "did you mean learner?" in printed("recipes", "show", "nouscoder-14b-dapo", "--set", "lerner.x=1", code=78)
+    printed("init", "--out", "own.toml", "--set", "run.total_batches=3")
+    assert load_config(tmp_path / "own.toml").run.total_batches == 3
+    assert "unknown key run.batches" in printed("init", "--out", "two.toml", "--set", "run.batches=3", code=78)
+    assert not (tmp_path / "two.toml").exists()

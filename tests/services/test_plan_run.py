@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,17 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from nouscoder.config import Config, load_config
+from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.config.broker import PassRatesCurriculum
+from nouscoder.config.tree import Given, read_given
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
-from nouscoder.run import plan
+from nouscoder.run import plan, preflight
 from nouscoder.run.evaluation import drop_worse, keep_weights, recorded_evaluations, weights_folder
-from nouscoder.run.folder import RunFolder, RunFolderError
+from nouscoder.run.folder import RunChanged, RunFolder, RunFolderError
 from nouscoder.run.services import KeptGeneration
 from nouscoder.run.view import PlainView, View
 
@@ -278,3 +280,110 @@ def test_yarn_is_read_by_transformers_from_both_forms_of_the_configuration(tmp_p
     assert rope["rope_theta"] == plain.config.rope_parameters["rope_theta"]
     tokens = torch.arange(3, 35)[None]
     assert not torch.equal(model(tokens).logits, plain(tokens).logits)
+
+
+def values_of(*sets: str, root: Path) -> Given:
+    return read_given(root / "mine.toml", [f'run.root="{root / "runs"}"', *sets])
+
+
+async def test_a_resumed_plan_takes_new_values_of_the_stages_to_come(
+    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def stopped_in_b(
+        folder: RunFolder, config: Config, view: View, started_s: float, generation: KeptGeneration | None = None
+    ) -> None:
+        if config.run.name.endswith("b"):
+            raise Stopped
+        await imitated_run(folder, config, view, started_s)
+
+    monkeypatch.setattr(plan, "run_loop", stopped_in_b)
+    begun = values_of("plan.stages.c.evaluation.samples=3", root=tmp_path)
+    opened = await plan._open(load_config(tmp_path / "mine.toml", _sets(begun)), resume=False, given=begun)
+    with pytest.raises(Stopped):
+        await plan.run_stages(opened.folder, opened.config, view())
+    opened.folder.close()
+
+    async def resume(*sets: str) -> tuple[Config, Sequence[str]]:
+        opened = await plan._open(config, resume=True, given=values_of(*sets, root=tmp_path))
+        opened.folder.close()
+        return opened.config, opened.notes
+
+    with pytest.raises(RunChanged, match=r"plan\.stages\.0\.set\.run\.total_batches: stage a is finished, so"):
+        await resume("plan.stages.0.run.total_batches=9")
+    with pytest.raises(RunChanged, match=r"broker.group_size is 4, but the run in .*02-b began with 8"):
+        await resume("plan.stages.b.broker.group_size=4")
+    with pytest.raises(
+        ConfigError, match=r"stage mine/03-c: generation\.max_tokens_total 4096 is more than the 512 pos"
+    ):
+        await resume("plan.stages.c.generation.max_tokens_total=4096")
+    now, notes = await resume("plan.stages.c.evaluation.temperature=0.5", "plan.stages.b.run.total_batches=40")
+    assert [*notes] == [
+        "resuming with plan.stages.1.set.run.total_batches null -> 40, plan.stages.2.set.evaluation.temperature null"
+        " -> 0.5"
+    ]
+    last = now.of_stage(2)
+    assert (last.evaluation.samples, last.evaluation.temperature, last.run.total_batches) == (3, 0.5, 0)
+    (tmp_path / "mine.toml").write_text(PLAN.replace("set.generation.max_tokens_total = 512", "").strip())
+    now, _ = await resume()
+    assert now.of_stage(2).generation.max_tokens_total == 64, "the file says it no longer"
+
+
+def _sets(given: Given) -> list[str]:
+    """The same overrides for `load_config`."""
+    return [f'run.root="{given.sets["run"]["root"]}"', "plan.stages.c.evaluation.samples=3"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ("set.generation.max_tokens_total = 4096", "generation.max_tokens_total 4096 is more than the 256 positions"),
+        ("set.evaluation.max_tokens_total = 4096", "evaluation.max_tokens_total 4096 is more than the 256 positions"),
+        ("set.generation.sampling.max_new_tokens = 64", "max_new_tokens 64 must be less than .*max_tokens_total 64"),
+        ('set.learner.device = "cuda"', 'learner.device is "cuda", and this machine has no GPU'),
+        ("set.learner.steps_per_batch = 99", "learner.steps_per_batch is 99, but a batch has"),
+        ('set.evaluation.problems = "gone.jsonl"', r"evaluation.problems: .*gone\.jsonl does not exist"),
+        ("yarn = {factor = 2.0, original_tokens = 64}", "b: generation.max_tokens_total 200 is more than the 128 pos"),
+        ('set.problems.languages = ["cobolt"]', "cobolt"),
+        ('set.learner.first_checkpoint = "p.jsonl"', "learner.first_checkpoint: .* is not a checkpoint"),
+        ('set.generation.environment = {kind = "agent"}', "environment.kind agent needs openai.http"),
+        ('set.broker.curriculum = {name = "subset", problem_ids = ["q"]}', "b: broker.curriculum"),
+        ('set.run.sinks = ["wandb"]', "b: .*wandb"),
+    ],
+)
+async def test_what_a_later_stage_cannot_do_is_said_before_the_first_begins(
+    config: Config, tmp_path: Path, changes: str, sentence: str
+) -> None:
+    if "yarn" in changes:
+        changes += "\nset.generation.max_tokens_total = 200"
+    (tmp_path / "mine.toml").write_text(PLAN.replace('from = "best"', f'from = "best"\n{changes}'))
+
+    async def begin() -> None:
+        await plan._open(load_config(tmp_path / "mine.toml", [f'run.root="{tmp_path / "runs"}"']), resume=False)
+
+    with pytest.raises(ConfigError, match=f"(?s){sentence}") as refused:
+        await begin()
+    assert not (tmp_path / "runs").exists()
+    assert "02-b" in str(refused.value) or "in plan.stages, b" in str(refused.value)
+
+
+async def test_a_plan_without_its_problems_asks_no_hub(config: Config, tmp_path: Path) -> None:
+    """All that is missing of each stage is said at once, and nothing is fetched."""
+    sets = [
+        'policy.path="Org/Model-14B"',
+        'problems.train="gone.jsonl"',
+        "plan.stages.c.evaluation.problems=away.jsonl",
+    ]
+    sets.append("plan.stages.b.learner.steps_per_batch=99")
+    faulty = load_config(tmp_path / "mine.toml", [f'run.root="{tmp_path / "runs"}"', *sets])
+
+    def fetched(name: str) -> Path:
+        raise AssertionError(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preflight, "downloaded", fetched)
+        with pytest.raises(ConfigError) as refused:
+            await plan._open(faulty, resume=False)
+    said = str(refused.value)
+    assert "stage mine/01-a, mine/02-b, mine/03-c: problems.train" in said
+    assert "away.jsonl does not exist" in said
+    assert "steps_per_batch is 99" in said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,10 +33,15 @@ def recipes(context: typer.Context, as_json: JsonOption = False) -> None:
 
 @recipes_app.command("show")
 def recipes_show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the recipe")], as_json: JsonOption = False
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the recipe")],
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
 ) -> None:
-    """Print a recipe: model, data commands, hardware, results, and which value is exact, approximate or unknown."""
-    record = recipe_record(name)
+    """Print a recipe: model, data commands, hardware, results, and which value is exact, approximate or unknown.
+
+    With --set it also says what that changes, as `train` takes it.
+    """
+    record = recipe_record(name, overrides or [])
     typer.echo(json.dumps(record, indent=1) if as_json else recipe_text(record))
 
 
@@ -52,12 +57,13 @@ def recipe_list() -> list[dict[str, Any]]:
     return found
 
 
-def recipe_record(name: str) -> dict[str, Any]:
-    """All that the file of a recipe says. Raises ConfigError for an unknown name."""
+def recipe_record(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """All that the file of a recipe says, and what overrides change. Raises ConfigError for an unknown name or key."""
     from nouscoder.config.recipe import recipe_head, recipe_path, recipe_values
 
     file = recipe_path(name)
-    config = load_config(file)
+    config, changed = load_config(file), load_config(file, overrides)
+    before, after = (dict(_flat(each, ())) for each in (config, changed))
     values = [
         {"key": each.key, "value": each.value, "comment": each.comment, "origin": each.origin.value}
         for each in recipe_values(file)
@@ -67,6 +73,7 @@ def recipe_record(name: str) -> dict[str, Any]:
         "data": list(config.recipe.data),
         "run": train,
         "values": values,
+        "set": {key: value for key, value in after.items() if key not in before or before[key] != value},
     }
 
 
@@ -85,6 +92,8 @@ def recipe_text(record: dict[str, Any]) -> str:
         for each in values:
             comment = f"  # {each['comment']}" if each["comment"] else ""
             lines.append(f"  {each['key']} = {each['value']}{comment}")
+    given = [f"  {key} = {json.dumps(value)}" for key, value in record["set"].items()]
+    lines += ["", f"changed by --set: {len(given)} values", *given] if given else []
     return "\n".join([*lines, "", f"the file is {record['file']}"])
 
 
@@ -166,15 +175,17 @@ def _changed(config: Config, index: int) -> Iterator[tuple[str, tuple[Any, Any]]
             yield key, pair
 
 
-def _flat(config: Config) -> Iterator[tuple[str, Any]]:
+def _flat(config: Config, without: Sequence[str] = ("plan",)) -> Iterator[tuple[str, Any]]:
     def walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if path == "plan.stages":
+            node = {str(index): stage for index, stage in enumerate(node)}
         if isinstance(node, dict):
             for name, child in node.items():
                 yield from walk(child, f"{path}.{name}" if path else name)
         else:
             yield path, node
 
-    return walk(config.model_dump(mode="json", by_alias=True, exclude={"plan"}), "")
+    return walk(config.model_dump(mode="json", by_alias=True, exclude={*without}), "")
 
 
 # The commands.

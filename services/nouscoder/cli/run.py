@@ -125,8 +125,13 @@ def init(
     problems: Annotated[str, typer.Argument(help="the problem file; default: a name to edit")] = "",
     out: Annotated[Path, typer.Option(help="the new configuration")] = Path("my.toml"),
     engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.AUTO,
+    overrides: SetOption = None,
 ) -> None:
-    """Write a commented configuration for a model folder and a problem file; `nouscoder train` runs it."""
+    """Write a commented configuration for a model folder and a problem file; `nouscoder train` runs it.
+
+    It has the values of --set too.
+    """
+    from nouscoder.config.tree import with_overrides
     from nouscoder.policy_folder.inspection import context_tokens, is_hub_id
     from nouscoder.policy_folder.prompt_file import recorded_prompt
     from nouscoder.run.starter import starter, starter_inputs, write_starter
@@ -135,7 +140,8 @@ def init(
     folder = out.absolute().parent / policy
     recorded = recorded_prompt(folder)
     prompt = None if recorded is None else asdict(recorded)
-    write_starter(out, starter(policy, problem_file, out.stem, context_tokens(folder), engine.value, prompt))
+    values = starter(policy, problem_file, out.stem, context_tokens(folder), engine.value, prompt)
+    write_starter(out, with_overrides(values, overrides or []))
     if not folder.exists() and is_hub_id(policy):
         typer.echo(f"{policy} is no folder here: the run fetches it from a hub, and checks it then")
     typer.echo(f"{out} is written; begin the run with: nouscoder train {out}")

@@ -243,13 +243,19 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     """`tree` with the values of `changes`, section by section.
 
     A section with another `name` or `kind`, such as another objective, replaces the one of `tree`, whose keys it does
-    not have.
+    not have. Changes of a list of sections are by index; one more section is put at its end.
     """
     whole = dict(tree)
     for key, value in changes.items():
         before = whole.get(key)
         whole[key] = value
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
+        if isinstance(before, list) and isinstance(value, Mapping):
+            sections = {str(index): each for index, each in enumerate(before)}
+            for index, change in value.items():
+                renamed = {name: change[name] for name in ("name",) if name in change}
+                sections[index] = merged({**sections.get(index, {}), **renamed}, change)
+            whole[key] = [*sections.values()]
+        elif isinstance(before, Mapping) and isinstance(value, Mapping):
             kinds = [name for name in ("name", "kind") if name in before]
             if all(value.get(name, before[name]) == before[name] for name in kinds):
                 whole[key] = merged(before, value)

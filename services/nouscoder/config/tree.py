@@ -20,6 +20,7 @@ from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, kinds_wit
 from nouscoder.config.broker import OF_A_STAGE, BrokerSection
 from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
 from nouscoder.config.learner import LearnerSection, SftSection
+from nouscoder.config.overrides import changes_of_stages, put
 from nouscoder.config.recipe import RecipeSection
 from nouscoder.config.run import (
     DemoSection,
@@ -266,7 +267,8 @@ def _moved_in(tree: Mapping[str, Any]) -> list[str]:
 
 def moved_keys(given: Given) -> list[str]:
     """A sentence for each key that was given by its old name."""
-    places = [(given.file, ""), (given.sets, ""), *((stage, " in a stage") for stage in _changes_of_stages(given.file))]
+    stages = [stage for tree in (given.file, given.sets) for stage in changes_of_stages(tree)]
+    places = [(given.file, ""), (given.sets, ""), *((stage, " in a stage") for stage in stages)]
     found = [(old, where) for tree, where in places for old in _moved_in(tree)]
     return [f"{old}{where} is {MOVED[old]} now: the old name is still read" for old, where in dict.fromkeys(found)]
 
@@ -278,14 +280,19 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), folder: Path |
     its own, those of an override at the working directory (config/base.py). Raises ConfigError with a sentence for each
     fault.
     """
-    tree = read_given(path, folder=folder).file
+    tree = with_overrides(read_given(path, folder=folder).file, overrides, place="" if path is None else f"{path}: ")
+    return Config.model_validate(tree)
+
+
+def with_overrides(tree: dict[str, Any], overrides: Iterable[str], place: str = "") -> dict[str, Any]:
+    """The tree of a configuration with the values of `--set`. Raises ConfigError for a faulty one, with the `place`."""
     for override in overrides:
-        _apply(tree, override)
+        put(tree, override, Config)
     try:
-        return Config.model_validate(tree)
+        Config.model_validate(tree)
     except ValidationError as error:
-        place = "" if path is None else f"{path}: "
         raise ConfigError("\n".join(place + sentence for sentence in sentences(error, Config))) from error
+    return tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +311,7 @@ def read_given(path: Path | None, overrides: Iterable[str] = (), folder: Path | 
     file: dict[str, Any] = {} if path is None else read_tree(path)
     if path is not None:
         folder = folder or path.absolute().parent
-        for tree in (file, *_changes_of_stages(file)):
+        for tree in (file, *changes_of_stages(file)):
             place_paths(tree, Config, folder)
             for old in _moved_in(tree):
                 section, name = MOVED[old].split(".")
@@ -312,7 +319,7 @@ def read_given(path: Path | None, overrides: Iterable[str] = (), folder: Path | 
                     raise ConfigError(f"{path}: {old} is {MOVED[old]} now, and both are given: remove {old}")
     sets: dict[str, Any] = {}
     for override in overrides:
-        _apply(sets, override)
+        put(sets, override, Config, file)
     return Given(file, sets)
 
 
@@ -330,14 +337,6 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _changes_of_stages(tree: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each stage sets, unchecked."""
-    plan = tree.get("plan")
-    stages = plan.get("stages") if isinstance(plan, dict) else None
-    found = [stage.get("set") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
-    return [changes for changes in found if isinstance(changes, dict)]
-
-
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(child) for key, child in value.items() if child is not None}
@@ -349,28 +348,6 @@ def dump_config(config: Config) -> str:
     tree = config.model_dump(mode="json", by_alias=True)
     tree["run"]["root"] = str(config.run.root.resolve())
     return tomli_w.dumps(tree)
-
-
-def _apply(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"--set {override!r} is not of the form a.b=value")
-    try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *parents, leaf = key.split(".")
-    given: dict[str, Any] = {leaf: value}
-    for parent in reversed(parents):
-        given = {parent: given}
-    place_paths(given, Config, Path.cwd())
-    node = tree
-    for parent in parents:
-        node = node.setdefault(parent, {})
-        given = given[parent]
-        if not isinstance(node, dict):
-            raise ConfigError(f"--set {key}: {parent} is a value, not a section")
-    node[leaf] = given[leaf]
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:

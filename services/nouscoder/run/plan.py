@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from nouscoder.config import Config, ConfigError, StageSection
+from nouscoder.config import Config, StageSection
 from nouscoder.config.tree import NOTHING_GIVEN, Given, load_config
 from nouscoder.domain.plan import NextStage, StageHistory, best_of, next_stage
 from nouscoder.errors import NousCoderError
@@ -32,8 +32,8 @@ from nouscoder.run.evaluation import recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently, lines_when_stopped
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
-from nouscoder.run.preflight import checked, checked_inputs, require_problems, with_policy_folder
-from nouscoder.run.resume import note_given, refuse_changes_of, resumed, take
+from nouscoder.run.preflight import checked_plan
+from nouscoder.run.resume import Resumed, note_given, refuse_changes_of, resumed, take
 from nouscoder.run.services import KeptGeneration, OpenedRun, deployment
 from nouscoder.run.view import View, open_view
 
@@ -79,31 +79,24 @@ async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -
         folder, recorded = RunFolder.reopen(config.run.folder)
         try:
             run = resumed(folder.path, recorded, given, _FIXED)
-            _refuse_other_stages(recorded, run.config)
+            _refuse_other_stages(recorded, run)
+            begun = [index for index, history in enumerate(histories(run.config)) if history.begun]
+            await asyncio.to_thread(checked_plan, run.config, begun)
             take(folder, run, given, sum(history.finished for history in histories(recorded)))
             return OpenedRun(folder, run.config, run.lines)
         except BaseException:
             folder.close()
             raise
     RunFolder.refuse_existing(config.run.folder)
-    await asyncio.to_thread(require_problems, config.stage_run(0))
-    config = await asyncio.to_thread(with_policy_folder, config)
-    stages = [config.stage_run(index) for index in range(len(config.plan.stages))]
-    if not config.plan.stages[0].yarn.factor:
-        await checked(stages[0])
-    for index, stage in enumerate(stages):
-        made_by_a_stage = config.of_stage(index).pass_rates_of_stage is not None
-        try:
-            await checked_inputs(stage.with_pass_rates("") if made_by_a_stage else stage)
-        except ConfigError as error:
-            raise ConfigError(f"stage {stage.run.name}: {error}") from error
+    config = await asyncio.to_thread(checked_plan, config)
     folder = RunFolder.create(config)
     note_given(folder, given)
     return OpenedRun(folder, config)
 
 
-def _refuse_other_stages(before: Config, now: Config) -> None:
+def _refuse_other_stages(before: Config, run: Resumed) -> None:
     """Raises RunChanged when a stage that has begun is another one, or cannot take its new values."""
+    now = run.config
     for index, history in enumerate(histories(before)):
         if not history.begun:
             continue
@@ -116,6 +109,8 @@ def _refuse_other_stages(before: Config, now: Config) -> None:
             )
         if not history.finished:
             refuse_changes_of(before.of_stage(index).run.folder, stage_values(now, index))
+        elif changed := [key for key in run.changes if key.startswith(f"plan.stages.{index}.")]:
+            raise RunChanged(f"{', '.join(changed)}: stage {old.name} is finished, so it stays as it is: put it back")
 
 
 def stage_values(config: Config, index: int) -> Given:

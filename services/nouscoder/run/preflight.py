@@ -10,21 +10,25 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, ConfigError, DecayKind, EnvironmentSection
 from nouscoder.config.base import PathKind, keys_of
+from nouscoder.config.broker import EpochsCurriculum
 from nouscoder.config.devices import device_fault, has_gpu, no_gpu_in_torch
+from nouscoder.config.generation import GenerationSection
 from nouscoder.data.problem_index import all_held_out, fitting, in_languages, open_index, prompt_lengths
 from nouscoder.data.prompt_lengths import are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.errors import NousCoderError, did_you_mean
 from nouscoder.extras import MODEL_LIBRARIES, require
+from nouscoder.policy_folder.compose import with_yarn
 from nouscoder.policy_folder.engine_choice import missing_engine, shared_device_fault, with_engine
 from nouscoder.policy_folder.inspection import (
     HubUnavailable,
@@ -66,9 +70,39 @@ def checked_fine_tuning(config: Config) -> Config:
     return config
 
 
-async def checked_inputs(config: Config) -> None:
-    """Check the files and problems of a run whose policy is not made yet. Raises ConfigError with all faults."""
-    await asyncio.to_thread(_raise, lambda: [*_file_faults(config), *_problem_faults(config)])
+def checked_plan(config: Config, begun: Collection[int] = ()) -> Config:
+    """The configuration of a plan whose stages can all start, with its policy of a hub. `begun` ones are not checked.
+
+    Raises ConfigError with the faults of all stages: before a model is fetched, those that need none.
+    """
+    require_training()
+    if _is_on_a_hub(config):
+        _raise_of_stages(config, begun, lambda stage, _: _faults_without_a_model(stage))
+    try:
+        config = with_policy_folder(config)
+    except (HubUnavailable, PromptFileUnusable) as error:
+        raise ConfigError(f"policy.path: {error}") from error
+    _raise_of_stages(config, begun, lambda stage, positions: _all_faults(with_engine_here(stage), positions))
+    say_unused_gpu(config)
+    return config
+
+
+def _raise_of_stages(config: Config, begun: Collection[int], find: Callable[[Config, int | None], list[str]]) -> None:
+    """Raises ConfigError: each fault once, with the stages that have it. `find` gets a stage and its positions."""
+    faults: dict[str, list[str]] = {}
+    folder, positions = config.in_run_folder(config.policy.path), None
+    for index, stage in enumerate(config.plan.stages):
+        run = config.stage_run(index)
+        if config.of_stage(index).pass_rates_of_stage is not None:
+            run = run.changed(broker={"curriculum": EpochsCurriculum()})  # another stage makes what it needs
+        found = []
+        if stage.yarn.factor:
+            positions = stage.yarn.positions
+            if (folder / "config.json").is_file():
+                found = [*fault_of("yarn", partial(with_yarn, folder, stage.yarn.factor, stage.yarn.original_tokens))]
+        for fault in [] if index in begun else [*found, *find(run, positions)]:
+            faults.setdefault(fault, []).append(run.run.name)
+    _raise(lambda: [f"stage {', '.join(names)}: {fault}" for fault, names in faults.items()])
 
 
 def _raise(find: Callable[[], list[str]]) -> None:
@@ -83,32 +117,42 @@ def require_training() -> None:
 
 def _checked(config: Config) -> Config:
     require_training()
-    require_problems(config)
+    if _is_on_a_hub(config):
+        _raise(lambda: _faults_without_a_model(config))
     try:
         config = with_policy_folder(config)
-        faults = list(_policy_faults(config))
     except (HubUnavailable, PromptFileUnusable) as error:
-        faults = [f"policy.path: {error}"]
+        raise ConfigError("\n".join([f"policy.path: {error}", *_faults_without_a_model(config)])) from error
     with suppress(NousCoderError):  # problems that cannot be read are reported below
         config = with_languages(config)
-    for check in (
-        *(_file_faults, _first_checkpoint_faults, _problem_faults, _length_faults),
-        *(device_faults, missing_engine, _shared_device_faults, missing_packages, _redis_faults),
-    ):
-        faults += check(config)
-    if config.run.total_batches and config.step_fault:
-        faults.append(config.step_fault)
-    faults = faults or [*_curriculum_faults(config)] or [*_language_faults(config), *_prompt_faults(config)]
-    if faults:
-        raise ConfigError("\n".join(faults))
+    _raise(lambda: _all_faults(config))
     say_unused_gpu(config)
     return config
 
 
-def require_problems(config: Config) -> None:
-    """Check the problems before gigabytes of a model are fetched from a hub. Raises ConfigError with their faults."""
-    if _is_on_a_hub(config):
-        _raise(lambda: [*_problem_faults(config)])
+def _all_faults(config: Config, positions: int | None = None) -> list[str]:
+    """What keeps the run from its start. `positions`: of its policy, where the folder does not say so yet (YaRN)."""
+    with suppress(NousCoderError):
+        config = with_languages(config)
+    faults = [*_policy_faults(config), *_faults_without_a_model(config), *_position_faults(config, positions)]
+    for check in (missing_engine, _shared_device_faults):
+        faults += check(config)
+    return faults or [*_language_faults(config), *_prompt_faults(config)]
+
+
+def _faults_without_a_model(config: Config) -> list[str]:
+    """Those that are found before gigabytes of a model are fetched from a hub."""
+    with suppress(NousCoderError):
+        config = with_languages(config)
+    faults = list[str]()
+    for check in (
+        *(_file_faults, _first_checkpoint_faults, _problem_faults, _length_faults),
+        *(device_faults, missing_packages, _redis_faults),
+    ):
+        faults += check(config)
+    if config.run.total_batches and config.step_fault:
+        faults.append(config.step_fault)
+    return faults or [*_curriculum_faults(config)]
 
 
 def _is_on_a_hub(config: Config) -> bool:
@@ -123,7 +167,12 @@ def with_policy_folder(config: Config) -> Config:
     if _is_on_a_hub(config):
         config = config.changed(policy={"path": downloaded(str(config.policy.path))})
     folder = config.in_run_folder(config.policy.path)
-    config, why = with_engine(with_recorded_prompt(config, folder), folder, beside_learner=True)
+    return with_engine_here(with_recorded_prompt(config, folder))
+
+
+def with_engine_here(config: Config) -> Config:
+    """The configuration with the engine that samples from its policy here; why it is that one is said on stderr."""
+    config, why = with_engine(config, config.in_run_folder(config.policy.path), beside_learner=True)
     if why:
         sys.stderr.write(f"{why}\n")
     return config
@@ -338,21 +387,30 @@ def _left_out(config: Config, held_out: Sequence[Problem]) -> Iterator[tuple[str
     yield key, "held-out problems", fitting(config, held_out)[1], len(held_out), limit
 
 
+def _lengths(config: Config) -> Iterator[tuple[str, str, GenerationSection]]:
+    """(key of the new tokens, key of all tokens, generation as it is then), of the training and of evaluations."""
+    yield "generation.sampling.max_new_tokens", "generation.max_tokens_total", config.generation
+    if config.evaluation.max_tokens_total or config.evaluation.max_new_tokens:
+        total = "evaluation" if config.evaluation.max_tokens_total else "generation"
+        yield "evaluation.max_new_tokens", f"{total}.max_tokens_total", config.evaluating.generation
+
+
 def _length_faults(config: Config) -> Iterator[str]:
-    training, evaluating = config.generation, config.evaluating.generation
-    found = [("generation.sampling.max_new_tokens", "generation.max_tokens_total", training)]
-    if config.evaluation.max_tokens_total:
-        found.append(("evaluation.max_new_tokens", "evaluation.max_tokens_total", evaluating))
-    elif config.evaluation.max_new_tokens:
-        found.append(("evaluation.max_new_tokens", "generation.max_tokens_total", evaluating))
-    folder = config.in_run_folder(config.policy.path)
-    positions = context_tokens(folder) if folder.is_dir() else None
-    for new_key, total_key, generation in found:
+    for new_key, total_key, generation in _lengths(config):
         new_tokens, total = generation.sampling.max_new_tokens, generation.max_tokens_total
         if new_tokens >= total:
             yield f"{new_key} {new_tokens} must be less than {total_key} {total}, which counts the prompt too"
-        if positions is not None and total > positions and (generation is training or total_key.startswith("eval")):
-            yield f"{total_key} {total} is more than the {positions} positions of {folder}"
+
+
+def _position_faults(config: Config, positions: int | None) -> Iterator[str]:
+    folder = config.in_run_folder(config.policy.path)
+    where = f"positions of {folder}" if positions is None else "positions that yarn gives"
+    if positions is None and folder.is_dir():
+        positions = context_tokens(folder)
+    totals = {total_key: generation.max_tokens_total for _, total_key, generation in _lengths(config)}
+    for key, total in totals.items():
+        if positions is not None and total > positions:
+            yield f"{key} {total} is more than the {positions} {where}"
 
 
 def device_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:

@@ -201,6 +201,9 @@ def _new_values(given: Given, before: Given | None, recorded: Config) -> Values:
         old, usual = _flat(before.file), _flat(Config().model_dump(mode="json", by_alias=True))
         found = {key: value for key, value in now.items() if key not in old or old[key] != value}
         found |= {key: usual[key] for key in old if key not in now and key in usual}
+        if any(key.startswith("plan.stages.") for key in old.keys() - now.keys()):  # the file says less of its stages
+            found = {key: value for key, value in found.items() if not key.startswith("plan.stages")}
+            found["plan.stages"] = given.file.get("plan", {}).get("stages", [])
         for key in [key for key in found if key.rpartition(".")[2] in ("name", "kind")]:
             section = key.rpartition(".")[0]  # another objective: all that the file says of it
             found |= {each: value for each, value in now.items() if each.startswith(f"{section}.")}
@@ -251,10 +254,12 @@ def _is_of(key: str, keys: Sequence[str]) -> bool:
 
 
 def _flat(tree: Mapping[str, Any], path: str = "") -> Values:
-    """The values of a tree by key. A list is one value."""
+    """The values of a tree by key. A list is one value, but in one of sections each has its index in its keys."""
     found: Values = {}
     for name, value in tree.items():
         key = f"{path}{name}"
+        if isinstance(value, list | tuple) and value and all(isinstance(each, Mapping) for each in value):
+            value = {str(index): each for index, each in enumerate(value)}
         found |= _flat(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
     return found
 
