@@ -51,6 +51,29 @@ def test_a_group_with_equal_rewards_has_no_signal(reward: float, size: int) -> N
     assert group_advantages([reward] * size, [False] * size) == [0.0] * size
 
 
+@given(st.lists(st.floats(0.001, 100).map(lambda term: round(term, 3)), min_size=2, max_size=12), st.data())
+def test_rewards_that_differ_by_rounding_only_have_no_signal(terms: list[float], data: st.DataObject) -> None:
+    orders = data.draw(st.lists(st.permutations(terms), min_size=2, max_size=8))
+    rewards = [sum(order) for order in orders]
+    no_cut = [False] * len(rewards)
+    assert not has_signal(rewards)
+    for estimator in (Estimator.GROUP_MEAN_STD, Estimator.GROUP_MEAN, Estimator.LEAVE_ONE_OUT):
+        assert group_advantages(rewards, no_cut, estimator) == [0.0] * len(rewards)
+    assert batch_advantages(rewards, no_cut, [1] * len(rewards)) == [0.0] * len(rewards)
+
+
+@pytest.mark.parametrize("rewards", [[0.1 + 0.2, 0.3], [0.1 + 0.2 - 0.3, 0.0], [-0.1 - 0.2, -0.3], [0.7 + 0.1, 0.8]])
+def test_two_rewards_that_differ_by_rounding_have_no_signal(rewards: list[float]) -> None:
+    assert group_advantages(rewards, [False, False]) == [0.0, 0.0]
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-9, 1))
+def test_small_true_differences_keep_their_advantage(reward: float, share: float) -> None:
+    rewards = [reward, reward + share * max(abs(reward), 1e-3)]
+    assert has_signal(rewards)
+    assert group_advantages(rewards, [False, False])[0] == pytest.approx(-1, abs=1e-3)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_reward_that_is_not_finite_raises(bad: float) -> None:
     with pytest.raises(ValueError, match="not finite"):

@@ -10,6 +10,7 @@ import pytest
 from nouscoder.broker import batches
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, InvariantBroken, Refused
+from nouscoder.broker.rewards import Rewards
 from nouscoder.config import RewardSection
 from nouscoder.domain.batch import CompletedGroups
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -42,6 +43,18 @@ async def test_a_group_of_equal_rewards_is_filtered_unless_it_may_stay(new_broke
         )
         ledger = (await broker.status()).ledger
         assert (ledger.filtered, ledger.in_flight["ready"]) == (filtered, 16 - filtered)
+
+
+@pytest.mark.parametrize(("other", "filtered"), [(0.3, 16), (0.3001, 0)])
+async def test_rewards_that_differ_by_rounding_only_are_equal(
+    new_broker: NewBroker, broker_rig: Any, monkeypatch: pytest.MonkeyPatch, other: float, filtered: int
+) -> None:
+    monkeypatch.setattr(Rewards, "of", lambda self, rollout, _: 0.1 + 0.2 if rollout.rollout_id[-1] == "0" else other)
+    broker = new_broker()
+    await broker.publish_policy(broker_rig.manifest(0))
+    await broker_rig.sample(broker)
+    await broker_rig.grade(broker, broker_rig.mixed)
+    assert (await broker.status()).ledger.filtered == filtered
 
 
 async def test_a_group_with_fewer_than_two_verdicts_is_abandoned(new_broker: NewBroker, broker_rig: Any) -> None:

@@ -38,6 +38,7 @@ from nouscoder.broker.redis_address import without_password
 from nouscoder.broker.redis_client import open_client
 from nouscoder.broker.wakeups import Waits
 from nouscoder.config import BrokerSection
+from nouscoder.domain.advantage import EQUAL_DIFFERENCE, EQUAL_SHARE
 from nouscoder.domain.staleness import StalenessBound
 from nouscoder.store.redis_records import PASSING, kind_of
 
@@ -77,6 +78,8 @@ class RunRules:
     max_batch_failures: int
     max_batch_deliveries: int
     dead_letters: int
+    equal_share: float = field(default=EQUAL_SHARE, init=False)
+    equal_difference: float = field(default=EQUAL_DIFFERENCE, init=False)
     announced_ms: int = field(default=int(1000 * FORGET_RECORD_S), init=False)
     commit_chunk: int = field(default=1024, init=False)
     forget_ms: int = field(default=int(1000 * FORGET_CONSUMER_S), init=False)

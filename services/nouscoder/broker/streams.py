@@ -191,7 +191,7 @@ async def submit_graded(
         _expect(ref, Stream.GRADING)
         # Training does not need the outcomes of single tests, and there may be hundreds.
         payload = VERDICT.encode(replace(verdict, tests=(), first_failure=None))
-        # repr of a float is exact: equal rewards have equal texts, and float() of the text is the same reward.
+        # repr of a float is exact: float() of the text is the same reward.
         of_verdict = ("" if reward is None else repr(reward), int(verdict.kind is VerdictKind.ACCEPTED))
         values += [ref.entry, ref.ticket, rollout_id, payload, *of_verdict]
     answers, work = await store.run("submit_verdicts", worker_id, *values)

@@ -34,9 +34,18 @@ class Overlong(StrEnum):
     KEPT = "kept"
 
 
+# Rewards are equal when they differ by the rounding of float64 alone, whose unit is 1.1e-16: by no more than this share
+# of the largest, for sums of a few thousand terms, or by no more than this, for terms near 1 that cancel to 0.
+EQUAL_SHARE = 1e-12
+EQUAL_DIFFERENCE = 1e-15
+
+
 def has_signal(rewards: Sequence[float]) -> bool:
-    """False when every reward of the group is equal: its advantages are all 0 (DAPO's dynamic sampling drops it)."""
-    return len(rewards) > 1 and max(rewards) > min(rewards)
+    """False when all rewards are equal but for rounding: all advantages are 0 (DAPO's dynamic sampling drops it)."""
+    if len(rewards) < 2:
+        return False
+    low, high = min(rewards), max(rewards)
+    return high - low > max(EQUAL_SHARE * max(-low, high), EQUAL_DIFFERENCE)
 
 
 def group_advantages(

@@ -218,19 +218,21 @@ end
 
 -- Every member of the group is graded or abandoned, and at least two are graded: decides what happens to the group.
 local function complete_group(group)
-  local graded, first_reward, oldest, varied = {}, nil, nil, false
+  local graded, low, high, oldest = {}, math.huge, -math.huge, nil
   local problem, accepted, reward_sum = nil, 0, 0
   for _, id in ipairs(split(redis.call('HGET', group_key(group), 'members'))) do
     if redis.call('SISMEMBER', live('graded'), id) == 1 then
       local values = redis.call('HMGET', rollout_key(id), 'reward', 'oldest', 'problem', 'accepted')
       graded[#graded + 1] = id
-      first_reward = first_reward or values[1]
-      varied = varied or values[1] ~= first_reward
+      local reward = tonumber(values[1])
+      low, high = math.min(low, reward), math.max(high, reward)
       oldest = math.min(oldest or tonumber(values[2]), tonumber(values[2]))
-      problem, accepted, reward_sum = values[3], accepted + tonumber(values[4]), reward_sum + tonumber(values[1])
+      problem, accepted, reward_sum = values[3], accepted + tonumber(values[4]), reward_sum + reward
     end
   end
   note_complete(#graded, accepted, reward_sum)
+  -- As has_signal in domain/advantage.py: rewards that differ by rounding alone are equal.
+  local varied = high - low > math.max(R.equal_share * math.max(-low, high), R.equal_difference)
   local is_filtered = not varied and may_filter()
   note_problem(problem, redis.call('HGET', group_key(group), 'place'), #graded, accepted, is_filtered)
   if is_filtered then

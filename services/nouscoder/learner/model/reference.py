@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from nouscoder.config import LearnerSection, RewardModelSection
+from nouscoder.domain.advantage import has_signal
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.estimates import correlation
 from nouscoder.domain.rollout import Rollout
@@ -96,10 +97,12 @@ class ModelRewards:
 
 
 def whitened(values: Sequence[float]) -> list[float]:
-    """(value - mean) / standard deviation of each; zeros when all are equal."""
+    """(value - mean) / standard deviation of each; zeros when all are equal but for rounding."""
+    if not has_signal(values):
+        return [0.0] * len(values)
     mean = math.fsum(values) / len(values)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
-    return [(value - mean) / deviation if deviation else 0.0 for value in values]
+    return [(value - mean) / deviation for value in values]
 
 
 def _ended(rollout: Rollout, tokenizer: PolicyTokenizer) -> list[int]:
