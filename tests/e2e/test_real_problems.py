@@ -117,7 +117,8 @@ def read_code_contests(path: Path) -> list[Problem]:
 
 async def bare_check(item: LeetCodeProblem) -> bool:
     """Whether a bare Python process accepts the reference solution by the data set's own test."""
-    code = f"{item.program}\n{item.own_test}"
+    assert isinstance(item.problem.tests, CallTests)
+    code = f"{item.problem.tests.setup}\n{item.program}\n{item.own_test}"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-I",
@@ -138,7 +139,7 @@ async def judge_leetcode(url: str, problems: Sequence[LeetCodeProblem]) -> list[
             tests = item.problem.tests
             assert isinstance(tests, CallTests)
             cases = [{"args": list(c.args), "kwargs": c.kwargs, "expected": c.expected} for c in tests.cases]
-            record = {"type": "call", "entry_point": tests.entry_point, "cases": cases}
+            record = {"type": "call", "entry_point": tests.entry_point, "setup": tests.setup, "cases": cases}
             answer = await client.grade(code=item.program, tests=record)
             truth = "accepted" if await bare_check(item) else "not accepted"
             return Judged(

@@ -466,6 +466,7 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
             counts = {f"0-{name}": number * 5 % 17 for number, name in enumerate(names)}
             measured = {"sampled": 16, "completion": "print(1)", "num_tokens": 3000}
             lines = [{"problem_id": name, "passed": count, **measured} for name, count in counts.items()]
+            (tmp_path / step["file"]).parent.mkdir(exist_ok=True)
             write_lines(tmp_path / step["file"], lines)
     section = load_config(None, ['verifier.sandbox.backend="fake"']).verifier
     mock = MockServer(lambda request: completion("VERDICT: YES"), embeds=unlike_vector)

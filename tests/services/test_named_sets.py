@@ -349,7 +349,8 @@ def test_what_a_problem_of_each_set_has(tmp_path: Path) -> None:
     nemotrons, rstars = sets["nemotron"], sets["rstar_coder"]
     assert [nemotrons[name].problem.prompt for name in "abc"] == ["Help.\n\nAdd.", "Help.\n\nAdd.", "Add."]
     assert nemotrons["a"].problem.tests == nemotrons["c"].problem.tests == SUM
-    assert nemotrons["b"].problem.tests == rstars["s3"].problem.tests == CallTests("total", calls)
+    assert nemotrons["b"].problem.tests == CallTests("total", calls)
+    assert rstars["s3"].problem.tests == CallTests("total", calls, wrapped=True)  # the form of TACO
     assert rstars["s1"].problem.tests == rstars["s2"].problem.tests == SUM
     assert rstars["s3"].problem.starter_code == "class Solution:"
     synthetic = sets["synthetic2"]
