@@ -248,7 +248,9 @@ def references(num_problems: int | None, folder: Path) -> tuple[Path, dict[str, 
     read = [(known.read(row, number), row) for number, row in enumerate(rows)]
     by_prompt = {item.problem.prompt: item.references[0].code for item, _ in read}
     own = {
-        item.problem.problem_id: f"{row['prompt']}\n{item.references[0].code}\n{row['test']}\ncheck({row['entry_point']})\n"
+        item.problem.problem_id: "\n".join(
+            (row["prompt"], item.references[0].code, row["test"], f"check({row['entry_point']})\n")
+        )
         for item, row in read
     }
     return folder / "problems.parquet", by_prompt, own
