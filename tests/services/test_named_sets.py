@@ -356,7 +356,8 @@ def test_what_a_problem_of_each_set_has(tmp_path: Path) -> None:
     synthetic = sets["synthetic2"]
     assert synthetic["prime_rl_code_1"].metadata == {"Qwen/Qwen3-32B_avg_reward": "0.25"}
     assert synthetic["verifiable_math_3"].problem.tests == MathTests((MathCase("3"),))
-    assert synthetic["prime_rl_code_2"].problem.tests == CallTests("total", calls[:1], wrapped=True)
+    wrapped = (CallCase(([1, 2], 3), {}, [6]),)
+    assert synthetic["prime_rl_code_2"].problem.tests == CallTests("total", wrapped, wrapped=True)
     kodcodes = sets["kodcode"]
     assert kodcodes["a"].problem.tests == AssertTests(("test_numbers", "test_nothing"), FUNCTIONS, "solution")
     assert kodcodes["b"].problem.tests.cases == ("TestTotal::test_one", "Totals::test_two")
