@@ -7,13 +7,15 @@ folder that the run began with.
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import link_or_copy, whole_folder
 from nouscoder.domain.prompt import PromptSettings
-from nouscoder.errors import ExitCode, NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError, Unusable
 from nouscoder.json_file import read_json_object
 from nouscoder.policy_folder.inspection import config_faults, weights_faults
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
@@ -24,11 +26,23 @@ from nouscoder.policy_folder.weights_files import (
     WEIGHTS_FILE,
     is_adapter,
     is_sharded,
+    stored_weights,
     weights_files,
 )
 
 CONFIG_FILE = "config.json"
 _SUFFIXES = {".json", ".txt", ".model", ".jinja"}
+_FULL = "full_attention"
+# Names of tensors in a checkpoint with several towers, and what its configuration says of all.
+_OF_TOWERS = re.compile(r"(?:^|\.)(?:language_model|text_model|visual|vision_\w+|multi_modal_projector|embed_vision)\.")
+_OF_WHOLE = (
+    *("dtype", "torch_dtype", "tie_word_embeddings", "transformers_version"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+)
+
+
+class YarnUnusable(Unusable):
+    """The positions of a policy cannot be extended. The message names its configuration."""
 
 
 class PolicyFilesMissing(NousCoderError):
@@ -70,8 +84,10 @@ def compose_policy(
         put = link_or_copy if link else shutil.copyfile
         for file in files:
             put(file, part / file.name)
-        if config is not None:
-            (part / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf8")
+        own = read_json_object(first / CONFIG_FILE, PolicyFilesMissing)
+        written = _text_config(own if config is None else config, stored_weights(part))
+        if written != own:
+            (part / CONFIG_FILE).write_text(json.dumps(written, indent=2) + "\n", encoding="utf8")
         if prompt is not None:
             (part / PROMPT_FILE).write_text(prompt_json(prompt), encoding="utf8")
         if card:
@@ -103,16 +119,53 @@ def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, 
 def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, Any]:
     """config.json of `folder` with YaRN rope scaling (arXiv 2309.00071) from `original_tokens` positions.
 
-    transformers 5 keeps it in rope_parameters, older configurations in rope_scaling. Raises PolicyFilesMissing.
+    transformers 5 keeps it in rope_parameters, older configurations in rope_scaling. Where kinds of layers have their
+    own (Gemma 3, OLMo 3), those of full attention are scaled: others see no farther than their windows. Raises
+    PolicyFilesMissing, and YarnUnusable for a policy that is scaled otherwise already.
     """
     config = read_json_object(folder / CONFIG_FILE, PolicyFilesMissing)
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original_tokens}
-    if isinstance(config.get("rope_parameters"), dict):
-        config["rope_parameters"] = {**config["rope_parameters"], **yarn}
+    ropes = text.get("rope_parameters")
+    if not isinstance(ropes, dict):
+        _check_unscaled(folder, text.get("rope_scaling"))
+        text["rope_scaling"] = yarn
+    elif not any(isinstance(rope, dict) for rope in ropes.values()):
+        _check_unscaled(folder, ropes)
+        text["rope_parameters"] = {**ropes, **yarn}
+    elif isinstance(ropes.get(_FULL), dict):
+        _check_unscaled(folder, ropes[_FULL])
+        text["rope_parameters"] = {**ropes, _FULL: {**ropes[_FULL], **yarn}}
     else:
-        config["rope_scaling"] = yarn
-    config["max_position_embeddings"] = round(factor * original_tokens)
+        raise YarnUnusable(
+            f"{folder / CONFIG_FILE}: YaRN scales layers of {_FULL}, and rope_parameters has only {', '.join(ropes)}"
+        )
+    text["max_position_embeddings"] = round(factor * original_tokens)
     return config
+
+
+def _check_unscaled(folder: Path, rope: Any) -> None:
+    """Raises YarnUnusable: the scaling that a policy was trained with would be lost without a word."""
+    kind = (rope.get("rope_type") or rope.get("type") or "default") if isinstance(rope, dict) else "default"
+    if kind not in ("default", "yarn", "axial", "mrope"):
+        raise YarnUnusable(
+            f"{folder / CONFIG_FILE}: its positions are scaled by {kind} already, so YaRN cannot be added"
+        )
+
+
+def _text_config(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The configuration of weights with these names: of a model with towers, whose text alone was trained, the text's.
+
+    The learner trains some types of models with a vision tower (Qwen3.5, Llama 4) without it, under the names of the
+    text model. Under the whole configuration a loader would draw the tower at random.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, dict) or any(_OF_TOWERS.search(name) for name in names):
+        return config
+    whole = [str(name) for name in config.get("architectures") or ()]
+    own = {key: config[key] for key in _OF_WHOLE if key in config}
+    architectures = [name.replace("ForConditionalGeneration", "ForCausalLM") for name in whole]
+    return own | {key: value for key, value in text.items() if value is not None} | {"architectures": architectures}
 
 
 def has_weights(folder: Path) -> bool:
