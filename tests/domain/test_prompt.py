@@ -9,7 +9,7 @@ import pytest
 from nouscoder.data.importers.formats import format_named
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText, prompt_text, system_text
+from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText, prompt_text, rendered_mark, system_text
 from nouscoder.domain.submission import StdinTests
 
 LCB = PromptForm.LIVECODEBENCH
@@ -111,3 +111,27 @@ def test_importers_keep_the_bare_question_and_its_starter_code_apart() -> None:
     for name, row in rows:
         problem = format_named(name).read({**row, "starter_code": STARTER}, 1).problem
         assert (problem.prompt, problem.starter_code) == (QUESTION, STARTER)
+
+
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [
+        ("<|im_start|>user\nRead n.<|im_end|>\n<|im_start|>assistant\n", "<|im_start|>"),
+        ("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nRead n.<|eot_id|>", "<|start_header_id|>"),
+        ("<s>[INST] Read n. [/INST]", "[INST]"),
+        ("<bos><start_of_turn>user\nRead n.<end_of_turn>\n", "<start_of_turn>"),
+        (
+            "<\uff5cbegin\u2581of\u2581sentence\uff5c><\uff5cUser\uff5c>Read n.<\uff5cAssistant\uff5c>",
+            "<\uff5cUser\uff5c>",
+        ),
+        ("[gMASK]<sop><|user|>\nRead n.<|assistant|>", "<|user|>"),
+        ("<|start|>system<|message|>You are.<|end|>", "<|start|>system"),
+        ("<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Read n.[/INST]", "[SYSTEM_PROMPT]"),
+        ("Count how often <|im_start|> stands in a text.", ""),
+        ("<s>This</s> is HTML: strike it out.", ""),
+        ("### Question:\nRead n.", ""),
+        ("", ""),
+    ],
+)
+def test_a_text_that_a_chat_template_has_written_is_known_by_its_begin(text: str, mark: str) -> None:
+    assert rendered_mark(text) == mark

@@ -19,6 +19,7 @@ a problem allows several languages the words name them all.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -154,6 +155,28 @@ def prompt_text(
         text = f"{text.rstrip()}\n\nWrite the program in {which}, in a block that begins with {block}.\n"
     # Not str.format, because a problem's statement may contain braces.
     return template.replace(_LANGUAGE, which).replace(_BLOCK, block).replace(PROMPT, text)
+
+
+# What begins a turn in known chat templates (ChatML, Llama 2 to 4, Gemma, Mistral, Phi, GLM, DeepSeek, gpt-oss, Cohere,
+# Granite, OLMo, Kimi, MiniMax, Seed), after the tokens that begin a text.
+_RENDERED = re.compile(
+    r"\s*((?:<s>|<bos>|<BOS_TOKEN>|<seed:bos>|<\|(?:begin_of_text|startoftext|endoftext)\|>|\[gMASK\]|<sop>|\]~!b\["
+    r"|<\uff5cbegin\u2581of\u2581sentence\uff5c>)\s*)*"
+    r"(<\|im_(?:start|system|user)\|>|<\|start_header_id\|>|<\|header_start\|>|<\|start_of_role\|>|<start_of_turn>"
+    r"|<\|turn>|\[(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS)\]|<<SYS>>|<\|(?:system|user|assistant|developer)\|>"
+    r"|<[\uff5c|](?:User|Assistant|System)[\uff5c|]>|<\|start\|>(?:system|developer|user)|<\|START_OF_TURN_TOKEN\|>"
+    r"|\]~b\]|<extra_id_[01]>(?:System|User))"
+)
+
+
+def rendered_mark(text: str) -> str:
+    """The mark of a chat template with which a text begins; empty for a text that no chat template has written.
+
+    A run puts the text of a problem into the policy's own template. One that begins so has gone through a template
+    already: its marks would be spelled as characters within another turn.
+    """
+    found = _RENDERED.match(text)
+    return found[2] if found else ""
 
 
 def system_text(form: PromptForm, languages: tuple[str, ...] = PYTHON) -> str:
