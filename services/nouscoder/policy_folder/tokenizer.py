@@ -84,7 +84,8 @@ class PolicyTokenizer:
         self.pad_id: int = min(stop_ids) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.vocabulary_size = len(tokenizer)
         special = {token_id: token for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._spelled = SpelledNames(token.content for token in special.values())
+        self.special_names = frozenset(token.content for token in special.values())
+        self._spelled = SpelledNames(self.special_names)
         self._appended_ids = special.keys() - {tokenizer.unk_token_id}  # after a text, by some tokenizers
 
     @property
@@ -177,6 +178,10 @@ class PolicyTokenizer:
             return self._template.render(hidden(conversations), thinking, next_answer=next_answer, tools=hidden(tools))
         except ValueError as error:  # also of a tokenizer with several templates, none of which is the default
             raise TokenizerError(str(error)) from error
+
+    def spelled(self, answer: str) -> str:
+        """An assistant's text as it stands in `texts`."""
+        return str(self._spelled.hidden(answer, of_assistant=True))
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids [tokens] of a text of `texts`: at once, as in the model's training. Raises TokenizerError."""
