@@ -5,6 +5,7 @@ The templates are short and behave as those of published models do.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,23 @@ def test_an_answer_may_be_left_out_of_the_loss_and_a_rendered_prompt_is_refused(
     for record in ({"prompt": rendered}, {"messages": [{"role": "user", "content": rendered}]}):
         with pytest.raises(BadExample, match=r"in a chat template already \(it begins with <\|im_start\|>\)"):
             texts_of(tmp_path, CHATML, {**record, "completion": "2"})
+
+
+def test_a_prompt_as_text_does_not_end_with_the_end_token_that_a_tokenizer_appends(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, Family("", MARKS, MARKS[2], MARKS[2:], "<|im_end|>", ()))
+    saved = json.loads((folder / "tokenizer.json").read_text())
+    begin, end = ({"SpecialToken": {"id": mark, "type_id": 0}} for mark in (MARKS[1], MARKS[2]))
+    saved["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}, end],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {mark: {"id": mark, "ids": [256 + n], "tokens": [mark]} for n, mark in enumerate(MARKS)},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(saved))
+    tokenizer = load_tokenizer(folder)
+    assert "".join(tokenizer.pieces(tokenizer.encode("1+1?"))) == "<|im_start|>1+1?"
+    assert tokenizer.count(["1+1?"]) == [5]
+    rollout = Encoder(tokenizer, SingleTurnSection(prompt_as="text")).encode(
+        example_of({"prompt": "1+1?", "completion": "2<|im_end|>"})
+    )
+    assert "".join(tokenizer.pieces(rollout.token_ids.tolist())) == "<|im_start|>1+1?2<|im_end|>"
