@@ -35,6 +35,10 @@ _PATIENCE_S = 120.0  # on a machine that gives the process no CPU; beginning tak
 _COMMAND = ("-P", "-m", __name__)
 
 
+# A message as chat templates take it: role, content, and what else the template knows.
+ChatMessage = Mapping[str, Any]
+
+
 class TemplateFailed(ValueError):
     """The template gave no text. The message says why."""
 
@@ -54,15 +58,24 @@ class ChatTemplate:
         self._idle: list[_Process] = []
 
     def render(
-        self, conversations: Sequence[Sequence[Message]], thinking: bool | None, *, next_answer: bool = True
+        self,
+        conversations: Sequence[Sequence[Message | ChatMessage]],
+        thinking: bool | None,
+        *,
+        next_answer: bool = True,
+        tools: Sequence[Any] = (),
     ) -> list[str]:
         """The text of each conversation, with `next_answer` up to the beginning of the next answer.
 
-        Raises TemplateFailed. `thinking` is the template's enable_thinking; None leaves it to the template.
+        Raises TemplateFailed. `thinking` is the template's enable_thinking, which DeepSeek's and Granite's call
+        thinking; None leaves it to the template. `tools` are descriptions of functions.
         """
-        messages = [[{"role": one.role.value, "content": one.content} for one in each] for each in conversations]
-        switches = {} if thinking is None else {"enable_thinking": thinking}
-        what = {"conversations": messages, "switches": switches, "next_answer": next_answer}
+        messages = [
+            [{"role": one.role.value, "content": one.content} if isinstance(one, Message) else one for one in each]
+            for each in conversations
+        ]
+        switches = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        what = {"conversations": messages, "switches": switches, "next_answer": next_answer, "tools": [*tools]}
         request = json.dumps({**self._fixed, **what})
         with self._places:
             process = self._idle.pop() if self._idle else _Process()
@@ -164,6 +177,7 @@ def _answer(request: dict[str, Any], render: Any) -> dict[str, Any]:
     try:
         texts, _ = render(
             request["conversations"],
+            tools=request["tools"] or None,
             chat_template=request["template"],
             add_generation_prompt=request["next_answer"],
             **fixed,

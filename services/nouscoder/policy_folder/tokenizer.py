@@ -7,8 +7,9 @@ answer: the same tokens end the examples of a training, and the last of them end
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.reasoning import TOKENS
-from nouscoder.policy_folder.chat_template import ChatTemplate, TemplateLimit
+from nouscoder.policy_folder.chat_template import ChatMessage, ChatTemplate, TemplateLimit
 from nouscoder.policy_folder.inspection import StopTokensError, stop_token_ids
 from nouscoder.policy_folder.pretrained import load_pretrained
 
@@ -25,13 +26,48 @@ class TokenizerError(ValueError):
     """A folder has no usable tokenizer, or a text cannot be encoded. The message names it."""
 
 
+# A template that knows reasoning writes these itself, so an assistant's message may have them as tokens.
+_REASONING_MARKS = frozenset({"<think>", "</think>", "[THINK]", "[/THINK]"})
+
+
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A conversation in the chat template: as one text, and `around` numbers of its contents at each second place."""
+    """A conversation in the chat template, as `encode_rendered` takes it."""
 
     whole: str
-    around: Sequence[str]
-    contents: Sequence[str]
+
+
+class SpelledNames:
+    """Hides the names of special tokens in messages from the tokenizer, while a chat template writes them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = sorted(names, key=len, reverse=True)
+        self.mark = secrets.token_hex(16)
+        self._pattern = re.compile("|".join(map(re.escape, self._names)) or r"(?!)")
+        self._hidden = re.compile(f"{self.mark}([0-9]+){self.mark}")
+
+    def hidden(self, value: Any, of_assistant: bool = False) -> Any:
+        """A message, or a part of one, without the names. Marks of reasoning stay in an assistant's message."""
+        if isinstance(value, dict):
+            of_assistant = of_assistant or value.get("role") == "assistant"
+            return {name: self.hidden(item, of_assistant) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hidden(item, of_assistant) for item in value]
+        if not isinstance(value, str):
+            return value
+
+        def mark(found: re.Match[str]) -> str:
+            if of_assistant and found[0] in _REASONING_MARKS:
+                return found[0]
+            return f"{self.mark}{self._names.index(found[0])}{self.mark}"
+
+        return self._pattern.sub(mark, str(value))
+
+    def parts(self, text: str) -> list[str]:
+        """The text divided: what the template has written, a name, and so on in turn."""
+        parts = self._hidden.split(text)
+        parts[1::2] = [self._names[int(number) % len(self._names)] for number in parts[1::2]]
+        return parts
 
 
 class PolicyTokenizer:
@@ -48,7 +84,10 @@ class PolicyTokenizer:
         self.eos_id: int = min(stop_ids) if tokenizer.eos_token_id is None else tokenizer.eos_token_id
         self.pad_id: int = min(stop_ids) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.vocabulary_size = len(tokenizer)
-        self._special_ids = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = {token_id: token for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.special_names = frozenset(token.content for token in special.values())
+        self._spelled = SpelledNames(self.special_names)
+        self._appended_ids = special.keys() - {tokenizer.unk_token_id}  # after a text, by some tokenizers
 
     @property
     def has_chat_template(self) -> bool:
@@ -66,8 +105,8 @@ class PolicyTokenizer:
         mark = secrets.token_hex(16)
         conversation = [Message(Role.USER, "-"), Message(Role.ASSISTANT, mark)]
         try:
-            (text,) = self._template.render([conversation], None, next_answer=False)
-        except ValueError:  # it takes no such conversation
+            (text,) = self.texts([_records(conversation)], None, next_answer=False)
+        except TokenizerError:  # it takes no such conversation
             return ()
         ids = self._encode(text.rpartition(mark)[2], add_special_tokens=False, split_special_tokens=False)
         ends = self._configured_stop_ids.union(self._tokenizer.added_tokens_decoder)
@@ -85,7 +124,7 @@ class PolicyTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids [tokens] of a text that begins a prompt, after the special tokens at the start of prompts."""
-        return self._encode(text, add_special_tokens=True, split_special_tokens=True)
+        return self._unended(self._encode(text, add_special_tokens=True, split_special_tokens=True))
 
     def encode_inside(self, text: str) -> list[int]:
         """Token ids [tokens] of a text that follows other text. No special token is added."""
@@ -100,7 +139,8 @@ class PolicyTokenizer:
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """How many tokens `encode` makes of each text; 0 of one that cannot be encoded."""
-        return [len(ids) for ids in self._encode_each(texts, add_special_tokens=True, split_special_tokens=True)]
+        found = self._encode_each(texts, add_special_tokens=True, split_special_tokens=True)
+        return [len(self._unended(ids)) for ids in found]
 
     def count_messages(self, conversations: Sequence[Sequence[Message]], thinking: bool | None = None) -> list[int]:
         """How many tokens `encode_messages` makes of each conversation; 0 of one that cannot be encoded.
@@ -109,15 +149,12 @@ class PolicyTokenizer:
         """
         if not conversations:
             return []
-        first = self.render(conversations[0], thinking)
-        of_template = self._specials(self._encode_contents_apart(first))
-        texts = self._rendered(conversations, thinking)
+        texts = self.texts([_records(messages) for messages in conversations], thinking)
         found = self._encode_each(texts, add_special_tokens=False, split_special_tokens=False)
-        counts = [len(ids) for ids in found]
-        for place, ids in enumerate(found):
-            if ids and self._specials(ids) != of_template:  # a content has the name of a special token
-                counts[place] = len(self.encode_messages(conversations[place], thinking))
-        return counts
+        return [
+            len(self.encode_text(text) if self._spelled.mark in text else ids)
+            for text, ids in zip(texts, found, strict=True)
+        ]
 
     def check_template(self) -> None:
         """Raises TokenizerError for a chat template that reaches a limit with the shortest conversation."""
@@ -128,34 +165,67 @@ class PolicyTokenizer:
         except ValueError:  # it may refuse a conversation that begins so
             pass
 
+    def texts(
+        self,
+        conversations: Sequence[Sequence[ChatMessage]],
+        thinking: bool | None,
+        *,
+        next_answer: bool = True,
+        tools: Sequence[Any] = (),
+    ) -> list[str]:
+        """What the chat template writes, for `encode_text`; see ChatTemplate.render. Raises TokenizerError."""
+        hidden = self._spelled.hidden
+        try:
+            return self._template.render(hidden(conversations), thinking, next_answer=next_answer, tools=hidden(tools))
+        except ValueError as error:  # also of a tokenizer with several templates, none of which is the default
+            raise TokenizerError(str(error)) from error
+
+    def spelled(self, answer: str) -> str:
+        """An assistant's text as it stands in `texts`."""
+        return str(self._spelled.hidden(answer, of_assistant=True))
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids [tokens] of a text of `texts`: at once, as in the model's training. Raises TokenizerError."""
+        ids: list[int] = []
+        for number, part in enumerate(self._spelled.parts(text)):
+            if part:
+                ids += self._encode(part, add_special_tokens=False, split_special_tokens=bool(number % 2))
+        return ids
+
+    def encode_after(self, before: str, text: str, *, in_chat: bool = True) -> list[int]:
+        """Token ids [tokens] of a text after another one, as in one text. Both are of `texts`, or not `in_chat` plain.
+
+        Where one token would reach over both, `text` is encoded alone: sampling begins after whole tokens.
+        """
+        encode = self.encode_text if in_chat else self.encode
+        first, whole = encode(before), encode(before + text)
+        if whole[: len(first)] == first:
+            return whole[len(first) :]
+        # After a token, because some tokenizers begin every text with a space.
+        (end,) = self.pieces([self.eos_id])
+        alone = self.encode_text(end + (text if in_chat else self._spelled.hidden(text)))
+        return alone[1:] if alone[0] == self.eos_id else self.encode_inside(text)
+
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> RenderedChat:
-        """The texts for `encode_rendered`, in any thread. The template may take seconds. Raises TokenizerError."""
-        mark = secrets.token_hex(16)
-        marked = [Message(message.role, f"{mark}{index}{mark}") for index, message in enumerate(messages)]
-        whole, around = self._rendered([messages, marked], thinking)
-        return RenderedChat(whole, around.split(mark), [message.content for message in messages])
+        """The text for `encode_rendered`, in any thread. The template may take seconds. Raises TokenizerError."""
+        return RenderedChat(self.texts([_records(messages)], thinking)[0])
 
     def encode_rendered(self, chat: RenderedChat) -> list[int]:
         """Token ids [tokens] of a rendered conversation. Raises TokenizerError."""
-        whole = self._encode(chat.whole, add_special_tokens=False, split_special_tokens=False)
-        apart = self._encode_contents_apart(chat)
-        # The whole text is encoded at once, as in the model's training. If the result has other special tokens than
-        # the template alone, a content contains the name of one, and the contents are encoded separately.
-        return whole if self._specials(whole) == self._specials(apart) else apart
+        return self.encode_text(chat.whole)
 
     def encode_reply(self, replies: Sequence[Message], thinking: bool | None = None) -> list[int]:
         """Token ids [tokens] from the end of an answer of the policy to the beginning of its next answer.
 
         The chat template writes them: the end of the turn, the `replies`, the start of a turn. Raises TokenizerError.
         """
-        answer, mark = secrets.token_hex(16), secrets.token_hex(16)
-        marked = [Message(reply.role, f"{mark}{index}{mark}") for index, reply in enumerate(replies)]
-        conversation = [Message(Role.USER, "-"), Message(Role.ASSISTANT, answer), *marked]
-        (rendered,) = self._rendered([conversation], thinking)
-        around = rendered.partition(answer)[2].split(mark)
-        if rendered.count(answer) != 1 or around[1::2] != [str(index) for index in range(len(replies))]:
+        answer, *marks = (secrets.token_hex(16) for _ in range(len(replies) + 1))
+        marked = [Message(reply.role, mark) for reply, mark in zip(replies, marks, strict=True)]
+        begin = [Message(Role.USER, "-"), Message(Role.ASSISTANT, answer)]
+        text, probe = self.texts([_records([*begin, *replies]), _records([*begin, *marked])], thinking)
+        if any(probe.count(mark) != 1 for mark in (answer, *marks)):
             raise TokenizerError("the chat template does not write an answer and the messages after it once each")
-        return self._encode_contents_apart(RenderedChat("", around, [reply.content for reply in replies]))
+        return self.encode_text(text.partition(answer)[2])
 
     def reply_ids(
         self, replies: Sequence[Message], ended_with: int | None, thinking: bool | None = None, *, in_chat: bool
@@ -199,23 +269,7 @@ class PolicyTokenizer:
     @cached_property
     def _tags(self) -> frozenset[int]:
         """The special tokens that tags of reasoning are made of."""
-        return frozenset(self._special_ids & {self.vocabulary().get(tag, -1) for tag in TOKENS})
-
-    def _encode_contents_apart(self, chat: RenderedChat) -> list[int]:
-        """Encode the template with special tokens around placeholders, and each content without special tokens."""
-        ids: list[int] = []
-        for index, part in enumerate(chat.around):
-            if index % 2:
-                ids += self.encode_inside(chat.contents[int(part)])
-            elif part:
-                ids += self._encode(part, add_special_tokens=False, split_special_tokens=False)
-        return ids
-
-    def _rendered(self, conversations: Sequence[Sequence[Message]], thinking: bool | None) -> list[str]:
-        try:
-            return self._template.render(conversations, thinking)
-        except ValueError as error:  # also of a tokenizer with several templates, none of which is the default
-            raise TokenizerError(str(error)) from error
+        return frozenset(self.vocabulary()[tag] for tag in TOKENS & self.special_names)
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -242,8 +296,16 @@ class PolicyTokenizer:
         except TokenizerError:
             return []
 
-    def _specials(self, ids: Sequence[int]) -> list[int]:
-        return [token_id for token_id in ids if token_id in self._special_ids]
+    def _unended(self, ids: list[int]) -> list[int]:
+        """A prompt without the end token that some tokenizers append to every text."""
+        size = len(ids)
+        while size > 1 and ids[size - 1] in self._appended_ids:
+            size -= 1
+        return ids[:size]
+
+
+def _records(messages: Sequence[Message]) -> list[ChatMessage]:
+    return [{"role": message.role.value, "content": message.content} for message in messages]
 
 
 def load_tokenizer(folder: Path) -> PolicyTokenizer:

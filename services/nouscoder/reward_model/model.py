@@ -23,6 +23,7 @@ from nouscoder.errors import Unusable
 from nouscoder.learner.model.admission import choose_rows, probes, short_spans
 from nouscoder.learner.model.logprobs import attending_alone
 from nouscoder.learner.model.packing import RowLayout, attend_packed, last_states, packs, plan
+from nouscoder.policy_folder.finished_chat import unmarked
 from nouscoder.policy_folder.pretrained import load_pretrained, load_whole
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable
@@ -51,11 +52,12 @@ class AnswerEncoder:
     def __call__(self, prompt: str, answer: str) -> list[int]:
         """Token ids [tokens]. Raises RewardModelUnusable."""
         try:
-            if self.tokenizer.has_chat_template:
-                ids = self.tokenizer.encode_messages([Message(Role.USER, prompt)])
-            else:
-                ids = self.tokenizer.encode(prompt)
-            ids += self.tokenizer.encode_inside(answer)
+            in_chat = self.tokenizer.has_chat_template
+            text = self.tokenizer.render([Message(Role.USER, prompt)]).whole if in_chat else prompt
+            ids = self.tokenizer.encode_text(text) if in_chat else self.tokenizer.encode(text)
+            answer = unmarked(self.tokenizer, text, answer)
+            answer = self.tokenizer.spelled(answer) if in_chat else answer
+            ids += self.tokenizer.encode_after(text, answer, in_chat=in_chat)
         except TokenizerError as error:
             raise RewardModelUnusable(str(error)) from error
         return [*ids[: self._max_tokens - 1], self._end_id]

@@ -10,8 +10,12 @@ A record is a JSON object, one a line, or a row of a parquet file:
     completion   the answer: a text, or turns [{"text", "given"}]; messages may end in the answer instead
     problem_id, accepted or verdict, prompt_template, starter_code, languages, tests_type or tests    optional
 
-Turns that are `given` (outputs of tools) carry no loss, and neither does any message but the assistant's. A line of a
-run's samples.jsonl (prompt, program, verdict) is a record too. Other fields are ignored.
+    tools        descriptions of the functions of `tool_calls`, a list or its JSON
+
+The chat template writes each message in its role, with reasoning_content, tool_calls and name; what it leaves out is
+refused (policy_folder/finished_chat.py). Turns that are `given` (outputs of tools) carry no loss, and neither does any
+message but the assistant's, nor one with "weight": 0 or "train": false. A line of a run's samples.jsonl (prompt,
+program, verdict) is a record too. Other fields are ignored.
 
 An example becomes a rollout that somebody else has sampled, which the learner's trainer takes. A rollout has segments,
 given or sampled, and only sampled ones are in the loss. Nobody knows the log-probabilities with which an example was
@@ -31,19 +35,19 @@ that was trained on examples finds the same tokens before its answers in the run
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, ConfigDict, Field, ValidationError
 
 from nouscoder.config import SftSection
 from nouscoder.config.generation import EnvironmentSection
 from nouscoder.data.importers.rows import file_rows
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.conversation import Message, Role
-from nouscoder.domain.prompt import PromptSettings
+from nouscoder.domain.prompt import PromptSettings, rendered_mark
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.tokens import Completion, FinishReason, Segment, VersionSpan, concatenated, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -52,6 +56,8 @@ from nouscoder.formats.body import Body, first_fault
 from nouscoder.generation.environments.base import TaskRefused
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.learner.state.saved_batches import SavedBatches
+from nouscoder.policy_folder.chat_template import ChatMessage
+from nouscoder.policy_folder.finished_chat import FinishedChats, unmarked
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.sft.choice import ExampleCandidate, choose, is_held_out
 
@@ -69,9 +75,33 @@ class Turn(Body):
     given: bool = False
 
 
+class _TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
 class _MessageBody(Body):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart] = ""
+    reasoning_content: str | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning", "thinking")
+    )
+    tool_calls: list[dict[str, Any]] = Field([])
+    tool_call_id: str = ""
+    name: str = ""
+    weight: Literal[0, 1] = 1
+    train: bool = True
+
+    @property
+    def is_trained(self) -> bool:
+        return self.role == "assistant" and self.weight == 1 and self.train
+
+    def message(self) -> dict[str, Any]:
+        """As a chat template takes it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        optional = ("reasoning_content", "tool_calls", "tool_call_id", "name")
+        given = {name: value for name in optional if (value := getattr(self, name))}
+        return {"role": self.role, "content": content or (None if self.tool_calls else ""), **given}
 
 
 class Record(Body):
@@ -87,6 +117,7 @@ class Record(Body):
     tests_type: str = "stdin"
     tests: Any = None
     messages: list[_MessageBody] = Field([])
+    tools: list[Any] | str = Field([])
     completion: str | list[Turn] = ""
     program: str = ""
     accepted: bool | None = None
@@ -95,14 +126,13 @@ class Record(Body):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example: its record, the messages before the answer, and the turns of the answer.
+    """One example: its record, and the turns of its completion.
 
-    The turns begin and end with one of the policy, and no two of a kind follow each other. `accepted` is None when
-    nobody has graded the answer.
+    The turns begin and end with one of the policy, and no two of a kind follow each other. There are none where
+    `messages` end in the answer. `accepted` is None when nobody has graded the answer.
     """
 
     record: Record
-    messages: tuple[Message, ...]
     turns: tuple[Turn, ...]
     accepted: bool | None
 
@@ -118,14 +148,13 @@ def example_of(record: Any) -> Example:
         raise BadExample(fault if field == "body" else f"{field}: {fault}") from None
     if bool(body.prompt) == bool(body.messages):
         raise BadExample("it needs either a prompt or messages")
-    begin, turns = _divided(body)
     completion = body.completion or body.program
-    turns += completion if isinstance(completion, list) else [Turn(text=completion)] if completion else []
-    _check(turns)
+    turns = completion if isinstance(completion, list) else [Turn(text=completion)] if completion else []
+    _check(body.messages, turns)
     if body.verdict is VerdictKind.INTERNAL_ERROR:
         raise BadExample("internal_error is no verdict on an answer: leave the record out")
     accepted = body.accepted if body.verdict is None else body.verdict is VerdictKind.ACCEPTED
-    return Example(body, begin, tuple(turns), accepted)
+    return Example(body, tuple(turns), accepted)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -137,19 +166,23 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _divided(body: Record) -> tuple[tuple[Message, ...], list[Turn]]:
-    """The messages before the first answer, and the turns from it on."""
-    roles = [message.role for message in body.messages]
-    first = roles.index("assistant") if "assistant" in roles else len(roles)
-    begin = tuple(Message(Role(message.role), message.content) for message in body.messages[:first])
-    if body.messages and not begin:
-        raise BadExample("messages: an answer has no message before it")
-    return begin, [Turn(text=message.content, given=message.role != "assistant") for message in body.messages[first:]]
-
-
-def _check(turns: Sequence[Turn]) -> None:
-    if not turns or turns[-1].given:
+def _check(messages: Sequence[_MessageBody], turns: Sequence[Turn]) -> None:
+    for number, message in enumerate(messages):
+        if message.role == "assistant" and not (number and (message.content or message.tool_calls)):
+            raise BadExample("messages: an answer has no message before it" if not number else "an answer is empty")
+        mark = rendered_mark(str(message.message()["content"] or ""))
+        if mark and message.role != "assistant":
+            raise BadExample(
+                f"messages: a content is in a chat template already (it begins with {mark}): give its text"
+            )
+    if turns and len(turns) > 1 and any(message.role == "assistant" for message in messages):
+        raise BadExample(
+            "a completion of several turns follows messages that have answers: put the turns into messages"
+        )
+    if not ((turns and not turns[-1].given) or (not turns and messages and messages[-1].role == "assistant")):
         raise BadExample("it does not end with an answer: completion is missing, or the last message is no assistant's")
+    if not turns and not any(message.is_trained for message in messages):
+        raise BadExample("messages: no answer is trained")
     for number, turn in enumerate(turns):
         if turn.given != bool(number % 2):
             raise BadExample(f"turn {number + 1} of the answer and the one before it are of the same side")
@@ -227,48 +260,134 @@ class Encoder:
         self._tokenizer = tokenizer
         self._prompts = Prompts(tokenizer, environment)
         in_template = environment.model_copy(update={"prompt_as": "messages"})
-        self._chat = Prompts(tokenizer, in_template) if tokenizer.has_chat_template else None
+        self._in_chat = Prompts(tokenizer, in_template) if tokenizer.has_chat_template else None
         self._thinking = environment.record(PromptSettings).enable_thinking
+        self._chats = FinishedChats(tokenizer, self._thinking) if tokenizer.has_chat_template else None
 
     def encode(self, example: Example) -> Rollout:
-        """The example as a rollout. Raises BadExample."""
+        """The example as a rollout, up to its last answer. Raises BadExample."""
+        return next(self.encode_all(example))
+
+    def encode_all(self, example: Example) -> Iterator[Rollout]:
+        """The rollouts of an example: one, or where the template changes earlier answers, one for each of these too."""
         try:
-            parts: list[Part] = [(self._beginning(example), False)]
-            end = self._tokenizer.end_of_answer(in_chat=bool(example.messages) or self._prompts.as_messages)
-            for turn in example.turns:
-                if turn.given:
-                    parts.append((self._reply(example, parts[-1][0], turn.text), False))
-                else:
-                    parts.append(([*self._tokenizer.encode_inside(turn.text), *end], True))
+            for parts in self._parts(example):
+                yield rollout_of(parts, example.record.problem_id)
         except (ValueError, TaskRefused) as error:
             raise BadExample(str(error)) from error
-        return rollout_of(parts, example.record.problem_id)
 
-    def _beginning(self, example: Example) -> list[int]:
-        if example.messages:
-            if self._chat is None:
-                raise BadExample("it has messages, but the policy has no chat template: give prompt and completion")
-            return self._tokenizer.encode_messages(example.messages, self._thinking)
+    def _parts(self, example: Example) -> Iterator[Sequence[Part]]:
         record = example.record
-        if record.program:  # its prompt needs no template any more
-            if self._prompts.as_messages:
-                raise BadExample(
-                    "a line of samples.jsonl has lost the special tokens of its prompt: give the run folder instead"
-                )
-            return self._tokenizer.encode(record.prompt)
-        asked = replace(_TASK, prompt=record.prompt, prompt_template=record.prompt_template)
-        tests = record.tests if isinstance(record.tests, dict) else {}  # of a line of a problem file
-        asked = replace(asked, tests_type=str(tests.get("type") or record.tests_type))
-        languages = tuple(record.languages) or asked.languages
-        return self._prompts.prompt_of(replace(asked, starter_code=record.starter_code, languages=languages))
+        if record.messages and self._chats is None:
+            raise BadExample("it has messages, but the policy has no chat template: give prompt and completion")
+        if mark := rendered_mark(record.prompt):
+            raise BadExample(
+                f"the prompt is in a chat template already (it begins with {mark}): give its text, or messages"
+            )
+        if self._chats is None or not (record.messages or self._prompts.as_messages):
+            yield self._as_text(example)
+            return
+        chat, trained = self._chat(record), [n for n, one in enumerate(record.messages) if one.is_trained]
+        tools = _tools(record)
+        if len(example.turns) > 1:
+            yield self._of_run(chat, example.turns, self._chats)
+            return
+        if example.turns:
+            trained.append(len(chat))
+            chat.append({"role": "assistant", "content": example.turns[0].text})
+        yield from self._chats.parts(self._with_arguments(chat, tools), trained, tools)
 
-    def _reply(self, example: Example, answer: Sequence[int], text: str) -> list[int]:
+    def _chat(self, record: Record) -> list[ChatMessage]:
+        """The messages, or those that a run makes of the prompt."""
+        if record.messages:
+            return [message.message() for message in record.messages]
+        if record.program:
+            raise BadExample(
+                "a line of samples.jsonl has lost the special tokens of its prompt: give the run folder instead"
+            )
+        asked = self._prompts.messages_of(_task(record))
+        return [{"role": message.role.value, "content": message.content} for message in asked]
+
+    def _with_arguments(self, chat: list[ChatMessage], tools: Sequence[Any]) -> list[ChatMessage]:
+        """The conversation with the arguments of calls as the template takes them: JSON, or what it stands for."""
+        calls = [call for message in chat for call in message.get("tool_calls", ())]
+        given = [call["function"]["arguments"] for call in calls if isinstance(call.get("function"), dict)]
+        texts = [arguments for arguments in given if isinstance(arguments, str)]
+        if not texts:
+            return chat
+        (text,) = self._tokenizer.texts([chat], self._thinking, next_answer=False, tools=tools)
+        if not any(json.dumps(one, ensure_ascii=False) in text for one in texts):
+            return chat
+        return [_with_read_arguments(message) for message in chat]
+
+    def _of_run(self, chat: list[ChatMessage], turns: Sequence[Turn], chats: FinishedChats) -> list[Part]:
+        """Turns of an environment: each answer and each reply follows the tokens before it, as in a run."""
+        parts: list[Part] = []
+        for turn in turns:
+            if turn.given:
+                parts.append((self._reply(parts[-1][0], turn.text), False))
+                chat = [*chat, {"role": "user", "content": turn.text}]
+                continue
+            chat = [*chat, {"role": "assistant", "content": turn.text}]
+            answer = chats.answer(chat)
+            parts += [] if parts else [(self._tokenizer.encode_text(answer.prompt), False)]
+            end = [] if answer.is_ended else [self._tokenizer.eos_id]
+            parts.append(([*self._tokenizer.encode_after(answer.prompt, answer.text), *end], True))
+        return parts
+
+    def _as_text(self, example: Example) -> list[Part]:
+        record, end = example.record, self._tokenizer.eos_id
+        # The prompt of a line of samples.jsonl needs no template any more.
+        text = record.prompt if record.program else self._prompts.messages_of(_task(record))[-1].content
+        parts: list[Part] = [(self._tokenizer.encode(text), False)]
+        for turn in example.turns:
+            if turn.given:
+                parts.append((self._reply(parts[-1][0], turn.text), False))
+            else:
+                answer = unmarked(self._tokenizer, text, turn.text)
+                parts.append(([*self._tokenizer.encode_after(text, answer, in_chat=False), end], True))
+            text = turn.text
+        return parts
+
+    def _reply(self, answer: Sequence[int], text: str) -> list[int]:
         """What follows an answer [tokens] when the environment replies with `text`."""
-        prompts = self._chat if example.messages and self._chat is not None else self._prompts
+        prompts = self._in_chat if self._in_chat is not None and self._prompts.as_messages else self._prompts
         reply = prompts.reply_to(written(answer), text)
         if not reply:
             raise BadExample("the vocabulary of the policy cannot write a given turn")
         return reply
+
+
+def _task(record: Record) -> Task:
+    asked = replace(_TASK, prompt=record.prompt, prompt_template=record.prompt_template)
+    tests = record.tests if isinstance(record.tests, dict) else {}  # of a line of a problem file
+    asked = replace(asked, tests_type=str(tests.get("type") or record.tests_type))
+    return replace(asked, starter_code=record.starter_code, languages=tuple(record.languages) or asked.languages)
+
+
+def _tools(record: Record) -> list[Any]:
+    tools = record.tools
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools or "[]")
+        except ValueError:
+            raise BadExample("tools: not JSON") from None
+    if not isinstance(tools, list):
+        raise BadExample("tools: not a list")
+    return tools
+
+
+def _with_read_arguments(message: ChatMessage) -> ChatMessage:
+    """The message with the JSON of its calls' arguments read. Raises BadExample."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        try:
+            arguments = call["function"]["arguments"]
+            read = json.loads(arguments) if isinstance(arguments, str) else arguments
+        except (ValueError, KeyError, TypeError):
+            raise BadExample("tool_calls: the arguments of a call are not JSON") from None
+        calls.append({**call, "function": {**call["function"], "arguments": read}})
+    return {**message, "tool_calls": calls} if calls else message
 
 
 # Reading.
@@ -337,7 +456,7 @@ def _from_file(path: Path, encoder: Encoder) -> Iterator[tuple[Rollout, bool | N
             if row.fault:
                 raise BadExample(row.fault)
             example = example_of(row.value)
-            yield encoder.encode(example), example.accepted
+            yield from ((rollout, example.accepted) for rollout in encoder.encode_all(example))
         except BadExample as error:
             raise ExamplesUnusable(f"{path}, record {row.number}: {error}") from None
 
