@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.rollout import RolloutHeader, has_thinking
+from nouscoder.domain.reasoning import has_thinking
+from nouscoder.domain.rollout import RolloutHeader
 from nouscoder.domain.tokens import FinishReason
 from nouscoder.domain.verdict import (
     NoThinkingReward,

@@ -46,6 +46,7 @@ from nouscoder.grade_files.grade_file import FileRequest, grade_file
 
 SUM = StdinTests((StdinCase("1 2\n", "3\n"), StdinCase("5 5\n", "10\n")))
 CALLS = CallTests("f", (CallCase(([1, 2], "x"), {}, 3), CallCase(([], "y"), {}, None)))
+WRAPPED = CallTests("f", (CallCase(([1, 2], "x"), {}, [3]), CallCase(([], "y"), {}, [None])), wrapped=True)
 SUM_ROWS = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10\n"}]
 CALL_LINES = [('[1, 2]\n"x"', "3"), ('[]\n"y"', "null")]
 
@@ -161,7 +162,7 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
                 {"fn_name": "f", "inputs": [[[1, 2], "x"], [[], "y"]], "outputs": [[3], [None]]}
             ),
         },
-        CALLS,
+        WRAPPED,
         (),
     ),
     (
@@ -246,8 +247,8 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
             "test": "def check(candidate):\n    assert candidate(a = [1, (2,)]) == {'k': 3.5}",
             "difficulty": "Easy",
         },
-        CallTests("f", (CallCase((), {"a": [1, [2]]}, {"k": 3.5}),)),
-        ("import math\nclass Solution: ...\n",),
+        CallTests("f", (CallCase((), {"a": [1, [2]]}, {"k": 3.5}),), "import math"),
+        ("class Solution: ...",),
     ),
     (
         "acecode",

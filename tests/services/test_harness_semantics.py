@@ -190,8 +190,8 @@ async def test_random_state_differs_between_runs(sandbox: Sandbox) -> None:
 
 CALLS = [
     ("def f(a, b): return a + b", "f", {"args": [1, 2]}, b"3"),
-    ("class Solution:\n    def f(self, a): return a[::-1]", "Solution().f", {"args": [[1, 2]]}, b"[2, 1]"),
-    ("class Solution:\n    def f(self, a): return (a, (1,))", "Solution.f", {"kwargs": {"a": None}}, b"[null, [1]]"),
+    ("class Solution:\n    def f(self, a): return a[::-1]", "f", {"args": [[1, 2]]}, b"[2, 1]"),
+    ("class Solution:\n    def f(self, a): return (a, (1,))", "f", {"kwargs": {"a": None}}, b"[null, [1]]"),
     ("class Solution:\n    def f(self): return 0.1 + 0.2", "f", {}, b"0.30000000000000004"),
     ("def f(): return float('nan')", "f", {}, b"NaN"),
     ("def f(): return True", "f", {}, b"true"),

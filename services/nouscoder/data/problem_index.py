@@ -76,7 +76,7 @@ class IndexedProblem:
 
     def with_tests(self, tests: Tests) -> Problem:
         """The whole problem."""
-        names = ("limits", "comparator", "text_is_code", "prelude", "profile", "languages")
+        names = ("limits", "comparator", "text_is_code", "prelude", "profile", "languages", "libraries")
         return Problem(
             self.problem_id,
             self.prompt,
@@ -333,6 +333,7 @@ def _rules(record: dict[str, Any]) -> GradingRules:
         profile=Profile(record["profile"]),
         text_is_code=record["text_is_code"],
         languages=tuple(record["languages"]),
+        libraries=tuple(record["libraries"]),
     )
 
 

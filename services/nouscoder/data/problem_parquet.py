@@ -55,6 +55,7 @@ class ParquetRow:
             public_tests=tests_from_json(public) if (public := self.values.get("public_tests")) else None,
             starter_code=self.values.get("starter_code", ""),  # files of before have no such column
             languages=tuple(self.values.get("languages") or ("python",)),
+            libraries=tuple(self.values.get("libraries") or ()),
             **texts,
         )
 
@@ -87,6 +88,7 @@ def row_of(item: ReferencedProblem, stored: StoredTests) -> dict[str, Any]:
         "metadata": json.dumps(item.metadata),
         "starter_code": problem.starter_code,
         "languages": list(problem.languages),
+        "libraries": list(problem.libraries),
     }
 
 
@@ -211,6 +213,7 @@ def _schema(arrow: Any, tests: str) -> Any:
         ("metadata", text),
         ("starter_code", text),
         ("languages", arrow.list_(text)),
+        ("libraries", arrow.list_(text)),
     ]
     return arrow.schema(fields, metadata={_PLACE: tests.encode()})
 

@@ -29,7 +29,7 @@ _MOST_SHOWN = 4  # faults of one line
 _TEXTS = ("problem_id", "prompt", "prompt_template", "difficulty", "source", "family", "starter_code")
 _ORDER = (
     *("problem_id", "prompt", "limits", "comparator", "prelude", "profile", "text_is_code", "prompt_template"),
-    *("difficulty", "source", "family", "starter_code", "languages"),
+    *("difficulty", "source", "family", "starter_code", "languages", "libraries"),
 )
 
 
@@ -85,6 +85,9 @@ class ProblemBody(Body):
         min_length=1,
         description="languages that a program may be in; the first is meant where an answer names none",
     )
+    libraries: list[str] = Field(
+        [], description="modules that a program needs beyond Python's standard library, by the names of their imports"
+    )
     difficulty: str = Field("", description="for statistics")
     source: str = Field("", description="for statistics: the data set")
     family: str = Field("", description="for statistics: pass@1 is reported for each family")
@@ -121,6 +124,7 @@ class ProblemBody(Body):
             profile=Profile(self.profile),
             public_tests=None if self.public_tests is None else self.public_tests.record(),
             languages=tuple(self.languages),
+            libraries=tuple(self.libraries),
         )
 
 
@@ -246,6 +250,7 @@ class Reference:
             comparator=problem.comparator,
             profile=problem.profile,
             prelude=problem.prelude if self.language == "python" else Prelude.NONE,
+            libraries=problem.libraries,
             **others,
         )
 

@@ -25,7 +25,8 @@ class GradingRules:
 
     `text_is_code`: the policy's completion is the program, so no code is extracted from an answer. `run_all_tests`:
     tests also run after a failure, for soft rewards. A program may be in any of `languages`, at least one. The first is
-    meant where an answer names none. The prelude is for programs in Python alone.
+    meant where an answer names none. The prelude is for programs in Python alone. `libraries` are the modules that a
+    program needs beyond Python's standard library.
     """
 
     limits: Limits = Limits()
@@ -35,6 +36,7 @@ class GradingRules:
     text_is_code: bool = False
     run_all_tests: bool = False
     languages: tuple[str, ...] = ("python",)
+    libraries: tuple[str, ...] = ()
 
     def submission(
         self, tests: Tests | TestsReference, text: str, problem_id: str = "", tests_digest: str = ""
@@ -54,6 +56,7 @@ class GradingRules:
             other_languages=() if self.text_is_code else self.languages[1:],
             problem_id=problem_id,
             tests_digest=tests_digest,
+            libraries=self.libraries,
         )
 
 
@@ -77,7 +80,8 @@ class Problem:
 
     `prompt_template` is a text with {prompt} that replaces the environment's template, unless it is empty.
     `starter_code` is what a program must begin with, such as the head of a class; empty: none. A program may be in any
-    of `languages`, at least one; the first is meant where an answer names none.
+    of `languages`, at least one; the first is meant where an answer names none. `libraries` are the modules that a
+    program needs beyond Python's standard library: a verifier without them cannot grade it.
     `difficulty`, `source` and `family` come from the data set. They are for statistics and affect no verdict.
     """
 
@@ -96,6 +100,7 @@ class Problem:
     public_tests: Tests | None = None
     starter_code: str = ""
     languages: tuple[str, ...] = ("python",)
+    libraries: tuple[str, ...] = ()
 
     @property
     def tests_type(self) -> str:
@@ -111,6 +116,7 @@ class Problem:
             self.profile,
             text_is_code=self.text_is_code,
             languages=self.languages,
+            libraries=self.libraries,
         )
 
     def shown(self) -> PublicTests | None:

@@ -168,15 +168,6 @@ def _check_reward(name: str, reward: float | None) -> None:
         raise ValueError(f"{name}: the reward {reward} is not a finite number")
 
 
-def has_thinking(text: str) -> bool:
-    """Whether a thinking part begins the text: it ends with </think> and is not empty.
-
-    <think> may be missing, because the templates of some models end with it.
-    """
-    thinking, closed, _ = text.partition("</think>")
-    return bool(closed and thinking.removeprefix("<think>").strip())
-
-
 def assemble_rollout(
     task: Task, parts: Sequence[memoryview[int] | Completion], text: str, own_reward: float | None = None
 ) -> Rollout:

@@ -177,11 +177,17 @@ class StdinTests:
 
 @dataclass(frozen=True, slots=True)
 class CallTests:
-    """Tests of one function, or of a method of `class Solution` when there is one."""
+    """Tests of one function, or of a method of `class Solution` when there is one.
+
+    `setup` is Python that runs before the program, such as the imports of a data set. `wrapped`: an expected list of
+    one value is right for that list and for its value, as in the graders of APPS, TACO and PRIME.
+    """
 
     type: ClassVar[str] = "call"
     entry_point: str
     cases: Sequence[CallCase]
+    setup: str = ""
+    wrapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +266,11 @@ class MathTests:
     cases: Sequence[MathCase]
 
 
+def method_name(entry_point: str) -> str:
+    """The name in `Solution().f`, as LeetCodeDataset writes it; a plain name as it is."""
+    return entry_point.removeprefix("Solution().").removeprefix("Solution.")
+
+
 Case = StdinCase | CallCase | MathCase | str
 Tests = StdinTests | CallTests | AssertTests | CheckerTests | InteractiveTests | MathTests
 TEST_TYPES = ("stdin", "call", "assert", "checker", "interactive", "math")
@@ -294,7 +305,9 @@ class Submission:
     `tests_digest` identifies the content of `tests` if known, so that tests can be compared without reading them. With
     a `problem_id` the service learns the best order of the problem's tests. `stderr`: each outcome has what its program
     wrote to stderr. `files`: further source files beside the program, by plain name. The program of a completion may be
-    in `language`, or in one of `other_languages`.
+    in `language`, or in one of `other_languages`. `prompt` is what the policy was asked: where it ends with the opening
+    tag of reasoning, the completion begins inside it. `libraries` are the modules that a program needs beyond the
+    standard library.
     """
 
     tests: Tests | TestsReference
@@ -312,6 +325,8 @@ class Submission:
     stderr: bool = False
     files: dict[str, str] = field(default_factory=dict)
     other_languages: tuple[str, ...] = ()
+    prompt: str = ""
+    libraries: tuple[str, ...] = ()
 
     @property
     def languages(self) -> tuple[str, ...]:

@@ -3,10 +3,10 @@
 Unknown fields are refused, types are strict, and a fault is named by its field.
 
 `canonical_parts` writes the canonical form of tests: the fields in the order of the records below, with all defaults
-(except the protocol of a judge program, the arguments of a program, the module of asserts and `of_code`), without white
-space, in UTF-8. `cases` is last, so that a file can be read case by case. The order of keys inside a call's values is
-kept, because a program can see it. NaN and infinity are written like in Python's json module. The SHA-256 of these
-bytes is the digest of the tests.
+(except the protocol of a judge program, the arguments of a program, the module of asserts, `of_code`, and the setup and
+`wrapped` of calls), without white space, in UTF-8. `cases` is last, so that a file can be read case by case. The order
+of keys inside a call's values is kept, because a program can see it. NaN and infinity are written like in Python's json
+module. The SHA-256 of these bytes is the digest of the tests.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from nouscoder.domain.submission import (
     Tests,
     TestsReference,
     language_name,
+    method_name,
 )
 from nouscoder.formats.json_values import case_json
 
@@ -185,13 +186,17 @@ class CallTestsBody(Body):
     """Tests of one function, or of a method of `class Solution`."""
 
     type: Literal["call"]
-    entry_point: str = Field(description="name of the function or method")
+    entry_point: str = Field(description="name of the function, or of the method of `class Solution`")
+    setup: str = Field("", description="Python that runs before the program, such as imports")
+    wrapped: bool = Field(
+        False, description="an `expected` that is a list of one value is right for that list and for its value"
+    )
     cases: ListOf[CallCaseBody] = Field(min_length=1)
 
     def record(self) -> CallTests:
         """The domain's record."""
         cases: list[Any] = [CallCase(tuple(case.args), case.kwargs, case.expected) for case in self.cases]
-        return CallTests(self.entry_point, tuple(cases))
+        return CallTests(method_name(self.entry_point), tuple(cases), self.setup, self.wrapped)
 
 
 class AssertTestsBody(Body):
@@ -332,7 +337,9 @@ def head_record(tests: Tests) -> dict[str, object]:
     """The fields before `cases`."""
     match tests:
         case CallTests():
-            return {"type": tests.type, "entry_point": tests.entry_point}
+            # Fields that are not set are left out, as in the digests of earlier versions.
+            others = {name: value for name in ("setup", "wrapped") if (value := getattr(tests, name))}
+            return {"type": tests.type, "entry_point": tests.entry_point, **others}
         case AssertTests():
             module = {"module": tests.module} if tests.module else {}  # else as in the digests of earlier versions
             return {"type": tests.type, "setup": tests.setup, **module}

@@ -3,8 +3,8 @@
 - `tests` with `inputs`, `outputs` and perhaps `fn_name` (APPS, TACO, verl), or with `input` and `output` (Atropos), or
   this record as JSON text. Without `fn_name` (or with "none") each pair is one run of the program; an input or output
   may be a list of lines. With it each pair is one call: an input is the list of arguments, or a text with one JSON
-  value in each line (LiveCodeBench), and then its output is JSON too. APPS wraps each result of a function in a list of
-  one; it is unwrapped when all results are wrapped.
+  value in each line (LiveCodeBench), and then its output is JSON too. Otherwise the graders of these sets
+  accept a result in a list of one with and without the list (`wrapped`).
 - `tests` as a list of `input` and `output`, perhaps with `testtype` or `type` (LiveCodeBench, SYNTHETIC-1, DeepCoder):
   each is one run of the program. Such a list does not say how a function is called, so it is refused for functions.
 - `tests` of type "pytest": `file`, a file of tests for pytest, and perhaps `module`, the name by which it imports the
@@ -83,7 +83,18 @@ _OF_LIMITS = {item.name for item in fields(Limits)}
 _OF_COMPARATORS = {item.name for item in fields(Comparator)} | {"type"}
 _PAIRS = {"inputs", "outputs", "input", "output", "fn_name"}
 _OF_PYTEST = {"file", "module", "cases"}
-_OF_TESTS = {"type", "digest", "entry_point", "setup", "checker", "interactor", "unbuffered", *_PAIRS, *_OF_PYTEST}
+_OF_TESTS = {
+    "type",
+    "digest",
+    "entry_point",
+    "setup",
+    "wrapped",
+    "checker",
+    "interactor",
+    "unbuffered",
+    *_PAIRS,
+    *_OF_PYTEST,
+}
 _OF_CASES = {item.name for kind in (StdinCase, CallCase) for item in fields(kind)}
 
 
@@ -151,17 +162,14 @@ def _lines(value: Any) -> Any:
 
 
 def _calls(name: str, inputs: list[Any], outputs: list[Any], values: ValueCount) -> dict[str, Any]:
-    if all(isinstance(each, list) and len(each) == 1 for each in outputs):
-        outputs = [each[0] for each in outputs]
-    cases = []
+    cases, is_text = [], any(isinstance(given, str) for given in inputs)
     for given, wanted in zip(inputs, outputs, strict=True):
         if isinstance(given, str):
             values.add_weight(sum(map(given.count, _LINE_ENDS)))
             lines = [line for line in given.splitlines() if line.strip()]
             given, wanted = [_value(line, values) for line in lines], _value(wanted, values)
         cases.append({"args": given, "expected": wanted})
-    entry_point = name.removeprefix("Solution().").removeprefix("Solution.")
-    return {"type": "call", "entry_point": entry_point, "cases": cases}
+    return {"type": "call", "entry_point": name, "wrapped": not is_text, "cases": cases}
 
 
 def _value(text: Any, values: ValueCount) -> Any:

@@ -60,7 +60,6 @@ class _SentCases(Sequence[Any]):
         if sum(fields[name][1] - fields[name][0] for name in fields if name not in names) > MAX_HEAD_BYTES:
             raise NotTests("tests", f"its fields beside the cases may have {MAX_HEAD_BYTES} bytes together")
         self._head = {name: self._value(fields[name], f"tests.{name}") for name in fields if name not in names}
-        self._are_wrapped = len(names) > 1 and all(self._is_wrapped(span) for span in self._lists[1])
         self._last: tuple[int, Any] | None = None
 
     def __len__(self) -> int:
@@ -88,8 +87,6 @@ class _SentCases(Sequence[Any]):
             if self._names == ["cases"]:
                 return self._validated(index, values)
             given, wanted = (self._value(spans[index], f"tests.cases[{index}]") for spans in self._lists)
-            if not self._are_wrapped and isinstance(wanted, list) and len(wanted) == 1:
-                wanted = [wanted]  # one result is unwrapped only when all are wrapped
             return self._rewritten(dict(zip(self._names, ([given], [wanted]), strict=True)), values)
         except TooManyValues as error:
             raise NotTests(f"tests.cases[{index}]", str(error)) from None
@@ -116,14 +113,6 @@ class _SentCases(Sequence[Any]):
         if span[1] - span[0] > MAX_CASE_BYTES:
             raise NotTests("tests", f"a case may have at most {MAX_CASE_BYTES} bytes")
         return json_weight(self._text[slice(*span)], MAX_WEIGHT)
-
-    def _is_wrapped(self, span: _Span) -> bool:
-        """Whether this is a list of one value."""
-        text = self._text
-        if text[span[0]] != ord("["):
-            return False
-        items = item_spans(text, span[0])
-        return next(items, None) is not None and next(items, None) is None
 
     def _value(self, span: _Span, field: str) -> Any:
         try:

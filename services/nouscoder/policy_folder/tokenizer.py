@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.domain.conversation import Message, Role
+from nouscoder.domain.reasoning import TOKENS
 from nouscoder.policy_folder.chat_template import ChatTemplate, TemplateLimit
 from nouscoder.policy_folder.inspection import StopTokensError, stop_token_ids
 from nouscoder.policy_folder.pretrained import load_pretrained
@@ -182,8 +183,23 @@ class PolicyTokenizer:
         return dict(self._tokenizer.get_vocab())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, without special tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """The text of the ids, without special tokens other than the tags of reasoning."""
+        parts: list[list[int]] = [[]]  # each second one is a tag
+        for token_id in ids:
+            if token_id in self._tags:
+                parts += [[token_id], []]
+            else:
+                parts[-1].append(token_id)
+        each = [
+            self._tokenizer.decode(part, skip_special_tokens=not place % 2, clean_up_tokenization_spaces=False)
+            for place, part in enumerate(parts)
+        ]
+        return "".join(map(str, each))
+
+    @cached_property
+    def _tags(self) -> frozenset[int]:
+        """The special tokens that tags of reasoning are made of."""
+        return frozenset(self._special_ids & {self.vocabulary().get(tag, -1) for tag in TOKENS})
 
     def _encode_contents_apart(self, chat: RenderedChat) -> list[int]:
         """Encode the template with special tokens around placeholders, and each content without special tokens."""

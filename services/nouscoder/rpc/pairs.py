@@ -86,8 +86,9 @@ def tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
             raise InvalidMessage("tests has none of stdin, call, asserts, checker, interactive, math, json, digest")
         case "call":
             cases = [_call(case, f"tests.call.cases[{i}]") for i, case in enumerate(message.call.cases)]
-            record = {"type": "call", "entry_point": message.call.entry_point, "cases": cases}
-            return tests_from_json(json.dumps(record))
+            call = message.call
+            record = {"type": "call", "entry_point": call.entry_point, "setup": call.setup, "wrapped": call.wrapped}
+            return tests_from_json(json.dumps({**record, "cases": cases}))
         case kind:
             name = "assert" if kind == "asserts" else kind
             return tests_from_record({"type": name, **_fields(getattr(message, kind))})

@@ -164,7 +164,8 @@ def tests_of(head: dict[str, Any], file: CaseFile) -> Tests:
         case StdinTests.type:
             return StdinTests(StoredCases(file, _stdin))
         case CallTests.type:
-            return CallTests(head["entry_point"], StoredCases(file, _call))
+            setup, wrapped = head.get("setup", ""), head.get("wrapped") is True
+            return CallTests(head["entry_point"], StoredCases(file, _call), setup, wrapped)
         case AssertTests.type:
             return AssertTests(StoredCases(file, str), head["setup"], head.get("module", ""))
         case CheckerTests.type:

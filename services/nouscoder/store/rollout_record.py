@@ -69,7 +69,8 @@ from typing import TYPE_CHECKING
 import zstandard
 
 from nouscoder.domain.partial import PartialRollout, joined
-from nouscoder.domain.rollout import Rollout, RolloutHeader, Sampling, has_thinking
+from nouscoder.domain.reasoning import has_thinking
+from nouscoder.domain.rollout import Rollout, RolloutHeader, Sampling
 from nouscoder.domain.tokens import ExpertChoices, FinishReason, Segment, VersionSpan
 from nouscoder.errors import ExitCode, NousCoderError
 

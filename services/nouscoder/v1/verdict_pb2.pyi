@@ -333,8 +333,14 @@ class CallTests(_message.Message):
 
     ENTRY_POINT_FIELD_NUMBER: _builtins.int
     CASES_FIELD_NUMBER: _builtins.int
+    SETUP_FIELD_NUMBER: _builtins.int
+    WRAPPED_FIELD_NUMBER: _builtins.int
     entry_point: _builtins.str
     """Name of the function or method."""
+    setup: _builtins.str
+    """Python that is executed before the code."""
+    wrapped: _builtins.bool
+    """An expected list of one value is right for that list and for its value."""
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallCase]:
         """In the order of the data set."""
@@ -344,10 +350,12 @@ class CallTests(_message.Message):
         *,
         entry_point: _builtins.str = ...,
         cases: _abc.Iterable[Global___CallCase] | None = ...,
+        setup: _builtins.str = ...,
+        wrapped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "entry_point", b"entry_point"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "entry_point", b"entry_point", "setup", b"setup", "wrapped", b"wrapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -614,6 +622,7 @@ class GradingRules(_message.Message):
     TEXT_IS_CODE_FIELD_NUMBER: _builtins.int
     RUN_ALL_TESTS_FIELD_NUMBER: _builtins.int
     LANGUAGES_FIELD_NUMBER: _builtins.int
+    LIBRARIES_FIELD_NUMBER: _builtins.int
     prelude: Global___Prelude.ValueType
     """Code that is executed before a python program."""
     profile: Global___Profile.ValueType
@@ -634,6 +643,10 @@ class GradingRules(_message.Message):
     def languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Languages that a program may be in; the first is meant where an answer names none. Empty means python."""
 
+    @_builtins.property
+    def libraries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Modules that a program needs beyond Python's standard library."""
+
     def __init__(
         self,
         *,
@@ -644,10 +657,11 @@ class GradingRules(_message.Message):
         text_is_code: _builtins.bool = ...,
         run_all_tests: _builtins.bool = ...,
         languages: _abc.Iterable[_builtins.str] | None = ...,
+        libraries: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["comparator", b"comparator", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparator", b"comparator", "languages", b"languages", "limits", b"limits", "prelude", b"prelude", "profile", b"profile", "run_all_tests", b"run_all_tests", "text_is_code", b"text_is_code"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparator", b"comparator", "languages", b"languages", "libraries", b"libraries", "limits", b"limits", "prelude", b"prelude", "profile", b"profile", "run_all_tests", b"run_all_tests", "text_is_code", b"text_is_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -693,6 +707,8 @@ class Submission(_message.Message):
     WITH_STDERR_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     OTHER_LANGUAGES_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    LIBRARIES_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """A program."""
     completion: _builtins.str
@@ -711,6 +727,8 @@ class Submission(_message.Message):
     """With an id, the service runs first the tests that failed earlier programs for this problem. Empty means no id."""
     with_stderr: _builtins.bool
     """Each outcome has what its program wrote to stderr."""
+    prompt: _builtins.str
+    """What the policy was asked. Where it ends with <think>, the completion begins with reasoning."""
     @_builtins.property
     def tests(self) -> Global___Tests:
         """The tests it must pass."""
@@ -731,6 +749,10 @@ class Submission(_message.Message):
     def other_languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Further languages that the program of a completion may be in."""
 
+    @_builtins.property
+    def libraries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Modules that the program needs beyond Python's standard library."""
+
     def __init__(
         self,
         *,
@@ -748,10 +770,12 @@ class Submission(_message.Message):
         with_stderr: _builtins.bool = ...,
         files: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         other_languages: _abc.Iterable[_builtins.str] | None = ...,
+        prompt: _builtins.str = ...,
+        libraries: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "limits", b"limits", "source", b"source", "tests", b"tests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "files", b"files", "language", b"language", "limits", b"limits", "other_languages", b"other_languages", "prelude", b"prelude", "problem_id", b"problem_id", "profile", b"profile", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "with_stderr", b"with_stderr", "withhold_failure", b"withhold_failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "files", b"files", "language", b"language", "libraries", b"libraries", "limits", b"limits", "other_languages", b"other_languages", "prelude", b"prelude", "problem_id", b"problem_id", "profile", b"profile", "prompt", b"prompt", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "with_stderr", b"with_stderr", "withhold_failure", b"withhold_failure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["code", "completion"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015

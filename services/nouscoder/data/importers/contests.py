@@ -15,8 +15,8 @@ Source: github.com/google-deepmind/code_contests, contest_problem.proto. rllm's 
 TACO (BAAI/TACO) and APPS (codeparrot/apps): a question and `input_output`, a JSON string.
 
 `input_output` has inputs, outputs and, for problems about a function, fn_name. An input or output is text or a list of
-lines; for a function an input is the list of its arguments. APPS wraps each result of a function in a list of one; it
-is unwrapped when all results of the problem are wrapped.
+lines; for a function an input is the list of its arguments. A result may be wrapped in a list of one: its graders
+accept the list and the value in it, and so do those of the sets below (`CallTests.wrapped`).
 
 PrimeIntellect's SYNTHETIC-1 and verifiable-coding-problems: `verification_info` by task_type.
 
@@ -260,9 +260,7 @@ def tests_of(value: Any) -> StdinTests | CallTests:
     found = pairs(value["inputs"], value.get("outputs"))
     if not value.get("fn_name"):
         return stdin_tests(found)
-    if all(isinstance(wanted, list) and len(wanted) == 1 for _, wanted in found):
-        found = [(given, wanted[0]) for given, wanted in found]
-    return call_tests(str(value["fn_name"]), found)
+    return call_tests(str(value["fn_name"]), found, wrapped=True)
 
 
 def read_synthetic1(row: Row, number: int) -> ReferencedProblem:
@@ -305,7 +303,7 @@ def case_tests(cases: Any) -> StdinTests | CallTests:
     names = {case.get("fn_name") for case in cases}
     if kinds != {"function_call"} or len(names) != 1 or not (name := names.pop()):
         raise Rejected(Reason.UNREADABLE_TESTS, f"test cases of the types {sorted(map(str, kinds))}")
-    return call_tests(str(name), found)
+    return call_tests(str(name), found, wrapped=True)
 
 
 FORMATS = {

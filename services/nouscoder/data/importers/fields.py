@@ -12,7 +12,16 @@ from typing import Any
 
 from nouscoder.data.bounded_files import FileRefused, bounded_json
 from nouscoder.data.problems import Reference, fit_in_a_task
-from nouscoder.domain.submission import CallCase, CallTests, MathCase, MathTests, StdinCase, StdinTests, Tests
+from nouscoder.domain.submission import (
+    CallCase,
+    CallTests,
+    MathCase,
+    MathTests,
+    StdinCase,
+    StdinTests,
+    Tests,
+    method_name,
+)
 
 
 class Reason(StrEnum):
@@ -214,7 +223,7 @@ def verified_answer(info: Row) -> MathTests:
     return MathTests((MathCase(answer),))
 
 
-def call_tests(entry_point: str, found: Iterable[tuple[Any, Any]]) -> CallTests:
+def call_tests(entry_point: str, found: Iterable[tuple[Any, Any]], *, wrapped: bool = False) -> CallTests:
     """Tests of a function from (positional arguments, result)."""
     cases = []
     for args, expected in found:
@@ -223,7 +232,7 @@ def call_tests(entry_point: str, found: Iterable[tuple[Any, Any]]) -> CallTests:
         cases.append(CallCase(tuple(plain(arg) for arg in args), {}, plain(expected)))
     if not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test")
-    return CallTests(entry_point.removeprefix("Solution().").removeprefix("Solution."), tuple(cases))
+    return CallTests(method_name(entry_point), tuple(cases), wrapped=wrapped)
 
 
 def plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ asserts are parsed and never executed. A row with a statement of another form ke
 
 BigCodeBench (bigcode/bigcodebench): a task that needs libraries, with `test`, a unittest.TestCase. A row has task_id,
 complete_prompt, instruct_prompt, canonical_solution, code_prompt, test, entry_point and libs. Each test method becomes
-a case. The candidates' libraries must be installed (verifier.sandbox.site_packages).
+a case. `libs` beyond the standard library are a requirement of the problem (`libraries`).
 
 A test program of HumanEval+ and MBPP+ keeps `inputs` and `results` as literals and compares in a loop,
 `assertion(f(*inp), exp, atol)`. Only the plain comparison is taken: equal, or within atol. EvalPlus judges some tasks
@@ -24,6 +24,7 @@ may need numpy in the sandbox. Source: tools/humaneval and tools/mbpp of evalplu
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 
 from nouscoder.data.importers.fields import (
@@ -41,7 +42,7 @@ from nouscoder.data.importers.fields import (
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import AssertTests, CallCase, CallTests, Comparator, Prelude
+from nouscoder.domain.submission import AssertTests, CallCase, CallTests, Comparator, Prelude, method_name
 
 
 def read_acecode(row: Row, number: int) -> ReferencedProblem:
@@ -67,8 +68,7 @@ def checked(case: object) -> str:
 
 
 def read_leetcode(row: Row, number: int) -> ReferencedProblem:
-    """The problem of a row. The reference is a module: the data set's imports and helpers, then the solution."""
-    entry_point = text(row, "entry_point").removeprefix("Solution().")
+    """The problem of a row. Its imports and helpers run before each program, as in the data set's own evaluation."""
     # From version 0.3 on `query` is the question in a form, with the starter code.
     code = optional_text(row, "starter_code") if optional_text(row, "problem_description") else ""
     meta = row.get("meta") or {}
@@ -76,26 +76,26 @@ def read_leetcode(row: Row, number: int) -> ReferencedProblem:
         problem_id=text(row, "task_id"),
         prompt=text(row, "problem_description") if code else text(row, "query", "problem_description"),
         starter_code=code,
-        tests=_leetcode_tests(row, entry_point),
+        tests=_leetcode_tests(row),
         # The prompt uses `List` and other names without imports, as LeetCode does.
         prelude=Prelude.LCB,
         difficulty=str(row.get("difficulty") or meta.get("difficulty") or "").lower(),
         source="leetcode",
     )
-    program = f"{row.get('prompt') or ''}\n{row['completion']}\n" if row.get("completion") else ""
+    program = optional_text(row, "completion")
     date = str(row.get("estimated_date") or "")[:10]
     return ReferencedProblem(problem, (Reference(program),) if program else (), {"date": date} if date else {})
 
 
-def _leetcode_tests(row: Row, entry_point: str) -> CallTests | AssertTests:
+def _leetcode_tests(row: Row) -> CallTests | AssertTests:
     """Calls, where all values are literals; else the program, with the names that it uses (ListNode, inf)."""
-    check = text(row, "test")
+    check, imports = text(row, "test"), optional_text(row, "prompt")
     try:
-        return CallTests(entry_point, tuple(call_cases(check)))
+        return CallTests(method_name(text(row, "entry_point")), tuple(call_cases(check)), imports)
     except Rejected as error:
         if error.reason is not Reason.UNREADABLE_TESTS or _function(parsed_python(check).body, "check") is None:
             raise
-    return AssertTests((f"{check}\n\ncheck({row['entry_point']})",), optional_text(row, "prompt"))
+    return AssertTests((f"{check}\n\ncheck({row['entry_point']})",), imports)
 
 
 def call_cases(check: str) -> Iterator[CallCase]:
@@ -289,13 +289,11 @@ def read_bigcodebench(row: Row, number: int) -> ReferencedProblem:
         prompt=text(row, "instruct_prompt", "complete_prompt"),
         tests=AssertTests(cases),
         source="bigcodebench",
+        libraries=tuple(str(name) for name in decoded(row.get("libs") or []) if name not in sys.stdlib_module_names),
     )
     solution = optional_text(row, "canonical_solution")
     begin = optional_text(row, "code_prompt", "complete_prompt")
-    libraries = optional_text(row, "libs")
-    return ReferencedProblem(
-        problem, (Reference(begin + solution),) if solution else (), {"libraries": libraries} if libraries else {}
-    )
+    return ReferencedProblem(problem, (Reference(begin + solution),) if solution else ())
 
 
 def _methods(code: str) -> list[tuple[str, str]]:

@@ -67,6 +67,7 @@ from nouscoder.domain.submission import (
     StdinTests,
     Tests,
     language_name,
+    method_name,
 )
 from nouscoder.formats.body import first_fault, tests_from_json
 from nouscoder.formats.json_values import TooManyValues, ValueCount
@@ -129,8 +130,9 @@ def _paired(inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
 def _of_record(tests: dict[str, Any], function: str) -> Any:
     """Tests, or the record with the name of the function."""
     if tests.get("test_code") and tests.get("entry_point"):  # LeetCodeDataset's
-        name = str(tests["entry_point"]).removeprefix("Solution().")
-        return CallTests(name, tuple(call_cases(str(tests["test_code"]))))
+        name = method_name(str(tests["entry_point"]))
+        cases = tuple(call_cases(str(tests["test_code"])))
+        return CallTests(name, cases, str(tests.get("import_prefix") or ""))
     if tests.get("assert_case"):
         return AssertTests(tuple(checked(case) for case in decoded(tests["assert_case"])))
     if not tests.get("type"):

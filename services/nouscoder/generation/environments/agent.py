@@ -232,7 +232,7 @@ class Agent:
             raise
         if not turn.done.done():
             turn.done.set_result(completion)
-        return self._prompts.text_of(completion)
+        return self._prompts.text_of(completion, episode.given)
 
     def _about(self, task: Task) -> About:
         """What an agent is told of its session, as JSON."""

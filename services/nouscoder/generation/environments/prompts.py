@@ -19,6 +19,7 @@ from typing import Any
 from nouscoder.config.generation import EnvironmentSection
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.prompt import PromptSettings, PromptText
+from nouscoder.domain.reasoning import opened_by
 from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, int32
 from nouscoder.generation.engines.base import PromptTooLong, SampleRequest, seed_from
@@ -28,6 +29,7 @@ from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, l
 # The rollouts of a group have the same prompt, and their tasks arrive one after another.
 _CACHED_PROMPTS = 256
 _COUNTED_AT_ONCE = 256
+_TAG_TOKENS = 16  # of a tag at the end of a prompt, at most
 
 
 class Episode:
@@ -51,6 +53,12 @@ class Episode:
     def num_tokens(self) -> int:
         """The number of tokens so far, given and sampled."""
         return len(self._tokens)
+
+    @property
+    def given(self) -> memoryview[int]:
+        """The tokens [tokens] before the newest completion: the prompt, or a reply."""
+        part = self._parts[-2] if len(self._parts) > 1 else None
+        return int32([]) if part is None or isinstance(part, Completion) else part
 
     def give(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample. They do not count in the loss."""
@@ -185,10 +193,15 @@ class Prompts:
         except TokenizerError:
             return []
 
-    def text_of(self, answer: Completion) -> str:
-        """The text of an answer, without its stop token. A text of generation.sampling.stop stays."""
+    def text_of(self, answer: Completion, given: Sequence[int] = ()) -> str:
+        """The text of an answer, without its stop token. A text of generation.sampling.stop stays.
+
+        It begins with the tag of reasoning with which the tokens before it, `given`, end: it is one text whether the
+        template or the policy has written `<think>`.
+        """
         stopped = answer.finish_reason is FinishReason.STOP and answer.token_ids[-1] in self._stop_ids
-        return self._tokenizer.decode(answer.token_ids[:-1] if stopped else answer.token_ids)
+        opened = opened_by("".join(self._tokenizer.pieces(given[-_TAG_TOKENS:])))
+        return opened + self._tokenizer.decode(answer.token_ids[:-1] if stopped else answer.token_ids)
 
     def _encode_prompt(self, asked: PromptText) -> list[int]:
         if not asked.prompt:
@@ -210,7 +223,7 @@ class SingleTurn:
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
         """Sample one completion of the task's prompt."""
         episode = self._prompts.begin(task, sampler)
-        return episode.finished(self._prompts.text_of(await episode.sample()))
+        return episode.finished(self._prompts.text_of(await episode.sample(), episode.given))
 
 
 # The process that counts the tokens of prompts before a run starts.

@@ -165,7 +165,7 @@ class _Turns(Generic[Settings]):
         episode = self._prompts.begin(task, sampler)
         for turns_left in reversed(range(turns)):
             answer = await episode.sample()
-            text = self._prompts.text_of(answer)
+            text = self._prompts.text_of(answer, episode.given)
             if not turns_left or answer.finish_reason is FinishReason.LENGTH:
                 break
             if not episode.give_reply(await reply(answer, text), self._max_tokens_total):

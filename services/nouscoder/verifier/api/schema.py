@@ -59,6 +59,10 @@ class _Request(Body):
     stderr: bool = Field(False, description="each test of the answer has the end of its program's stderr")
     files: dict[str, str] = Field({}, description="further source files beside the program, by plain name")
     problem_id: str = Field("", description="tests that often failed programs for this problem run first")
+    prompt: str = Field(
+        "", description="what the policy was asked; where it ends with `<think>`, the completion begins with reasoning"
+    )
+    libraries: list[str] = Field([], description="modules that the program needs beyond Python's standard library")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -82,6 +86,8 @@ class _Request(Body):
             problem_id=self.problem_id,
             stderr=self.stderr,
             files=self.files,
+            prompt=self.prompt,
+            libraries=tuple(self.libraries),
         )
 
 
@@ -274,6 +280,9 @@ def request_of(submission: Submission) -> dict[str, Any]:
         "problem_id": submission.problem_id,
         "stderr": submission.stderr,
         "files": submission.files,
+        # Left out when empty, so that older services take the request.
+        **({"prompt": submission.prompt} if submission.prompt else {}),
+        **({"libraries": list(submission.libraries)} if submission.libraries else {}),
     }
 
 

@@ -2,8 +2,9 @@
 
 The form of blocks is that of CommonMark's fenced code blocks, with the liberties that models take:
 
-    completion = ["<think>" reasoning "</think>"] answer      no program when the reasoning is never closed
-    answer     = { text | "</think>" | block }
+    answer     = { text | reasoning | block }
+    reasoning  = "<think>" text ("</think>" | end of text)    or another pair of tags of domain/reasoning.py
+               | answer "</think>"                            opened by the prompt: blocks in it do not count
     block      = opening { line } (closing | the line before an opening with a tag or before "</think>" | end of text)
     opening    = indentation fence [info]                     info: no backtick after a fence of backticks
                | text fence [tag]                             the fence has backticks and ends the line
@@ -12,8 +13,8 @@ The form of blocks is that of CommonMark's fenced code blocks, with the libertie
     fence      = "```" | "~~~" | longer; a closing one has the opening one's character and at least its length
     rest       = special tokens, tags, punctuation or text; nothing after a fence of tildes
 
-- `<think>` counts at the begin of a line, before the first fence. Without it a `</think>` ends reasoning only when a
-  block follows that can be a program; else it is text. Inside a block only a line that begins with it counts.
+- `<think>` counts at the begin of a line outside of blocks, and `</think>` in a block only at the begin of a line.
+  Where the prompt ends with `<think>` (`Submission.prompt`), it is put before the completion.
 - The indentation of the opening fence, or what follows a list's marker, is removed from the lines of the block: at
   most as much as its first line has.
 - In a block of Python, fences inside a string of three quotes are text, when they are pairs and the string is closed.
@@ -29,7 +30,7 @@ For the lcb profile the rule is LiveCodeBench's: the lines between the last two 
 completion. Reasoning is not looked for, so blocks in reasoning that was never closed count.
 
 INVARIANT: time and memory are linear in the length of the text. Scanning goes back once at most, and ends after
-MAX_MARKS lines with a fence or `</think>`: the block that is open there extends to the end of the text.
+MAX_MARKS lines with a fence or a tag: the block that is open there extends to the end of the text.
 """
 
 from __future__ import annotations
@@ -40,11 +41,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
+from nouscoder.domain import reasoning
 from nouscoder.domain.submission import LANGUAGES, MathTests, Profile, Submission, language_name
 
-_THINK_OPEN = "<think>"
-_THINK_CLOSE = "</think>"
-_MARK = re.compile(r"```|~~~|</think>")
+_MARK = re.compile(f"```|~~~|{reasoning.TAGS}")
 _AT_BEGIN = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
 _END_OF_CODE = re.compile(r"(?:\s|\.|<[^<>`]{1,60}>)*+")
 _CONTAINER = re.compile(r"[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)*")
@@ -81,14 +81,11 @@ class FoundProgram(NamedTuple):
 
 def text_to_grade(submission: Submission) -> FoundProgram | None:
     """The program in a submission's completion, or the answer for math tests. None when there is nothing to grade."""
-    completion = submission.completion or ""
+    completion = reasoning.opened_by(submission.prompt) + (submission.completion or "")
     if not isinstance(submission.tests, MathTests):
         return extract_program(completion, submission.languages, submission.profile)
-    if _opening_of_reasoning(completion) is None:
-        answer = completion.split(_THINK_CLOSE, 1)[-1]
-    else:
-        answer = _after_reasoning(completion) or ""
-    return FoundProgram(answer, submission.language) if answer.strip() else None
+    _, answer = reasoning.parted(completion)
+    return FoundProgram(answer, submission.language) if answer and answer.strip() else None
 
 
 def extract_program(
@@ -99,8 +96,7 @@ def extract_program(
         code = _between_last_fences(completion)
         found = None if code is None else FoundProgram(code, languages[0])
     else:
-        answer = _after_reasoning(completion.replace("\r\n", "\n"))
-        found = None if answer is None else _Scan(answer, languages).program()
+        found = _Scan(completion.replace("\r\n", "\n"), languages).program()
     return found if found is not None and found.code.strip() else None
 
 
@@ -108,34 +104,6 @@ def extract_code(completion: str, language: str = "python", profile: Profile = P
     """The code of the program in `completion`, where one language is asked for."""
     found = extract_program(completion, (language,), profile)
     return None if found is None else found.code
-
-
-def _after_reasoning(completion: str) -> str | None:
-    """The text after reasoning that `<think>` opens; None when it is not closed. The whole text without it."""
-    opened = _opening_of_reasoning(completion)
-    if opened is None:
-        return completion
-    closed = completion.find(_THINK_CLOSE, opened)
-    return None if closed < 0 else completion[closed + len(_THINK_CLOSE) :]
-
-
-def _opening_of_reasoning(completion: str) -> int | None:
-    """Where the reasoning that `<think>` opens begins. The tag begins a line, or is behind another tag or token."""
-    at = completion.find(_THINK_OPEN)
-    end = 0 if at < 0 else _first_fence(completion)
-    while 0 <= at < end:
-        before = at
-        while before and completion[before - 1] in " \t":
-            before -= 1
-        if not before or completion[before - 1] in "\n>":
-            return at + len(_THINK_OPEN)
-        at = completion.find(_THINK_OPEN, at + 1)
-    return None
-
-
-def _first_fence(text: str) -> int:
-    found = [at for fence in ("```", "~~~") if (at := text.find(fence)) >= 0]
-    return min(found, default=len(text))
 
 
 def _between_last_fences(text: str) -> str | None:
@@ -163,9 +131,9 @@ class _Open:
 
 @dataclass(slots=True)
 class _Found:
-    """The best block so far. `rank` orders blocks: the last of the best class in the last part that has one."""
+    """The best block so far: the last of the best class (`rank`)."""
 
-    rank: tuple[bool, int, int]
+    rank: int
     begin: int
     end: int
     columns: int
@@ -223,12 +191,11 @@ class _Strings:
 
 
 class _Scan:
-    """Goes through the lines that have a fence or `</think>`, and keeps the best block."""
+    """Goes through the lines that have a fence or a tag, and keeps the best block."""
 
     def __init__(self, text: str, languages: Sequence[str]) -> None:
         self._text, self._languages = text, languages
         self._found: _Found | None = None
-        self._part = 0  # how often reasoning has ended
         self._open: _Open | None = None
         self._strings: _Strings | None = None
         self._has_gone_back = False
@@ -259,10 +226,14 @@ class _Scan:
     def _outside(self, begin: int, end: int) -> int:
         """Take a line outside of blocks. Returns where to go on."""
         line = self._text[begin:end]
-        if (closed := line.rfind(_THINK_CLOSE)) >= 0:
-            self._part += 1
-            begin += closed + len(_THINK_CLOSE)
-            line = self._text[begin:end]
+        opened = reasoning.OPENING.search(self._text, begin, end)
+        if opened is not None and "```" not in self._text[begin : opened.start()]:
+            closing = reasoning.CLOSING[opened["tag"]]
+            at = self._text.find(closing, opened.end())
+            return len(self._text) if at < 0 else at + len(closing)
+        for closed in reasoning.CLOSED.finditer(self._text, begin, end):
+            self._found = None
+            line = self._text[closed.end() : end]
         if (opening := _opening(line)) is not None:
             self._begin(*opening, end)
         return end
@@ -270,7 +241,7 @@ class _Scan:
     def _inside(self, block: _Open, begin: int, end: int) -> int:
         """Take a line inside a block. Returns where to go on."""
         line, strings = self._text[begin:end], self._strings
-        if line.lstrip(" \t").startswith(_THINK_CLOSE):
+        if reasoning.CLOSED.match(line.lstrip(" \t")):
             if _is_in(strings, begin):
                 return end
             self._close(block, begin - 1, is_closed=False)
@@ -289,8 +260,8 @@ class _Scan:
         self._close(block, begin + code_end if code_end else begin - 1, is_closed=reopening is None)
         if reopening is not None:
             self._begin(*reopening, end)
-        elif _THINK_CLOSE in line:
-            self._part += 1
+        elif reasoning.CLOSED.search(line):
+            self._found = None
         return end
 
     def _begin(self, fence: str, tag: str, columns: int, end: int) -> None:
@@ -313,8 +284,7 @@ class _Scan:
         language = _language_of(block.tag, self._languages)
         if language is None or not code.strip():
             return
-        kind = _class_of(block.tag, code, language)
-        rank = (kind > 0, self._part, kind)
+        rank = _class_of(block.tag, code, language)
         if self._found is None or rank >= self._found.rank:
             self._found = _Found(rank, block.begin, max(block.begin, end), block.columns, language)
 

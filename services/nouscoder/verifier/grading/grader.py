@@ -31,7 +31,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import VerifierSection
-from nouscoder.domain.submission import AssertTests, MathTests, Submission, TestsReference
+from nouscoder.domain.submission import AssertTests, CallTests, MathTests, Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.http_server.fair_queue import QueueFull as QueueFull
@@ -41,8 +41,8 @@ from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup,
 from nouscoder.verifier.grading.extract import FoundProgram, text_to_grade
 from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import (
+    CandidateLibraries,
     ProvenCheckers,
-    PytestLibrary,
     has_free_order,
     has_parallel_tests,
     judge_for,
@@ -114,7 +114,7 @@ class Grader:
         self._policy = policy or GradingPolicy()
         self._run_lock = run_lock or ExclusiveRunLock()
         self._kill_rates = KillRates()
-        self._pytest = PytestLibrary(sandbox)
+        self._libraries = CandidateLibraries(sandbox)
         self._checkers = ProvenCheckers(sandbox)
         self._has_slots = asyncio.Event()
         self._has_slots.set()
@@ -194,7 +194,7 @@ class Grader:
         )
         caller = current_caller()
         async with self._slots.slot(caller.client, in_background=caller.in_background):
-            if isinstance(submission.tests, AssertTests):
+            if isinstance(submission.tests, AssertTests | CallTests):
                 await require_long_python(submission.tests)
             is_free = has_free_order(submission)
             learned = self._kill_rates.table(caller.client, submission, judge) if is_free else None
@@ -253,7 +253,7 @@ class Grader:
             await self._has_slots.wait()  # as in the queue, for as long as the caller waits
             try:
                 async with asyncio.timeout(patience_s):
-                    await self._pytest.require(submission)
+                    await self._libraries.require(submission)
                     await self._checkers.require(submission)
                     await WorkerGroup(progress, self._slots, work, max_workers, self._policy.min_worker_left_s).run()
                 return progress.verdict()

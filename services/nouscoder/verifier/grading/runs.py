@@ -40,7 +40,7 @@ from nouscoder.domain.submission import (
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.harness.frames import RESULT_FILE
-from nouscoder.verifier.judges.asserting import AssertJudge, PytestJudge
+from nouscoder.verifier.judges.asserting import AssertJudge, PytestJudge, is_short, require_python
 from nouscoder.verifier.judges.judge import (
     CallJudge,
     Judge,
@@ -93,6 +93,8 @@ def judge_for(submission: Submission) -> Judge:
 
 def _judge_for(submission: Submission) -> Judge:
     prelude = PRELUDE if submission.prelude is Prelude.LCB else ""
+    if isinstance(submission.tests, CallTests) and is_short(submission.tests):
+        require_python(submission.tests)
     match submission.tests:
         case StdinTests() | CallTests() as tests if submission.profile.is_lcb:
             return LcbJudge(tests, submission.limits.wall_time_s, submission.profile)
@@ -264,25 +266,38 @@ def _files(case: StdinCase) -> dict[str, bytes]:
     return {"input": encoded(case.input), "answer": encoded(case.output)}
 
 
-class PytestLibrary:
-    """Whether candidates of one grader can import pytest, which tests with a module need."""
+# Prints the first module of its arguments that cannot be found.
+_FIND = """
+import importlib.util, sys
+print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None][:1])
+"""
+
+
+class CandidateLibraries:
+    """The modules that candidates of one grader can import, of those that submissions need."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._is_there = False
+        self._there: set[str] = set()
 
     async def require(self, submission: Submission) -> None:
-        """Raises InvalidSubmission for tests with a module where pytest cannot be imported, and SandboxError."""
-        if self._is_there or not isinstance(submission.tests, AssertTests) or not submission.tests.module:
+        """Raises InvalidSubmission for one that is missing, which is no fault of the program, and SandboxError."""
+        tests = submission.tests
+        of_tests = ["pytest"] if isinstance(tests, AssertTests) and tests.module else []
+        wanted = tuple(dict.fromkeys([*of_tests, *submission.libraries]))
+        if self._there.issuperset(wanted):
             return
-        async with self._sandbox.session(Program(installed()["python"], "import pytest", _IMPORT_LIMITS)) as session:
-            result = await session.run(b"")
+        async with self._sandbox.session(Program(installed()["python"], _FIND, _IMPORT_LIMITS)) as session:
+            result = await session.run(b"", args=wanted)
         if result.exit is not Exit.EXITED or result.exit_code:
-            log.warning(
-                "candidates cannot import pytest", extra={"detail": result.stderr[-500:].decode(errors="replace")}
+            raise SandboxError(f"the search for libraries failed: {readable(result.stderr[-500:])}")
+        if missing := result.stdout.decode().strip():
+            log.warning("candidates cannot import a library", extra={"library": missing})
+            raise InvalidSubmission(
+                "tests.module" if missing in of_tests else "libraries",
+                f"candidates here cannot import {missing} (verifier.libraries)",
             )
-            raise InvalidSubmission("tests.module", "candidates here cannot import pytest (verifier.libraries)")
-        self._is_there = True
+        self._there.update(wanted)
 
 
 class ProvenCheckers:

@@ -30,6 +30,7 @@ from nouscoder.verifier.toolchains.languages import installed
 
 _FIELD_CHARS = 100
 _TEST_NAME = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*::)*[A-Za-z_][A-Za-z0-9_]*")
+_MOST_LIBRARIES = 100
 _OF_PYTEST = {"pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
@@ -151,6 +152,8 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
     match tests:
         case CallTests() if not tests.entry_point.isidentifier():
             raise InvalidSubmission("tests.entry_point", "must be the name of a function or method")
+        case CallTests() if len(tests.setup) > bounds.num_assert_chars:
+            raise InvalidSubmission("tests.setup", f"may have at most {bounds.num_assert_chars} characters")
         case AssertTests() if sum(map(len, tests.cases), len(tests.setup)) > bounds.num_assert_chars:
             raise InvalidSubmission("tests", f"cases and setup may total at most {bounds.num_assert_chars} characters")
         case AssertTests() if tests.module:
@@ -183,6 +186,10 @@ def _validate_profile(submission: Submission, bounds: Bounds) -> None:
     """A submission that LiveCodeBench's own grader does not support is refused. Its judge looks at the cases."""
     if submission.prelude is not Prelude.NONE and "python" not in submission.languages:
         raise InvalidSubmission("prelude", "needs python")
+    if unknown := [name for name in submission.libraries if not name.isidentifier()]:
+        raise InvalidSubmission("libraries", f"{unknown[0]!r:.40} is no name of a module")
+    if len(submission.libraries) > _MOST_LIBRARIES:
+        raise InvalidSubmission("libraries", f"may name at most {_MOST_LIBRARIES}")
     if submission.profile is Profile.PROCESS:
         return
     if submission.files:

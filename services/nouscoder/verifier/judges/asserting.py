@@ -31,7 +31,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from nouscoder.domain.submission import AssertTests, Limits
+from nouscoder.domain.submission import AssertTests, CallTests, Limits
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.judges.judge import Judge, encoded, readable
@@ -74,12 +74,12 @@ START_S = 3.0
 START_BYTES = 128 * 1024**2
 
 
-def is_short(tests: AssertTests) -> bool:
+def is_short(tests: AssertTests | CallTests) -> bool:
     """Whether this process may parse the texts itself."""
     return sum(map(len, _texts(tests))) <= INLINE_CHARS
 
 
-def require_python(tests: AssertTests) -> None:
+def require_python(tests: AssertTests | CallTests) -> None:
     """Raises InvalidSubmission that names the setup, or the first case, that is not Python. Only for short tests."""
     for index, text in enumerate(_texts(tests)):
         try:
@@ -88,7 +88,7 @@ def require_python(tests: AssertTests) -> None:
             raise InvalidSubmission(_field(index), f"is not python: {error}") from None
 
 
-async def require_long_python(tests: AssertTests) -> None:
+async def require_long_python(tests: AssertTests | CallTests) -> None:
     """Like `require_python`, in another process, for tests that are not short.
 
     The process starts in 10 ms and has 5 s of CPU time. Raises InvalidSubmission, and SandboxError when it fails.
@@ -117,9 +117,9 @@ async def require_long_python(tests: AssertTests) -> None:
         raise InvalidSubmission(_field(found[0]), f"is not python: {found[1]}")
 
 
-def _texts(tests: AssertTests) -> list[str]:
+def _texts(tests: AssertTests | CallTests) -> list[str]:
     """The texts that must be Python. With a module the cases are names."""
-    return [tests.setup] if tests.module else [tests.setup, *tests.cases]
+    return [tests.setup, *tests.cases] if isinstance(tests, AssertTests) and not tests.module else [tests.setup]
 
 
 def _field(index: int) -> str:

@@ -270,6 +270,11 @@ def _parse_int(text: str) -> int | HugeInt:
     return int(text) if len(text.lstrip("-")) <= MAX_INT_DIGITS else HugeInt(text)
 
 
+def right_values(expected: JsonValue, *, wrapped: bool) -> list[JsonValue]:
+    """The values that are right: the expected one and, if it is `wrapped` in a list of one, the value in the list."""
+    return [expected, *expected] if wrapped and isinstance(expected, list) and len(expected) == 1 else [expected]
+
+
 def same_value(expected: object, actual: object, absolute: float = 0.0, relative: float = 0.0) -> bool:
     """Whether a value equals the expected one by the rules of this module. Expected floats have the wider tolerance.
 

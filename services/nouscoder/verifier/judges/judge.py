@@ -28,7 +28,14 @@ from nouscoder.domain.verdict import FirstFailure, VerdictKind
 from nouscoder.formats.json_values import give_way, without_collections
 from nouscoder.http_server.fair_queue import OneThread
 from nouscoder.store.case_files import StoredCases
-from nouscoder.verifier.judges.comparators import MIN_BOUND_BYTES, UnreadableResult, parse_result, same_text, same_value
+from nouscoder.verifier.judges.comparators import (
+    MIN_BOUND_BYTES,
+    UnreadableResult,
+    parse_result,
+    right_values,
+    same_text,
+    same_value,
+)
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 Result = TypeVar("Result")
@@ -162,8 +169,9 @@ class CallJudge(Judge):
     _cases: Sequence[CallCase]
 
     def __init__(self, tests: CallTests, comparator: Comparator, prelude: str = "") -> None:
-        super().__init__(tests.cases, prelude)
+        super().__init__(tests.cases, f"{prelude}\n{tests.setup}" if tests.setup else prelude)
         self._comparator = comparator
+        self._is_wrapped = tests.wrapped
         self.entry_point = tests.entry_point
 
     def stdin(self, index: int) -> bytes:
@@ -185,8 +193,9 @@ class CallJudge(Judge):
             value = parse_result(result.result, expected_json)
         except UnreadableResult:
             return VerdictKind.WRONG_ANSWER
-        comparator = self._comparator
-        right = same_value(expected, value, comparator.absolute, comparator.relative)
+        tolerances = (self._comparator.absolute, self._comparator.relative)
+        wanted = right_values(expected, wrapped=self._is_wrapped)
+        right = any(same_value(one, value, *tolerances) for one in wanted)
         return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:

@@ -33,6 +33,7 @@ from nouscoder.verifier.judges.comparators import (
     has_more_values,
     parse_result,
     result_bound,
+    right_values,
     same_as_lcb_prints,
 )
 from nouscoder.verifier.judges.judge import Judge, beginning, encoded, readable
@@ -64,7 +65,8 @@ class LcbJudge(Judge):
         """Reads all cases. Raises InvalidSubmission for those that LiveCodeBench's own grader does not support."""
         super().__init__(tests.cases)
         self._limit_s = math.ceil(limit_s)  # an alarm takes whole seconds
-        self._entry = tests.entry_point if isinstance(tests, CallTests) else None
+        self._calls = tests if isinstance(tests, CallTests) else None
+        self._entry = self._calls.entry_point if self._calls else None
         self._is_code_gen = profile is Profile.CODE_GEN
         given: list[str] = []
         self._expected_json: list[str] = []
@@ -78,7 +80,8 @@ class LcbJudge(Judge):
 
     def source(self, code: str) -> str:
         """The driver, which holds the code as a string."""
-        return f"{_driver()}\nPRELUDE = {PRELUDE!r}\nSOURCE = {code!r}\nIS_CODE_GEN = {self._is_code_gen}\n"
+        prelude = f"{PRELUDE}\n{self._calls.setup}\n" if self._calls else PRELUDE
+        return f"{_driver()}\nPRELUDE = {prelude!r}\nSOURCE = {code!r}\nIS_CODE_GEN = {self._is_code_gen}\n"
 
     def run_limits(self, limits: Limits) -> Limits:
         """The limits of that process: LiveCodeBench's bound on the whole run, at most ten minutes."""
@@ -146,7 +149,8 @@ class LcbJudge(Judge):
             try:
                 # Plain ==, as in LiveCodeBench: True equals 1, and 0.1 + 0.2 does not equal 0.3.
                 value = parse_result(result.stdout, self._expected_json[index])
-                right = bool(value == expected) or (self._is_code_gen and _is_close(value, expected))
+                wanted = right_values(expected, wrapped=bool(self._calls and self._calls.wrapped))
+                right = any(value == one or (self._is_code_gen and _is_close(value, one)) for one in wanted)
             except (UnreadableResult, RecursionError):
                 right = False
         return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER

@@ -1,0 +1,113 @@
+"""Right and wrong programs in the forms of published sets: methods of class Solution, wrapped results, set-ups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from nouscoder.config import VerifierSection
+from nouscoder.data.importers import contests
+from nouscoder.domain.reasoning import CLOSING, opened_by
+from nouscoder.domain.submission import AssertTests, CallCase, CallTests, Prelude, Profile, Submission, Tests
+from nouscoder.verifier.api.schema import parse_submission
+from nouscoder.verifier.grading.extract import text_to_grade
+from nouscoder.verifier.grading.grader import local_grader
+from nouscoder.verifier.grading.validation import InvalidSubmission
+
+METHODS = ("search", "merge", "shuffle", "sum", "product", "gcd", "count", "bisect", "repeat", "main", "reduce")
+ADD = CallTests("add", (CallCase((1, 2), {}, [3]),), wrapped=True)
+
+
+async def verdicts(tests: Tests, codes: Sequence[str], **rules: object) -> list[str]:
+    async with local_grader(VerifierSection()) as grader:
+        return [(await grader.grade(Submission(tests, code, **rules))).kind.value for code in codes]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("profile", [Profile.PROCESS, Profile.LCB])
+async def test_a_method_of_class_solution_comes_before_what_star_imports_bring(profile: Profile) -> None:
+    async with local_grader(VerifierSection()) as grader:
+        for name in METHODS:
+            tests = CallTests(name, (CallCase((4, 5), {}, 9),))
+            method = f"class Solution:\n    def {name}(self, a, b):\n        return a + b\n"
+            helper = f"def {name}(a, b):\n    return 0\n"
+            star = "from heapq import *\nfrom itertools import *\n"
+            static = method.replace("Solution", "Base").replace("    def", "    @staticmethod\n    def", 1)
+            static = static.replace("self, ", "") + "class Solution(Base): pass\n"
+            for code in (method, method + star, method + helper, static):
+                kind = (await grader.grade(Submission(tests, code, prelude=Prelude.LCB, profile=profile))).kind
+                assert kind == "accepted", (name, code)
+            wrong = method.replace("a + b", "a - b")
+            kind = (await grader.grade(Submission(tests, wrong, prelude=Prelude.LCB, profile=profile))).kind
+            assert kind == "wrong_answer", name
+
+
+async def test_no_class_replaces_the_entry_of_a_judge() -> None:
+    cheat = "class Solution:\n    def __nouscoder_case__(self, case, token):\n        return [token, True]\n"
+    assert await verdicts(AssertTests(("assert f(1) == 2",)), [cheat]) == ["runtime_error"]
+
+
+@pytest.mark.parametrize("profile", [Profile.PROCESS, Profile.LCB, Profile.CODE_GEN])
+async def test_a_wrapped_result_is_right_with_and_without_its_list(profile: Profile) -> None:
+    codes = [f"def add(a, b): return {value}" for value in ("a + b", "[a + b]", "[[a + b]]", "a - b", "[a, b]")]
+    found = await verdicts(ADD, codes, profile=profile)
+    assert found == ["accepted", "accepted", *["wrong_answer"] * 3]
+
+
+def test_the_sets_whose_graders_take_both_are_wrapped_and_others_are_not() -> None:
+    listed = {"inputs": [[1], [2]], "outputs": [[1], [2, 3]], "fn_name": "f"}
+    assert contests.tests_of(listed).wrapped  # type: ignore[union-attr]
+    case = {"type": "function_call", "fn_name": "f", "input": [1], "output": [3]}
+    assert contests.case_tests([case]).wrapped  # type: ignore[union-attr]
+    for shape, wrapped in ((listed, True), ({"inputs": ["1"], "outputs": ["[1]"], "fn_name": "Solution().f"}, False)):
+        tests = parse_submission(json.dumps({"code": "x", "tests": shape}).encode()).tests
+        assert isinstance(tests, CallTests)
+        assert (tests.entry_point, tests.wrapped) == ("f", wrapped)
+
+
+async def test_the_set_up_of_call_tests_runs_before_the_program() -> None:
+    tests = CallTests("f", (CallCase((1,), {}, 3),), "from math import inf\ndef two(x): return x + 2\n")
+    assert await verdicts(tests, ["def f(x): return min(inf, two(x))", "def f(x): return x"]) == [
+        "accepted",
+        "wrong_answer",
+    ]
+    with pytest.raises(InvalidSubmission, match=r"tests\.setup: is not python"):
+        await verdicts(CallTests("f", tests.cases, "def ("), ["def f(x): return 3"])
+
+
+async def test_a_missing_library_is_no_fault_of_the_program() -> None:
+    tests = AssertTests(("assert f() == 1",))
+    assert await verdicts(tests, ["def f(): return 1"], libraries=("json",)) == ["accepted"]
+    with pytest.raises(InvalidSubmission, match="libraries: candidates here cannot import no_such_library"):
+        await verdicts(tests, ["import no_such_library\ndef f(): return 1"], libraries=("json", "no_such_library"))
+
+
+BLOCK = "```python\nprint(1)\n```"
+
+
+@pytest.mark.parametrize("tag", CLOSING)
+@pytest.mark.parametrize("rest", [f"{BLOCK}\nmore", f"{BLOCK}CLOSE done", f"{BLOCK}CLOSE\n{BLOCK}", f"CLOSE{BLOCK}"])
+def test_an_answer_is_the_same_whether_the_prompt_or_the_policy_opened_its_reasoning(tag: str, rest: str) -> None:
+    rest = rest.replace("CLOSE", CLOSING[tag])
+    tests = AssertTests(("pass",))
+    prompt = f"Write it.<|assistant|>{tag}\n"
+    of_policy = text_to_grade(Submission(tests, completion=f"{tag}\n{rest}"))
+    of_template = text_to_grade(Submission(tests, completion=rest, prompt=prompt))
+    assert of_policy == of_template
+    assert (of_policy is not None) is rest.endswith("```")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [
+        ("<|im_start|>assistant\n<think>\n", "<think>\n"),
+        ("<\uff5cAssistant\uff5c><think>\n", "<think>\n"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ""),
+        ("<|turn>model\n<|channel>thought\n<channel|>", ""),
+        ("Use <think> tags.", ""),
+        ("", ""),
+    ],
+)
+def test_the_end_of_a_prompt_tells_whether_it_opens_reasoning(prompt: str, opened: str) -> None:
+    assert opened_by(prompt) == opened
