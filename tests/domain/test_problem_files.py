@@ -138,7 +138,10 @@ def test_problem_files_and_the_api_have_the_same_form_of_tests(tmp_path: Path) -
             },
             "call tests need programs in python: in cpp, go only whole programs are tested",
         ),
-        ({"languages": ["js"], "tests": {"type": "assert", "cases": ["assert f()"]}}, "assert tests need programs in"),
+        (
+            {"languages": ["js", "cpp"], "tests": {"type": "assert", "cases": ["f()"]}},
+            "assert tests are in one language, not in javascript, cpp",
+        ),
     ],
 )
 def test_tests_that_cannot_be_run_in_the_languages_of_a_problem_are_refused(

@@ -480,7 +480,7 @@ def test_every_format_is_tested_here() -> None:
     of_trainers = {"generic", "nouscoder", "klear", "skywork"}  # test_trainers_sets.py
     of_named_sets = {"nemotron", "rstar_coder", "synthetic2", "kodcode", "codeforces", "code_contests_plus"}
     of_named_sets |= {"code_contests_o", "hardtests", "livecodebench_pro"}  # test_named_sets.py
-    others = {"kattis", "bigcodebench", "harbor"} | of_trainers | of_named_sets
+    others = {"kattis", "bigcodebench", "harbor", "multipl-e", "ds1000"} | of_trainers | of_named_sets
     assert {case[0] for case in ROWS} | others == set(FORMATS)
 
 

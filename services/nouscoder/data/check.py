@@ -91,7 +91,7 @@ def _faults(problem: Problem, tests: Tests, *, here: bool) -> list[str]:
     if not found:
         try:
             judge_for(submission)
-            if isinstance(tests, AssertTests) and not is_short(tests):
+            if isinstance(tests, AssertTests) and submission.language == "python" and not is_short(tests):
                 asyncio.run(require_long_python(tests))
         except InvalidSubmission as fault:
             found.append(fault)

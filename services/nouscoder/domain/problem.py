@@ -131,7 +131,9 @@ def language_fault(languages: tuple[str, ...], tests_type: str, profile: Profile
         return f"{unknown[0]!r:.40} is no language that the verifier knows: {', '.join(sorted(LANGUAGES))}"
     if len(languages) > 1 and text_is_code:
         return "text_is_code needs one language, because a program alone does not say which it is in"
-    if languages != ("python",) and tests_type in (CallTests.type, AssertTests.type):
+    if tests_type == AssertTests.type and len(languages) > 1:
+        return f"assert tests are in one language, not in {', '.join(languages)}"
+    if languages != ("python",) and tests_type == CallTests.type:
         return f"{tests_type} tests need programs in python: in {', '.join(languages)} only whole programs are tested"
     if languages != ("python",) and profile.is_lcb:
         return f"the profile {profile} grades only python"

@@ -194,6 +194,8 @@ class CallTests:
 class AssertTests:
     """Each case is Python that runs after `setup` and the code. It passes when it ends without an error.
 
+    In another language there is one case. Setup, code and case are one program, which passes with exit code 0.
+
     The tested code can read the case; verifier/judges/asserting.py names the consequences. With a `module`, `setup` is
     a file of tests for pytest, which imports the code by this name, and a case names one of its test functions:
     `test_add`, `TestStack::test_push`.

@@ -194,7 +194,7 @@ class Grader:
         )
         caller = current_caller()
         async with self._slots.slot(caller.client, in_background=caller.in_background):
-            if isinstance(submission.tests, AssertTests | CallTests):
+            if isinstance(submission.tests, AssertTests | CallTests) and submission.language == "python":
                 await require_long_python(submission.tests)
             is_free = has_free_order(submission)
             learned = self._kill_rates.table(caller.client, submission, judge) if is_free else None

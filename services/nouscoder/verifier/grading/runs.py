@@ -40,7 +40,7 @@ from nouscoder.domain.submission import (
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.harness.frames import RESULT_FILE
-from nouscoder.verifier.judges.asserting import AssertJudge, PytestJudge, is_short, require_python
+from nouscoder.verifier.judges.asserting import AssertJudge, ProgramEndJudge, PytestJudge, is_short, require_python
 from nouscoder.verifier.judges.judge import (
     CallJudge,
     Judge,
@@ -102,6 +102,8 @@ def _judge_for(submission: Submission) -> Judge:
             return StdinJudge(tests, submission.comparator, prelude)
         case CallTests() as tests:
             return CallJudge(tests, submission.comparator, prelude)
+        case AssertTests() as tests if submission.language != "python":
+            return ProgramEndJudge(tests)
         case AssertTests() as tests:
             return PytestJudge(tests, prelude) if tests.module else AssertJudge(tests, prelude)
         case MathTests() as tests:

@@ -108,8 +108,14 @@ def _validate_languages(submission: Submission, bounds: Bounds) -> None:
         _require_language(language, "other_languages")
     if submission.other_languages and submission.completion is None:
         raise InvalidSubmission("other_languages", "needs a completion: the language of code is language")
-    if isinstance(submission.tests, CallTests | AssertTests) and set(submission.languages) != {"python"}:
-        raise InvalidSubmission("language", "call and assert tests need python")
+    tests = submission.tests
+    if isinstance(tests, CallTests) and set(submission.languages) != {"python"}:
+        raise InvalidSubmission("language", "call tests need python")
+    if isinstance(tests, AssertTests) and set(submission.languages) != {"python"}:
+        if submission.other_languages:
+            raise InvalidSubmission("other_languages", "assert tests are in one language")
+        if len(tests.cases) != 1 or tests.module:
+            raise InvalidSubmission("tests.cases", f"in {submission.language} assert tests have one case and no module")
 
 
 def _validate_tests(submission: Submission, bounds: Bounds) -> None:

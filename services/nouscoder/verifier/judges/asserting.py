@@ -162,6 +162,34 @@ class AssertJudge(Judge):
         return self._cases[index], "", readable(result.stdout)
 
 
+class ProgramEndJudge(Judge):
+    """The judge of assert tests in another language than Python: the only case is the end of the program.
+
+    It is accepted with exit code 0, as by the authors of MultiPL-E, so a program that ends itself before the case is
+    accepted too.
+    """
+
+    def __init__(self, tests: AssertTests) -> None:
+        super().__init__(tests.cases)
+        self._setup, self._end = tests.setup, tests.cases[0]
+
+    def source(self, code: str) -> str:
+        """The setup, the code and the case."""
+        return f"{self._setup}\n{code}\n{self._end}" if self._setup else f"{code}\n{self._end}"
+
+    def stdin(self, index: int) -> bytes:
+        """Nothing."""
+        return b""
+
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """Accepted."""
+        return VerdictKind.ACCEPTED
+
+    def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
+        """The case, no expected output, and stdout."""
+        return self._end, "", readable(result.stdout)
+
+
 class PytestJudge(AssertJudge):
     """The judge of assert tests with a module. Raises InvalidSubmission when the file is not Python."""
 

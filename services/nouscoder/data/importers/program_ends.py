@@ -1,0 +1,111 @@
+"""Sets whose tests are the end of a program: MultiPL-E and DS-1000.
+
+MultiPL-E (nuprl/MultiPL-E): a row has name, language, prompt, tests and stop_tokens. The authors run prompt,
+completion, a new line and tests as one program, which is right with exit code 0. Here the answer is a whole program
+that begins with the prompt, so a `}` with which `tests` close the prompt's function is dropped.
+
+DS-1000 (xlang-ai/DS-1000): a row has prompt, reference_code, metadata and code_context. The answer takes the place of
+[insert] in a program within `code_context`, whose functions `test_execution` and `test_string` judge it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+from nouscoder.data.importers.fields import Reason, Rejected, Row, decoded, parsed_python, text
+from nouscoder.data.importers.rows import Format
+from nouscoder.data.problems import Reference, ReferencedProblem
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import AssertTests, CheckerTests, JudgeProgram, StdinCase, language_name
+
+_LANGUAGES = {"cpp": "C++", "js": "JavaScript", "ts": "TypeScript", "rs": "Rust", "sh": "Bash"}
+_CLOSED = ("cpp", "rs", "sh")  # the tests of these begin with the `}` of the prompt's function
+_SETUP = {"cpp": "#include <assert.h>\n#include <bits/stdc++.h>"}
+
+
+def read_multipl_e(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row, without a reference. Raises Rejected for a language whose tests need more than the end."""
+    name, tests = text(row, "language"), text(row, "tests")
+    if name not in _LANGUAGES:
+        raise Rejected(
+            Reason.NOT_VERIFIABLE,
+            f"its tests in {name} need a class around them, a package or a tool of their own: of MultiPL-E only "
+            f"{', '.join(_LANGUAGES)} can be graded",
+        )
+    if tests.lstrip().startswith("}") is not (name in _CLOSED):
+        raise Rejected(Reason.UNREADABLE_TESTS, f"tests in {name} of another form: {tests[:40]!r}")
+    end = tests.lstrip().removeprefix("}")
+    problem = Problem(
+        problem_id=f"{text(row, 'name')}-{name}",
+        prompt=f"Complete this function in {_LANGUAGES[name]}. Answer with the whole program, without tests.",
+        starter_code=text(row, "prompt"),
+        tests=AssertTests((end,), _SETUP.get(name, "")),
+        source="multipl-e",
+        languages=(language_name(name),),
+    )
+    return ReferencedProblem(problem, names_languages=True)
+
+
+# Accepts an answer when all of the program has run: an answer that ends the process itself is refused.
+_CHECKER = """
+import os, sys, traceback
+context, answer = (open(name, encoding="utf-8").read() for name in sys.argv[1:3])
+calls = "test_execution(code)\\n" + ("test_string(code)\\n" if "def test_string(" in context else "")
+read, write = os.pipe()
+token = os.urandom(16)
+child = os.fork()
+if child == 0:
+    try:
+        exec(compile(f"{context}\\ncode = {answer!r}\\n{calls}", "<test>", "exec"), {"__name__": "__main__"})
+        os.write(write, token)
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(0)
+os.close(write)
+os.waitpid(child, 0)
+sys.exit(0 if os.read(read, 16) == token else 1)
+"""
+
+
+def read_ds1000(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row. The libraries are what `code_context` and the programs in its texts import."""
+    context, reference = text(row, "code_context"), text(row, "reference_code")
+    body = parsed_python(context).body
+    if not any(isinstance(node, ast.FunctionDef) and node.name == "test_execution" for node in body):
+        raise Rejected(Reason.UNREADABLE_TESTS, "code_context has no test_execution")
+    metadata = decoded(row.get("metadata") or {})
+    known = metadata if isinstance(metadata, dict) else {}
+    problem = Problem(
+        problem_id=f"DS-1000/{known.get('problem_id', number)}",
+        prompt=text(row, "prompt"),
+        tests=CheckerTests((StdinCase(context, reference),), JudgeProgram(_CHECKER, "python"), of_code=True),
+        source="ds-1000",
+        family=str(known.get("library") or ""),
+        libraries=_imported(context),
+    )
+    return ReferencedProblem(problem, (Reference(reference),))
+
+
+def _imported(context: str) -> tuple[str, ...]:
+    tree = parsed_python(context)
+    trees = [tree]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "[insert]" in node.value:
+            lines = [line for line in node.value.splitlines() if line.startswith(("import ", "from "))]
+            trees.append(parsed_python("\n".join(lines)))
+    names = dict.fromkeys(
+        name.partition(".")[0]
+        for one in trees
+        for node in ast.walk(one)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    )
+    return tuple(name for name in names if name and name not in sys.stdlib_module_names)
+
+
+FORMATS = {
+    "multipl-e": Format(read_multipl_e, "MultiPL-E in C++, JavaScript, TypeScript, Rust and Bash"),
+    "ds1000": Format(read_ds1000, "DS-1000; needs its libraries where candidates run"),
+}

@@ -1,0 +1,89 @@
+"""MultiPL-E and DS-1000: tests that are the end of a program, judged in real sandboxes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.services.test_data_import import jsonl, verdicts
+
+from nouscoder.data.importers.run import import_files
+from nouscoder.data.problem_parquet import read_parquet
+
+CPP_TESTS = "}\nint main() {\n    auto candidate = add_one;\n    assert(candidate((3)) == (4));\n}\n"
+JS_TESTS = (
+    "const assert = require('node:assert');\n\n\nfunction test() {\n  let candidate = add_one;\n"
+    "  assert.deepEqual(candidate(3),4);\n}\n\ntest();"
+)
+RS_TESTS = "}\n\nfn main() {\n    let candidate = add_one;\n    assert_eq!(candidate(3), 4);\n}\n"
+SH_TESTS = (
+    '}\n\ncandidate() {\n    add_one "$@"\n}\n\nset -e\nrun_test() {\n    [[ $(candidate "3") = "4" ]]\n}\n\nrun_test'
+)
+LANGUAGES = [
+    ("cpp", "g++", "#include<assert.h>\nlong add_one(long n) {\n", "  return n + 1;\n}", CPP_TESTS),
+    ("js", "node", "//Adds one.\nfunction add_one(n){\n", "  return n + 1;\n}", JS_TESTS),
+    ("rs", "rustc", "/// Adds one.\nfn add_one(n: isize) -> isize {\n", "    n + 1\n}", RS_TESTS),
+    ("sh", "bash", "#!/bin/bash\nadd_one() {\n", "  echo $(($1 + 1))\n}", SH_TESTS),
+]
+
+
+@pytest.mark.parametrize(("language", "compiler", "prompt", "rest", "tests"), LANGUAGES)
+def test_a_multipl_e_row_is_judged_by_the_exit_code_of_the_whole_program(
+    tmp_path: Path, language: str, compiler: str, prompt: str, rest: str, tests: str
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    row = {"name": "HumanEval_x", "language": language, "prompt": prompt, "tests": tests, "stop_tokens": ["\n}"]}
+    java = row | {"language": "java", "tests": "    }\n    public static void main(String[] args) {\n    }\n\n}\n"}
+    data = jsonl(tmp_path / "data.jsonl", row, java)
+    summary = import_files("multipl-e", [data], tmp_path / "kattis.parquet")
+    assert (summary.problems, summary.rejected) == (1, {"not_verifiable": 1})
+    programs = (prompt + rest, prompt + rest.replace("+ 1", "+ 2"), prompt)
+    right, wrong, open_ended = verdicts(tmp_path, f"HumanEval_x-{language}", *programs)
+    assert right == "accepted"
+    assert wrong in ("runtime_error", "wrong_answer")
+    assert open_ended in ("compile_error", "runtime_error")
+
+
+CONTEXT = '''
+import copy, tokenize, io
+def generate_test_case(test_case_id):
+    return [3, 1, 2], [1, 2, 3]
+def exec_test(result, ans):
+    assert result == ans
+    return 1
+exec_context = r"""
+import json
+a = test_input
+[insert]
+"""
+def test_execution(solution: str):
+    code = exec_context.replace("[insert]", solution)
+    test_input, expected_result = generate_test_case(1)
+    test_env = {"test_input": test_input}
+    exec(code, test_env)
+    assert exec_test(test_env["result"], expected_result)
+def test_string(solution: str):
+    assert "for" not in [t.string for t in tokenize.tokenize(io.BytesIO(solution.encode("utf-8")).readline)]
+'''
+
+
+def test_a_ds1000_row_is_judged_by_its_code_context(tmp_path: Path) -> None:
+    """The answer takes the place of [insert]; `test_string` refuses words; ending the process is no way out."""
+    row = {
+        "prompt": "Sort it.",
+        "reference_code": "result = sorted(a)",
+        "metadata": {"problem_id": 7, "library": "Pandas"},
+        "code_context": CONTEXT,
+    }
+    other = row | {"code_context": CONTEXT.replace("import json", "import pandas as pd\nfrom sklearn.svm import SVC")}
+    data = jsonl(tmp_path / "data.jsonl", row, other | {"metadata": {"problem_id": 8}})
+    import_files("ds1000", [data], tmp_path / "kattis.parquet")
+    first, second = read_parquet(tmp_path / "kattis.parquet")
+    assert (first.problem.libraries, second.problem.libraries) == ((), ("pandas", "sklearn"))
+    programs = (
+        *("result = sorted(a)", "result = a", "result = sorted(x for x in a)"),
+        *("import os; os._exit(0)", "raise SystemExit(0)", "result = ("),
+    )
+    assert verdicts(tmp_path, "DS-1000/7", *programs) == ["accepted", *["wrong_answer"] * 5]
