@@ -101,7 +101,10 @@ def data_inspect(
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Count the problems and tests of a file, and find those that cannot be graded. With --flaky, find unreliable tests; exit code 1 when there are any."""
+    """Count the problems and tests of a file, and find what cannot be graded.
+
+    With --flaky, find unreliable tests; exit code 1 when there are any.
+    """
     from nouscoder.data import inspect
     from nouscoder.policy_folder.prompt_file import prompt_of, with_recorded_prompt
     from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE
