@@ -21,6 +21,7 @@ from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.policy_folder import engine_choice, inspection
 from nouscoder.policy_folder.inspection import VLLM, VLLM_VERSION
 from nouscoder.run import preflight
+from nouscoder.run.held_out import leak_lines
 from nouscoder.run.supervisor import Supervisor
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
@@ -508,3 +509,55 @@ def test_the_types_of_vllm_are_those_of_its_registry() -> None:
     for model_type in VLLM:
         names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
         assert known & {names} if isinstance(names, str) else known & set(names), model_type
+
+
+def test_problems_that_cannot_be_graded_are_named_by_train_and_init_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    good = {"prompt": "Add.", "tests": {"type": "stdin", "cases": [{"input": "1", "output": "2"}]}}
+    bad = {
+        "prompt": "Add.",
+        "tests": {"type": "call", "entry_point": "add it", "cases": [{"args": [1], "expected": 2}]},
+    }
+    checker = {"type": "checker", "checker": {"language": "cobolt", "code": "x"}, "cases": [{"input": "1"}]}
+    rows = [
+        *({"problem_id": f"g{n}", **good} for n in range(6)),
+        {"problem_id": "e", **bad},
+        {"problem_id": "w", **good, "limits": {"wall_time_s": 1e9}},
+        {"problem_id": "c", "prompt": "Add.", "tests": checker},
+    ]
+    home.write("half.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    sets = ["--set", 'problems.train="half.jsonl"', "--set", "problems.held_out_share=0.3"]
+    runs = [("train", str(home.toml()), *sets), ("init", "--out", "own.toml", "model", "half.jsonl")]
+    for arguments in runs:
+        answer = nouscoder(*arguments)
+        assert answer.exit_code == 78, answer.output
+        assert "3 of 9 problems cannot be graded" in answer.output
+        for fault in ("e: tests.entry_point", "w: limits.wall_time_s", "c: tests.checker.language"):
+            assert fault in answer.output
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "own.toml").exists()
+
+
+@pytest.mark.parametrize("key", ["problems.held_out", "evaluation.problems", "problems.held_out_share"])
+def test_held_out_problems_that_are_training_problems_are_counted(tmp_path: Path, key: str) -> None:
+    home = Home(tmp_path)
+    tests = StdinTests((StdinCase("1", "2"),))
+    train = [Problem(f"train-{n}", f"Add {n % 30}.", tests) for n in range(40)]  # ten are twice in it, by text
+    save_problems(tmp_path / "train.jsonl", train)
+    same_name, same_text = Problem("train-3", "Something else.", tests), Problem("own", "add  7.", tests)
+    fresh = Problem("fresh", "Subtract one.", tests)
+    save_problems(tmp_path / "leaky.jsonl", [same_name, same_text, fresh])
+    value = "0.3" if key.endswith("share") else '"leaky.jsonl"'
+    config = load_config(home.toml(), [f"{key}={value.replace('leaky', str(tmp_path / 'leaky'))}"])
+    (line,) = leak_lines(config)
+    if not key.endswith("share"):
+        assert "2 of 3 held-out problems are training problems, such as train-3 (1 by name, 1 by text)" in line
+        return
+    held_out = [one for one in train if is_held_out(one.problem_id, 0.3)]
+    texts = {one.prompt for one in train if one not in held_out}
+    num_leaked = sum(one.prompt in texts for one in held_out)
+    assert f"{num_leaked} of {len(held_out)} held-out problems are training problems" in line
+    assert f"(0 by name, {num_leaked} by text)" in line

@@ -30,6 +30,7 @@ from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.run.console.feed import Feed
 from nouscoder.run.evaluation import recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently, lines_when_stopped
+from nouscoder.run.held_out import leak_lines
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked_plan
@@ -91,7 +92,14 @@ async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -
     config = await asyncio.to_thread(checked_plan, config)
     folder = RunFolder.create(config)
     note_given(folder, given)
-    return OpenedRun(folder, config)
+    return OpenedRun(folder, config, await asyncio.to_thread(_leaks_of_stages, config))
+
+
+def _leaks_of_stages(config: Config) -> list[str]:
+    """What is to be said of stages that are measured on what a stage before them trains on."""
+    runs = [config.stage_run(index) for index in range(len(config.plan.stages))]
+    found = [(run.run.name, leak_lines(run, runs[:index])) for index, run in enumerate(runs) if index]
+    return [f"{name}: {line}" for name, lines in found for line in lines]
 
 
 def _refuse_other_stages(before: Config, run: Resumed) -> None:

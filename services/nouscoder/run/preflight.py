@@ -12,7 +12,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from nouscoder.config.base import PathKind, keys_of
 from nouscoder.config.broker import EpochsCurriculum
 from nouscoder.config.devices import device_fault, has_gpu, no_gpu_in_torch
 from nouscoder.config.generation import GenerationSection
+from nouscoder.data.check import CheckedFile, check_file
 from nouscoder.data.problem_index import all_held_out, fitting, in_languages, open_index, prompt_lengths
 from nouscoder.data.prompt_lengths import are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.problem import Problem
@@ -40,12 +42,15 @@ from nouscoder.policy_folder.inspection import (
     is_hub_id,
 )
 from nouscoder.policy_folder.prompt_file import PromptFileUnusable, prompt_lines, with_recorded_prompt
-from nouscoder.run.languages import left_out_sentences, missing_here, with_languages
+from nouscoder.run.held_out import leak_lines
+from nouscoder.run.languages import grades_here, left_out_sentences, missing_here, with_languages
 from nouscoder.run.sinks.targets import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0
 # To count prompts: for the start of the process, and for each prompt, which takes some milliseconds.
 _START_LIMIT_S, _PROMPT_LIMIT_S = 120.0, 0.1
+_MOST_FAULTS = 20  # of a problem file in one message
+_NOT_HERE, _OF_ANSWERS = "is not installed", ("language:", "other_languages:")
 _MANY_PROMPTS = 1000  # take long enough that a person wants to know
 
 
@@ -219,7 +224,8 @@ def _problem_faults(config: Config) -> Iterator[str]:
         how = f"; the recipe's are made with:{commands}" if commands else ""
         yield f"problems.train: {_missing(config, problems.train)}{how}"
     else:
-        yield from (faults := [*fault_of("problems.train", lambda: _check_index(config))])
+        faults = [*fault_of("problems.train", lambda: require_gradable(train, here=grades_here(config)))]
+        yield from (faults := faults or [*fault_of("problems.train", lambda: _check_index(config))])
         if faults and problems.held_out_share and not config.evaluation.problems:
             return  # the held-out problems are in the same file
     if config.evaluation.problems:
@@ -238,7 +244,30 @@ def _check_index(config: Config) -> None:
         raise ConfigError(f"no problem is left to train on{_because_of_languages(config, 'training')}")
 
 
+def require_gradable(file: Path, *, here: bool = True) -> None:
+    """Raises ConfigError with the problems that no answer of could be graded, and Unusable for a file of another form.
+
+    Languages of answers that this machine lacks are none: those problems are left out (run/languages.py).
+    """
+    stat = file.stat()
+    checked = _checked_file(file, stat.st_size, stat.st_mtime_ns, here)
+    faults = [one for one in checked.faults if not (_NOT_HERE in one.fault and one.fault.startswith(_OF_ANSWERS))]
+    if len(faults) == 1:
+        raise ConfigError(f"{file}, {faults[0]}")
+    if faults:
+        raise ConfigError(replace(checked, faults=tuple(faults)).text(_MOST_FAULTS))
+
+
+@lru_cache(8)  # the stages of a plan have the same files
+def _checked_file(file: Path, _size: int, _mtime_ns: int, here: bool) -> CheckedFile:
+    return check_file(file, here=here)
+
+
 def _check_held_out(config: Config) -> None:
+    problems = config.problems
+    if config.evaluation.problems or not problems.held_out_share:  # else they are in the training file
+        file = config.evaluation.problems or config.in_run_folder(problems.held_out)
+        require_gradable(Path(file), here=grades_here(config))
     if not in_languages(config, all_held_out(config)):
         raise ConfigError(f"no problem is left to evaluate on{_because_of_languages(config, 'held-out')}")
 
@@ -333,6 +362,7 @@ def notes_of(config: Config) -> list[str]:
         *misled_lines(config.generation.environment, all_held_out(config)),
         *left_out_lines(config),
         *decay_lines(config),
+        *leak_lines(config),
     ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,10 @@ import tomli_w
 
 from nouscoder.config import Config, ConfigError
 from nouscoder.config.base import keys_of
-from nouscoder.data.problem_parquet import read_problems
 from nouscoder.policy_folder.inspection import engine_faults, faults_of, is_hub_id
-from nouscoder.run.preflight import fault_of, no_such
+from nouscoder.run.preflight import fault_of, no_such, require_gradable
 
 # The inputs.
-
-_FIRST_PROBLEMS = 100  # that are read before a configuration is written; a run reads all
 
 
 def starter_inputs(out: Path, model: str, problems: str, engine: str) -> tuple[str, str]:
@@ -34,7 +30,7 @@ def starter_inputs(out: Path, model: str, problems: str, engine: str) -> tuple[s
         raise ConfigError(f"{out} exists already: give another name")
     place = out.absolute().parent
     faults = [*_model_faults(_found(place, model), model, engine)] if model else []
-    faults += _first_problem_faults(_found(place, problems)) if problems else []
+    faults += _problem_faults(_found(place, problems)) if problems else []
     if faults:
         raise ConfigError("\n".join(faults))
     return _as_named(place, model) or "model", _as_named(place, problems) or "problems.jsonl"
@@ -47,9 +43,9 @@ def _model_faults(folder: Path, model: str, engine: str) -> Iterator[str]:
         yield f"the model: {no_such(folder)}; a model of a hub is named ORGANISATION/MODEL"
 
 
-def _first_problem_faults(file: Path) -> Iterator[str]:
+def _problem_faults(file: Path) -> Iterator[str]:
     if file.exists():
-        yield from fault_of("the problem file", lambda: [*islice(read_problems(file), _FIRST_PROBLEMS)])
+        yield from fault_of("the problem file", lambda: require_gradable(file))
     else:
         yield f"the problem file: {no_such(file)}"
 
