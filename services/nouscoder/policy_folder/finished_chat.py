@@ -86,6 +86,11 @@ class FinishedChats:
             for place in [*left]:
                 one = answers[place]
                 end = self._end_within(one, last.prompt)
+                content = str(chat[place].get("content") or "")
+                if CLOSE in content and CLOSE not in one.text and self._tokenizer.spelled(content) in last.prompt:
+                    raise NotOfTemplate(
+                        f"the chat template writes the {OPEN} of an earlier answer as text: give reasoning_content"
+                    )
                 if end > done:
                     parts += self._parts(last.prompt, done, len(one.prompt), end)
                     done = end
