@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nouscoder.data.importers.formats import read_referenced
-from nouscoder.data.problems import FileFault
+from nouscoder.data.problem_parquet import read_problem_file
+from nouscoder.data.problems import FileFault, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import rendered_mark
 from nouscoder.domain.submission import AssertTests, Tests
@@ -21,6 +22,7 @@ from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, Not
 from nouscoder.verifier.judges.asserting import is_short, require_long_python
 
 _MOST_SHOWN = 100
+Reader = Callable[[Path, list[FileFault]], Iterator[ReferencedProblem]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,17 @@ class CheckedFile:
         return "\n".join(lines)
 
 
-def check_file(path: Path, *, here: bool = True) -> CheckedFile:
+def check_file(path: Path, *, here: bool = True, read: Reader = read_problem_file) -> CheckedFile:
     """Check every problem of a file. One at a time is in memory. Blocks, so not for use inside an event loop.
 
     `here`: this machine grades, so what is not installed here is a fault; without it, as for runner pods, it is none.
+    `read` gives the problems, and adds wrong lines to the list.
     Raises Unusable for a file that cannot be read as a whole.
     """
     found: list[FileFault] = []
     num_tests = num_with_references = num_rendered = 0
     types = Counter[str]()
-    for item in read_referenced(path, found):
+    for item in read(path, found):
         problem = item.problem
         types[type(problem.tests).__name__] += 1
         num_tests += len(problem.tests.cases)

@@ -264,7 +264,7 @@ def inspect_file(path: Path, *, as_json: bool, here: bool = True) -> tuple[str, 
 
     With `as_json` the faults are in the text. `here`: see data/check.py.
     """
-    checked = check_file(path, here=here)
+    checked = check_file(path, here=here, read=read_referenced)
     if as_json:
         code = int(ProblemFileError.exit_code) if checked.faults else 0
         return json.dumps(asdict(checked) | {"faults": list(map(str, checked.faults))}, indent=1), code

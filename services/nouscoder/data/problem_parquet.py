@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nouscoder.data.problems import Reference, ReferencedProblem, read_bodies
+from nouscoder.data.problems import FileFault, Reference, ReferenceBody, ReferencedProblem, read_bodies
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Tests
 from nouscoder.errors import Unusable
@@ -186,6 +186,23 @@ def read_parquet(path: Path) -> Iterator[ReferencedProblem]:
             whole = replace(tests, cases=cases)
         found = tuple(Reference(one["code"], one["language"]) for one in row.values["references"])
         yield ReferencedProblem(row.problem(whole), found, json.loads(row.values["metadata"]))
+
+
+def read_problem_file(path: Path, refused: list[FileFault] | None = None) -> Iterator[ReferencedProblem]:
+    """The problems of a file, parquet or JSON lines, with their references. Raises Unusable.
+
+    With `refused`, wrong lines of JSON lines are added to it and left out.
+    """
+    if is_parquet(path):
+        return read_parquet(path)
+    return (
+        ReferencedProblem(body.record(), tuple(_reference(one) for one in body.references), body.metadata)
+        for body in read_bodies(path, refused)
+    )
+
+
+def _reference(given: str | ReferenceBody) -> Reference:
+    return Reference(given) if isinstance(given, str) else Reference(given.code, given.language)
 
 
 def _opened(path: Path) -> Any:

@@ -155,7 +155,7 @@ class Sources:
 
 def _staged(path: Path, folder: Path) -> list[Path]:
     """The parquet files that a file of another form becomes. Raises CannotFilter for one that cannot be graded."""
-    if wrong := check_file(path, here=False).text():
+    if wrong := check_file(path, here=False, read=read_referenced).text():
         raise CannotFilter(f"{path}: {wrong}")
     folder.mkdir(parents=True)
     place = str(folder / "tests")

@@ -15,15 +15,8 @@ from nouscoder.data import importers
 from nouscoder.data.bounded_files import UnreadableFile
 from nouscoder.data.importers.fields import Rejected
 from nouscoder.data.importers.rows import Format, file_rows
-from nouscoder.data.problem_parquet import is_parquet, read_parquet
-from nouscoder.data.problems import (
-    FileFault,
-    ProblemFileError,
-    Reference,
-    ReferenceBody,
-    ReferencedProblem,
-    read_bodies,
-)
+from nouscoder.data.problem_parquet import is_parquet, read_problem_file
+from nouscoder.data.problems import FileFault, ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean
 
 _NO_IMPORTERS = ("fields", "formats", "options", "rows", "run")
@@ -56,15 +49,8 @@ def read_referenced(path: Path, refused: list[FileFault] | None = None) -> Itera
 
     With `refused`, wrong lines of a problem file are added to it and left out.
     """
-    if is_parquet(path):
-        return read_parquet(path)
-    name = _recognised(path)
-    if name:
-        return _imported(path, name)
-    return (
-        ReferencedProblem(body.record(), tuple(_reference(one) for one in body.references), body.metadata)
-        for body in read_bodies(path, refused)
-    )
+    name = "" if is_parquet(path) else _recognised(path)
+    return _imported(path, name) if name else read_problem_file(path, refused)
 
 
 def _recognised(path: Path) -> str:
@@ -86,7 +72,3 @@ def _imported(path: Path, name: str) -> Iterator[ReferencedProblem]:
             yield known.read(row.value, row.number)
         except (Rejected, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProblemFileError(f"{path}, row {row.number}: {error}") from error
-
-
-def _reference(given: str | ReferenceBody) -> Reference:
-    return Reference(given) if isinstance(given, str) else Reference(given.code, given.language)
