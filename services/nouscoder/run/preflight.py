@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ from nouscoder.run.sinks.targets import missing_packages
 _REDIS_TIMEOUT_S = 5.0
 # To count prompts: for the start of the process, and for each prompt, which takes some milliseconds.
 _START_LIMIT_S, _PROMPT_LIMIT_S = 120.0, 0.1
+_COUNT = "nouscoder.generation.environments.prompts:count_stdin"
+_ADAPTERS = "nouscoder.learner.model.adapters:say_stdin"
 _MANY_PROMPTS = 1000  # take long enough that a person wants to know
 
 
@@ -62,6 +65,7 @@ def checked_fine_tuning(config: Config) -> Config:
     except (HubUnavailable, PromptFileUnusable) as error:
         faults.append(f"policy.path: {error}")
     _raise(lambda: [*faults, *_file_faults(config, of_fine_tuning=True), *device_faults(config, of_fine_tuning=True)])
+    _raise(lambda: _adapter_faults(config))
     say_unused_gpu(config, of_fine_tuning=True)
     return config
 
@@ -99,6 +103,7 @@ def _checked(config: Config) -> Config:
     if config.run.total_batches and config.step_fault:
         faults.append(config.step_fault)
     faults = faults or [*_curriculum_faults(config)] or [*_language_faults(config), *_prompt_faults(config)]
+    faults = faults or _adapter_faults(config)
     if faults:
         raise ConfigError("\n".join(faults))
     say_unused_gpu(config)
@@ -244,7 +249,7 @@ def _prompt_faults(config: Config) -> Iterator[str]:
 
 
 class CannotCount(NousCoderError):
-    """The tokens of prompts cannot be counted. The message says why."""
+    """The tokens of prompts, or the weights with adapters, cannot be counted. The message says why."""
 
 
 def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, int]:
@@ -257,19 +262,48 @@ def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, in
     }
     if len(texts) >= _MANY_PROMPTS:
         sys.stderr.write(f"counting the tokens of {len(texts)} prompts, once for this tokenizer\n")
-    answer = _asked(request)
+    answer = _asked(_COUNT, request, _PROMPT_LIMIT_S * len(texts))
     if "fault" in answer:
         raise CannotCount(answer["fault"])
     return dict(zip(texts, answer["counts"], strict=True))
 
 
-def _asked(request: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-c", "from nouscoder.generation.environments.prompts import count_stdin; count_stdin()"]
-    limit_s = _START_LIMIT_S + _PROMPT_LIMIT_S * len(request["texts"])
+@cache
+def _answer_about_adapters(folder: str, settings: str) -> dict[str, str]:
+    return _asked(_ADAPTERS, {"folder": folder, "settings": json.loads(settings)}, 0.0)
+
+
+def adapter_lines(config: Config) -> list[str]:
+    """What adapters reach of the policy, and what stays frozen. Raises ConfigError for adapters that it cannot have."""
+    lora = config.learner.lora
+    if not lora.rank:
+        return []
+    try:
+        answer = _answer_about_adapters(str(config.in_run_folder(config.policy.path)), lora.model_dump_json())
+    except CannotCount as error:
+        raise ConfigError(f"learner.lora: the policy's layers cannot be read: {error}") from error
+    if "fault" in answer:
+        raise ConfigError(answer["fault"])
+    return [answer["sentence"]]
+
+
+def _adapter_faults(config: Config) -> list[str]:
+    try:
+        adapter_lines(config)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _asked(function: str, request: Mapping[str, Any], more_s: float) -> dict[str, Any]:
+    """The answer in JSON of `module:function` to the request on stdin, in a process of its own."""
+    module, name = function.split(":")
+    command = [sys.executable, "-c", f"from {module} import {name}; {name}()"]
+    limit_s = _START_LIMIT_S + more_s
     try:
         ended = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired as error:
-        raise CannotCount(f"their tokens were not counted within {limit_s:.0f} s") from error
+        raise CannotCount(f"no answer within {limit_s:.0f} s") from error
     if ended.returncode:
         raise CannotCount((ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1])
     answer: dict[str, Any] = json.loads(ended.stdout)
@@ -284,6 +318,7 @@ def notes_of(config: Config) -> list[str]:
         *misled_lines(config.generation.environment, all_held_out(config)),
         *left_out_lines(config),
         *decay_lines(config),
+        *adapter_lines(config),
     ]
 
 
