@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from nouscoder.cli.app import app
 from nouscoder.config import LoraSection, load_config
 from nouscoder.domain.prompt import PromptForm, PromptSettings
+from nouscoder.learner.model.adapters import add_adapters
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
-from nouscoder.learner.model.weights import add_adapters
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, recorded_prompt
 from nouscoder.policy_folder.weights_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE

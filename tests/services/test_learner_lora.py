@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from nouscoder.config import Config, LearnerSection, LoraSection
 from nouscoder.learner.loading import prepare_thread
+from nouscoder.learner.model.adapters import LoraLinear, add_adapters
 from nouscoder.learner.model.logprobs import score_tokens
 from nouscoder.learner.model.packing import pack
 from nouscoder.learner.model.synthetic import random_batch, random_policy
-from nouscoder.learner.model.weights import LoraLinear, add_adapters
 from nouscoder.learner.publication.published import StagedPolicy
 from nouscoder.learner.state.checkpoint import CheckpointStore, Progress
 from nouscoder.learner.trainer import Trainer

@@ -29,8 +29,8 @@ from nouscoder.generation.weights.source import FolderSource
 from nouscoder.learner import compare
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
+from nouscoder.learner.model.adapters import add_adapters
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.model.weights import add_adapters
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.policy_folder.compose import compose_policy

@@ -74,7 +74,7 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[int] = []
-        monkeypatch.setattr(preflight, "_asked", self._answer)
+        monkeypatch.setattr(preflight, "asked_of_models", self._answer)
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(len(request["texts"]))

@@ -67,8 +67,9 @@ class LoraSection(Section):
     rank: int = Field(0, ge=0, description="rank of the adapters; 0: no adapters, all weights are trained")
     alpha: float = Field(32.0, gt=0, description="the product of an adapter's two matrices is scaled by alpha / rank")
     target_modules: tuple[str, ...] = Field(
-        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        description="names of the linear layers that get an adapter, without the path to them",
+        (),
+        description="names of the layers that get an adapter, without the path to them; empty: all linear layers of the"
+        " decoder and its experts, without routers",
     )
     publication: LoraPublication = Field(
         LoraPublication.MERGED,
@@ -82,8 +83,6 @@ class LoraSection(Section):
         return self.publication is LoraPublication.ADAPTER
 
     def _faults(self) -> Iterator[str]:
-        if self.rank and not self.target_modules:
-            yield "target_modules is empty: name the layers that get an adapter, or set rank to 0"
         if self.publishes_adapters and not self.rank:
             yield "publication adapter needs adapters: set rank to 1 or more"
 

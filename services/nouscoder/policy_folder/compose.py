@@ -33,6 +33,7 @@ from nouscoder.policy_folder.weights_files import (
 CONFIG_FILE = "config.json"
 _SUFFIXES = {".json", ".txt", ".model", ".jinja"}
 _FULL = "full_attention"
+_LONGROPE_ONLY = ("phi3", "phimoe")
 # Names of tensors in a checkpoint with several towers, and what its configuration says of all.
 _OF_TOWERS = re.compile(r"(?:^|\.)(?:language_model|text_model|visual|vision_\w+|multi_modal_projector|embed_vision)\.")
 _OF_WHOLE = (
@@ -125,6 +126,8 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
     """
     config = read_json_object(folder / CONFIG_FILE, PolicyFilesMissing)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    if text.get("model_type") in _LONGROPE_ONLY:
+        raise YarnUnusable(f"{folder / CONFIG_FILE}: transformers reads yarn of {text['model_type']} as longrope")
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original_tokens}
     ropes = text.get("rope_parameters")
     if not isinstance(ropes, dict):

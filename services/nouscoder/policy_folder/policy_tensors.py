@@ -110,9 +110,14 @@ class Adapter:
         return json.dumps(fields, indent=1) + "\n"
 
 
-def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """weight + scale * b a, in float32. weight [out, in], a [rank, in], b [out, rank]."""
-    return weight.float().addmm(b.float(), a.float(), alpha=scale)
+def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float, *, is_turned: bool = False) -> Tensor:
+    """weight + scale * b a, in float32. weight [..., out, in] or, turned, [..., in, out]."""
+    return weight.float().add(change_of(a.float(), b.float(), is_turned=is_turned), alpha=scale)
+
+
+def change_of(a: Tensor, b: Tensor, *, is_turned: bool) -> Tensor:
+    """b a, [..., out, in] or, turned, [..., in, out]. a [..., rank, in], b [..., out, rank]."""
+    return (b @ a).mT if is_turned else b @ a
 
 
 def read_adapter(file: Path, shapes: Mapping[str, Sequence[int]]) -> Adapter:

@@ -7,15 +7,12 @@ building it is the check of the problem file; the broker finds it ready.
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, ConfigError, DecayKind, EnvironmentSection
@@ -42,15 +39,16 @@ from nouscoder.policy_folder.inspection import (
     is_hub_id,
 )
 from nouscoder.policy_folder.prompt_file import PromptFileUnusable, prompt_lines, with_recorded_prompt
+from nouscoder.run.asked_of_models import CannotCount, adapter_faults, adapter_lines, asked_of_models
 from nouscoder.run.held_out import leak_lines
 from nouscoder.run.languages import grades_here, left_out_sentences, missing_here, with_languages
 from nouscoder.run.sinks.targets import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0
-# To count prompts: for the start of the process, and for each prompt, which takes some milliseconds.
-_START_LIMIT_S, _PROMPT_LIMIT_S = 120.0, 0.1
+_PROMPT_LIMIT_S = 0.1  # to count one takes some milliseconds
 _MOST_FAULTS = 20  # of a problem file in one message
 _NOT_HERE, _OF_ANSWERS = "is not installed", ("language:", "other_languages:")
+_COUNT = "nouscoder.generation.environments.prompts:count_stdin"
 _MANY_PROMPTS = 1000  # take long enough that a person wants to know
 
 
@@ -71,6 +69,7 @@ def checked_fine_tuning(config: Config) -> Config:
     except (HubUnavailable, PromptFileUnusable) as error:
         faults.append(f"policy.path: {error}")
     _raise(lambda: [*faults, *_file_faults(config, of_fine_tuning=True), *device_faults(config, of_fine_tuning=True)])
+    _raise(lambda: adapter_faults(config))
     say_unused_gpu(config, of_fine_tuning=True)
     return config
 
@@ -130,7 +129,7 @@ def _checked(config: Config) -> Config:
         raise ConfigError("\n".join([f"policy.path: {error}", *_faults_without_a_model(config)])) from error
     with suppress(NousCoderError):  # problems that cannot be read are reported below
         config = with_languages(config)
-    _raise(lambda: _all_faults(config))
+    _raise(lambda: _all_faults(config) or adapter_faults(config))
     say_unused_gpu(config)
     return config
 
@@ -321,10 +320,6 @@ def _prompt_faults(config: Config) -> Iterator[str]:
             yield f"{key}: {said}: raise it, shorten the prompts, or raise problems.too_long_share ({allowed:g})"
 
 
-class CannotCount(NousCoderError):
-    """The tokens of prompts cannot be counted. The message says why."""
-
-
 def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, int]:
     """The tokens of each prompt, by a process of its own, because it loads transformers. Raises CannotCount."""
     environment = config.generation.environment
@@ -335,23 +330,10 @@ def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, in
     }
     if len(texts) >= _MANY_PROMPTS:
         sys.stderr.write(f"counting the tokens of {len(texts)} prompts, once for this tokenizer\n")
-    answer = _asked(request)
+    answer = asked_of_models(_COUNT, request, _PROMPT_LIMIT_S * len(texts))
     if "fault" in answer:
         raise CannotCount(answer["fault"])
     return dict(zip(texts, answer["counts"], strict=True))
-
-
-def _asked(request: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-c", "from nouscoder.generation.environments.prompts import count_stdin; count_stdin()"]
-    limit_s = _START_LIMIT_S + _PROMPT_LIMIT_S * len(request["texts"])
-    try:
-        ended = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=limit_s)
-    except subprocess.TimeoutExpired as error:
-        raise CannotCount(f"their tokens were not counted within {limit_s:.0f} s") from error
-    if ended.returncode:
-        raise CannotCount((ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1])
-    answer: dict[str, Any] = json.loads(ended.stdout)
-    return answer
 
 
 def notes_of(config: Config) -> list[str]:
@@ -363,6 +345,7 @@ def notes_of(config: Config) -> list[str]:
         *left_out_lines(config),
         *decay_lines(config),
         *leak_lines(config),
+        *adapter_lines(config),
     ]
 
 

@@ -29,6 +29,7 @@ from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.prompt_file import prompt_lines, trained_prompt
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.progress_bar import Advance, progress_bar
+from nouscoder.run.asked_of_models import adapter_lines
 from nouscoder.run.export import LIMITS, base_model, heading, prompt_section, table
 from nouscoder.run.folder import RunChanged, RunFolder, RunFolderError
 from nouscoder.run.preflight import checked_fine_tuning
@@ -138,7 +139,8 @@ def fine_tune(
                 note_given(folder, given)
             else:
                 _take(folder, earlier, given, order, say)
-            for line in prompt_lines(config.generation.environment, config.in_run_folder(config.policy.path)):
+            said = prompt_lines(config.generation.environment, config.in_run_folder(config.policy.path))
+            for line in [*said, *adapter_lines(config)]:
                 say(line)
         ranks.gather("the run folder is open")
         config = training_config(config, order.num_steps)

@@ -39,12 +39,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from transformers import AttentionInterface, PreTrainedModel
 
 from nouscoder.config import ActivationCheckpointing, ComputeType, Config, LearnerSection, OptimizerStates
+from nouscoder.learner.model.adapters import add_adapters
 from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.attention import use_attention
 from nouscoder.learner.model.experts import replay_experts
 from nouscoder.learner.model.logprobs import Scorer
 from nouscoder.learner.model.packing import PACKED_ATTENTION, packs
-from nouscoder.learner.model.weights import add_adapters
 from nouscoder.learner.parallel.ranks import Ranks
 
 # torch.compile of the decoder layers.

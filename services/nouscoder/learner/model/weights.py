@@ -1,83 +1,24 @@
-"""Models in Hugging Face folders, and their weights as named tensors without tied duplicates; low-rank adapters.
-
-Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685. An adapted layer computes
-
-    y = x W^T + b + alpha / rank * (x A^T) B^T,    W [out, in] frozen, A [rank, in] and B [out, rank] trained,
-
-which is the layer with the weight W + alpha / rank * B A. B begins as 0, so the first policy is that of W. There is no
-dropout: the ratios of a step need exactly the distribution that was sampled from.
-
-INVARIANT: with adapters the optimizer changes only A and B, and a checkpoint holds only them. Every other
-weight is that of the first policy.
-"""
+"""Models in Hugging Face folders, and their weights as named tensors without tied duplicates."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from nouscoder.config import LoraSection
 from nouscoder.errors import Unusable
+from nouscoder.learner.model.adapters import adapted_layers, adapter_of
 from nouscoder.learner.model.packing import attend_packed
 from nouscoder.learner.parallel.ranks import whole
 from nouscoder.policy_folder.policy_tensors import Adapter, merged
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained, load_whole
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, is_ignored, weights_files
-
-# Low-rank adapters.
-
-LORA_A, LORA_B = "lora_a", "lora_b"
-
-
-class LoraLinear(nn.Linear):
-    """A linear layer with an adapter. It has the weight, the bias and their names of the layer that it replaces."""
-
-    def __init__(self, layer: nn.Linear, settings: LoraSection, chance: torch.Generator) -> None:
-        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        self.weight, self.bias = layer.weight, layer.bias
-        self.alpha, self.scale = settings.alpha, settings.alpha / settings.rank
-        a = torch.empty(settings.rank, layer.in_features)
-        nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=chance)
-        self.lora_a = nn.Parameter(a.to(layer.weight.device))
-        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, settings.rank, device=layer.weight.device))
-
-    def forward(self, states: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
-        change = F.linear(F.linear(states, self.lora_a), self.lora_b)
-        return F.linear(states, self.weight, self.bias) + self.scale * change
-
-
-def add_adapters(model: PreTrainedModel, settings: LoraSection, seed: int) -> None:
-    """Freeze the model and give each of its target layers an adapter, the same ones for the same seed.
-
-    Does nothing for rank 0. Raises ValueError for a target that is no linear layer of the decoder.
-    """
-    if not settings.rank:
-        return
-    model.requires_grad_(False)
-    chance = torch.Generator().manual_seed(seed)
-    missing = set(settings.target_modules)
-    for parent in list(model.base_model.modules()):
-        for name, layer in list(parent.named_children()):
-            if name in settings.target_modules and isinstance(layer, nn.Linear):
-                setattr(parent, name, LoraLinear(layer, settings, chance))
-                missing.discard(name)
-    if missing:
-        raise ValueError(
-            f"learner.lora.target_modules: {sorted(missing)[0]} is no linear layer of the policy's decoder"
-        )
-
-
-# Models and their weights.
 
 
 class WeightsError(Unusable):
@@ -161,24 +102,20 @@ def trained_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
     """Whole contiguous tensors on the CPU, by name, with merged adapters. All ranks must call it together."""
     weights = {name: whole(tensor).cpu().contiguous() for name, tensor in own_weights(model).items()}
-    for path, layer in _adapted(model).items():
-        a, b = weights.pop(f"{path}.{LORA_A}"), weights.pop(f"{path}.{LORA_B}")
-        # At the beginning B is 0. The sum would change -0.0 to 0.0, and the first version is that of the files.
-        if bool(b.any()):
-            weights[f"{path}.weight"] = merged(weights[f"{path}.weight"], a, b, layer.scale)
+    for path, layer in adapted_layers(model).items():
+        for name, sides in layer.adapted.items():
+            a, b = (weights.pop(f"{path}.{side}") for side in sides)
+            # At the beginning B is 0. The sum would change -0.0 to 0.0, and the first version is that of the files.
+            if bool(b.any()):
+                changed = f"{path}.{name}"
+                weights[changed] = merged(weights[changed], a, b, layer.lora_scale, is_turned=layer.is_turned)
     return weights
 
 
 def adapter_weights(model: PreTrainedModel) -> Adapter:
     """A copy of the model's adapter, on the CPU. All ranks must call it together."""
     weights = {name: whole(tensor).to("cpu", copy=True) for name, tensor in trained_weights(model).items()}
-    layers = _adapted(model)
-    matrices = {path: (weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]) for path in layers}
-    return Adapter(next(iter(layers.values())).alpha, matrices)
-
-
-def _adapted(model: PreTrainedModel) -> dict[str, LoraLinear]:
-    return {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
+    return adapter_of(model, weights)
 
 
 def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:
