@@ -32,7 +32,7 @@ def test_init_writes_a_commented_file_that_is_a_configuration(tmp_path: Path) ->
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     save_file({"lm_head.weight": np.zeros((2, 2), np.float32)}, tmp_path / "model" / "model.safetensors")
     tests = {"type": "stdin", "cases": [{"input": "1", "output": "2"}]}
-    (tmp_path / "sums.jsonl").write_text(json.dumps({"problem_id": "a", "prompt": "", "tests": tests}))
+    (tmp_path / "sums.jsonl").write_text(json.dumps({"problem_id": "a", "prompt": "Add.", "tests": tests}))
     out = tmp_path / "my run.toml"
     answer = CliRunner().invoke(app, ["init", "model", "sums.jsonl", "--out", str(out)])
     assert answer.exit_code == 0, answer.output

@@ -76,7 +76,7 @@ class Counting:
         self.asked: list[int] = []
         monkeypatch.setattr(preflight, "asked_of_models", self._answer)
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, function: str, request: dict[str, Any], more_s: float) -> dict[str, Any]:
         self.asked.append(len(request["texts"]))
         return counted(request)
 

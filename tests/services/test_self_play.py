@@ -84,7 +84,8 @@ class Stopped(BaseException):
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setattr(preflight, "asked_of_models", counted)  # prompts are counted here, not in a process
+    # Prompts are counted here, not in a process.
+    monkeypatch.setattr(preflight, "asked_of_models", lambda function, request, more_s: counted(request))
 
     def problem(name: str, prompt: str) -> Problem:
         tests = StdinTests((StdinCase("1\n", "2\n"),))
