@@ -196,6 +196,8 @@ def _differ(before: Any, now: Any) -> bool:
     has removed and that was off: zero, false or empty.
     """
     if isinstance(before, dict) and isinstance(now, dict):
+        if before.get("rank") == now.get("rank") == 0:  # learner.lora that is off: its other keys do nothing
+            return False
         return any(_differ(value, now[key]) if key in now else bool(value) for key, value in before.items())
     return bool(before != now)
 
