@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from nouscoder.domain.conversation import Message, Role
+from nouscoder.policy_folder.inspection import faults_of
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>", "<|end|>")
@@ -112,6 +113,20 @@ def test_a_template_that_refuses_the_messages_is_one_sentence(tmp_path: Path) ->
     save_bytes(tmp_path, "{{ raise_exception('system role is not supported') }}", eos_token="<|end|>")
     with pytest.raises(TokenizerError, match="chat template refuses the messages: system role is not supported"):
         load_tokenizer(tmp_path).encode_messages([Message(Role.USER, "x")])
+
+
+@pytest.mark.parametrize("place", [{}, {"text_config": {"vocab_size": 2}}])
+def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(
+    tmp_path: Path, place: dict[str, Any]
+) -> None:
+    save_bytes(tmp_path, eos_token="<|end|>")
+    (tmp_path / "config.json").write_text("{}")
+    config: dict[str, Any] = {"model_type": "qwen3", "vocab_size": len(load_tokenizer(tmp_path).vocabulary())}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not any("has a token" in fault for fault in faults_of(tmp_path))
+    config["vocab_size"] -= 1
+    (tmp_path / "config.json").write_text(json.dumps(config | place))
+    assert any("the tokenizer has a token" in fault for fault in faults_of(tmp_path))
 
 
 def test_a_missing_folder_is_reported_as_missing(tmp_path: Path) -> None:

@@ -103,7 +103,24 @@ def _tokenizer_faults(folder: Path) -> list[str]:
         return [str(error)]
     if not stops and not _json_of(folder / "tokenizer_config.json").get("eos_token"):
         return [f"{folder}: neither the tokenizer nor config.json has an end-of-sequence token"]
+    config = _json_of(folder / "config.json")
+    rows, most = (config.get("text_config") or config).get("vocab_size"), _largest_id(folder / "tokenizer.json")
+    if isinstance(rows, int) and most >= rows:
+        return [
+            f"{folder}: the tokenizer has a token {most}, and the model has {rows} (vocab_size of config.json): take"
+            " the tokenizer of this model, or add rows to its embedding (resize_token_embeddings of transformers)"
+        ]
     return []
+
+
+def _largest_id(file: Path) -> int:
+    """The largest token id of a tokenizer.json; -1 without one that says so."""
+    tokenizer = _json_of(file)
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else [len(vocabulary or ()) - 1]
+    ids += [token.get("id") for token in tokenizer.get("added_tokens") or () if isinstance(token, dict)]
+    return max((each for each in ids if isinstance(each, int)), default=-1)
 
 
 def weights_faults(folder: Path) -> list[str]:
