@@ -319,7 +319,7 @@ def test_lcb_compares_lines_and_decimals(expected: str, printed: str, same: bool
 @pytest.mark.parametrize(
     ("submission", "field"),
     [
-        (Submission(AssertTests(("assert 1",)), "x", language="c"), "language"),
+        (Submission(AssertTests(("assert 1", "assert 2")), "x", language="c"), "tests.cases"),
         (Submission(CallTests("f", (CallCase(),)), "x", language="c"), "language"),
         (Submission(StdinTests((StdinCase("", ""),)), "x", language="c", prelude=Prelude.LCB), "prelude"),
         (Submission(StdinTests((StdinCase("", ""),)), "x", language="c", profile=Profile.LCB), "profile"),
