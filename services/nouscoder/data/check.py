@@ -1,4 +1,4 @@
-"""The one check of a problem file: `data inspect`, `data import`, `init`, `train` and the end of a run use it.
+"""The one check of a problem file: `data inspect`, `data import`, `data filter`, `init` and `train` use it.
 
 A problem is checked as the grading service checks a submission for it: by `validation.faults`, and by making the judge
 of its tests, which also finds values that cannot be encoded and test code that is not Python. No sandbox runs anything.

@@ -32,8 +32,8 @@ from nouscoder.policy_folder.weights_files import (
 
 CONFIG_FILE = "config.json"
 _SUFFIXES = {".json", ".txt", ".model", ".jinja"}
-_FULL = "full_attention"
-_LONGROPE_ONLY = ("phi3", "phimoe")
+_WINDOWED = frozenset({"sliding_attention", "chunked_attention"})
+_OWN_ROPE = ("codegen", "gptj", "phi3", "phimoe")  # of phi3 transformers reads yarn as longrope
 # Names of tensors in a checkpoint with several towers, and what its configuration says of all.
 _OF_TOWERS = re.compile(r"(?:^|\.)(?:language_model|text_model|visual|vision_\w+|multi_modal_projector|embed_vision)\.")
 _OF_WHOLE = (
@@ -42,7 +42,7 @@ _OF_WHOLE = (
 )
 
 
-class YarnUnusable(Unusable):
+class CannotScale(Unusable):
     """The positions of a policy cannot be extended. The message names its configuration."""
 
 
@@ -120,47 +120,46 @@ def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, 
 def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, Any]:
     """config.json of `folder` with YaRN rope scaling (arXiv 2309.00071) from `original_tokens` positions.
 
-    transformers 5 keeps it in rope_parameters, older configurations in rope_scaling. Where kinds of layers have their
-    own (Gemma 3, OLMo 3), those of full attention are scaled: others see no farther than their windows. Raises
-    PolicyFilesMissing, and YarnUnusable for a policy that is scaled otherwise already.
+    transformers 5 keeps it in rope_parameters, of some types one for each kind of layer; older configurations have
+    rope_scaling. Layers with a window keep their frequencies: no distance in them grows. A model with other towers has
+    it in text_config. Raises PolicyFilesMissing and CannotScale.
     """
     config = read_json_object(folder / CONFIG_FILE, PolicyFilesMissing)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
-    if text.get("model_type") in _LONGROPE_ONLY:
-        raise YarnUnusable(f"{folder / CONFIG_FILE}: transformers reads yarn of {text['model_type']} as longrope")
-    yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original_tokens}
-    ropes = text.get("rope_parameters")
-    if not isinstance(ropes, dict):
-        _check_unscaled(folder, text.get("rope_scaling"))
-        text["rope_scaling"] = yarn
-    elif not any(isinstance(rope, dict) for rope in ropes.values()):
-        _check_unscaled(folder, ropes)
-        text["rope_parameters"] = {**ropes, **yarn}
-    elif isinstance(ropes.get(_FULL), dict):
-        _check_unscaled(folder, ropes[_FULL])
-        text["rope_parameters"] = {**ropes, _FULL: {**ropes[_FULL], **yarn}}
-    else:
-        raise YarnUnusable(
-            f"{folder / CONFIG_FILE}: YaRN scales layers of {_FULL}, and rope_parameters has only {', '.join(ropes)}"
+    key = "rope_parameters" if isinstance(text.get("rope_parameters"), dict) else "rope_scaling"
+    ropes = text.get(key) or {}
+    kinds = [kind for kind, rope in ropes.items() if isinstance(rope, dict) and kind not in _WINDOWED]
+    is_rotary = any(name.startswith(("rope_", "rotary_")) for name in text) and text.get("model_type") not in _OWN_ROPE
+    if not is_rotary or (not kinds and _WINDOWED & ropes.keys()):
+        raise CannotScale(
+            f"{folder / CONFIG_FILE}: YaRN cannot scale the positions of this {config.get('model_type')}: take its own"
+            " context, or another model"
         )
+    for kind in kinds:
+        ropes[kind] = _scaled(folder, ropes[kind], factor, original_tokens)
+    text[key] = ropes if kinds else _scaled(folder, ropes, factor, original_tokens)
     text["max_position_embeddings"] = round(factor * original_tokens)
     return config
 
 
-def _check_unscaled(folder: Path, rope: Any) -> None:
-    """Raises YarnUnusable: the scaling that a policy was trained with would be lost without a word."""
-    kind = (rope.get("rope_type") or rope.get("type") or "default") if isinstance(rope, dict) else "default"
-    if kind not in ("default", "yarn", "axial", "mrope"):
-        raise YarnUnusable(
-            f"{folder / CONFIG_FILE}: its positions are scaled by {kind} already, so YaRN cannot be added"
+def _scaled(folder: Path, rope: dict[str, Any], factor: float, original_tokens: int) -> dict[str, Any]:
+    """The rope parameters of a layer with YaRN. Raises CannotScale for ones that are scaled already."""
+    how, before = rope.get("rope_type", rope.get("type", "default")), rope.get("original_max_position_embeddings")
+    if how not in ("default", "mrope", "yarn") or (how == "yarn" and before not in (None, original_tokens)):
+        of = f" from {before} positions" if before else ""
+        raise CannotScale(
+            f"{folder / CONFIG_FILE} has rope scaling of type {how}{of} already, so YaRN from {original_tokens}"
+            " positions would have other frequencies than those that the model was trained with: leave yarn out"
         )
+    kept = {name: value for name, value in rope.items() if name not in ("type", "attention_factor")}
+    return kept | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original_tokens}
 
 
 def _text_config(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """The configuration of weights with these names: of a model with towers, whose text alone was trained, the text's.
 
-    The learner trains some types of models with a vision tower (Qwen3.5, Llama 4) without it, under the names of the
-    text model. Under the whole configuration a loader would draw the tower at random.
+    The learner trains Qwen3.5 without its vision tower, under the names of the text model. Under the whole
+    configuration a loader would draw the tower at random.
     """
     text = config.get("text_config")
     if not isinstance(text, dict) or any(_OF_TOWERS.search(name) for name in names):

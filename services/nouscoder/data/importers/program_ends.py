@@ -5,7 +5,8 @@ completion, a new line and tests as one program, which is right with exit code 0
 that begins with the prompt, so a `}` with which `tests` close the prompt's function is dropped.
 
 DS-1000 (xlang-ai/DS-1000): a row has prompt, reference_code, metadata and code_context. The answer takes the place of
-[insert] in a program within `code_context`, whose functions `test_execution` and `test_string` judge it.
+[insert] in a program within `code_context`, whose functions `test_execution` and `test_string` judge it. They run the
+answer beside the expected values, in one process. So an answer can find these, and a verdict is no safe reward.
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ _SETUP = {"cpp": "#include <assert.h>\n#include <bits/stdc++.h>"}
 
 
 def read_multipl_e(row: Row, number: int) -> ReferencedProblem:
-    """The problem of a row, without a reference. Raises Rejected for a language whose tests need more than the end."""
+    """The problem of a row, without a reference. Raises Rejected for a language that is not supported."""
     name, tests = text(row, "language"), text(row, "tests")
     if name not in _LANGUAGES:
         raise Rejected(
             Reason.NOT_VERIFIABLE,
-            f"its tests in {name} need a class around them, a package or a tool of their own: of MultiPL-E only "
-            f"{', '.join(_LANGUAGES)} can be graded",
+            f"rows in {name} are not supported: of MultiPL-E only {', '.join(_LANGUAGES)} are",
         )
     if tests.lstrip().startswith("}") is not (name in _CLOSED):
         raise Rejected(Reason.UNREADABLE_TESTS, f"tests in {name} of another form: {tests[:40]!r}")
