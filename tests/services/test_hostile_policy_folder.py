@@ -224,6 +224,8 @@ def test_a_slow_conversation_delays_no_other() -> None:
         ended.set()
 
     template.render(ONE, None)
+    template._idle.append(chat_template._Process())  # both have begun, however busy the machine is
+    template.render(ONE, None)
     thread = threading.Thread(target=slow)
     thread.start()
     rendered = 0
