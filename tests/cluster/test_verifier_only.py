@@ -51,7 +51,7 @@ async def test_a_client_outside_the_cluster_gets_the_verdicts_of_local(grader: A
                 tests = item.problem.tests
                 assert isinstance(tests, CallTests)
                 cases = [{"args": list(c.args), "kwargs": c.kwargs, "expected": c.expected} for c in tests.cases]
-                record = {"type": "call", "entry_point": tests.entry_point, "cases": cases}
+                record = {"type": "call", "entry_point": tests.entry_point, "setup": tests.setup, "cases": cases}
                 async with slots:
                     answer = await client.grade(code=item.references[0].code, tests=record)
                 assert answer["backend"] == "gvisor"
