@@ -169,6 +169,18 @@ WRAPPED = CallTests("add", (CallCase((1, 2), {}, [3]), CallCase(([4],), {}, [Non
             RUN,
         ),
         ('[{"input": "1\\n2", "output": "3"}, {"input": "a", "output": "b"}]', RUN),
+        (
+            [
+                {"input": "1\n2", "output": "3", "metadata": {"func_name": None}, "time": None},
+                {"input": "a", "output": "b"},
+            ],
+            RUN,
+        ),
+        ({"inputs": ["1\n2", "a"], "outputs": ["3", "b"], "assert_case": ["", ""]}, RUN),
+        (
+            {"inputs": ["", None], "outputs": ["", ""], "assert_case": ["assert f(1) == 2", "assert f(2) == 3"]},
+            AssertTests(("assert f(1) == 2", "assert f(2) == 3")),
+        ),
         ({"inputs": [[1, 2], [[4]]], "outputs": [3, None], "fn_name": "add"}, replace(CALL, wrapped=True)),
         ({"inputs": [[1, 2], [[4]]], "outputs": [[3], [None]], "fn_name": "Solution.add"}, WRAPPED),
         ({"inputs": ["1\n2", "[4]\n"], "outputs": ["3", "null"], "fn_name": "add"}, CALL),
@@ -219,6 +231,38 @@ def test_null_means_the_default_and_stored_tests_may_come_with_nulls() -> None:
         (["1"], "tests", '"output": ...'),
         ([{"input": "1", "output": "1", "testtype": "functional"}], "tests", "for a function give"),
         ([{"input": "1", "output": "1", "type": ["x"]}], "tests", "fn_name"),
+        ([{"input": "1", "output": "1", "testtype": "stdin", "type": "function_call"}], "tests", "for a function give"),
+        ([{"input": "1", "output": "1", "fn_name": "f"}], "tests", "for a function give"),
+        ([{"input": "1", "output": "1", "metadata": {"func_name": "f"}}], "tests", "for a function give"),
+        (
+            [{"input": "1", "output": "1"}, {"input": "1", "output": "1", "checker": "c"}],
+            "tests[1].checker",
+            "not known",
+        ),
+        ({"inputs": ["1"], "outputs": ["1"], "assert_case": ["assert f(1) == 2"]}, "tests.assert_case", "with empty"),
+        (
+            {"inputs": ["", ""], "outputs": ["", ""], "assert_case": ["assert f(1)", ""]},
+            "tests.assert_case",
+            "one assert",
+        ),
+        (
+            {"inputs": [""], "outputs": [""], "fn_name": "f", "assert_case": ["assert f()"]},
+            "tests.assert_case",
+            "fn_name",
+        ),
+        ({"inputs": [""], "outputs": [""], "assert_case": "assert f()"}, "tests.assert_case", "for each case"),
+        ({"inputs": [[1]], "outputs": [1], "func_name": "f"}, "tests.func_name", "fn_name"),
+        ({"inputs": ["1"], "outputs": ["1"], "input": ["2"], "output": ["2"]}, "tests.input", "not known"),
+        *[
+            ({"inputs": ["1"], "outputs": ["1"], name: value}, f"tests.{name}", "not known")
+            for name, value in [
+                ("time_limit", 1),
+                ("comparator", "lines"),
+                ("checker", "c"),
+                ("cases", []),
+                ("fn_names", "f"),
+            ]
+        ],
     ],
 )
 def test_an_invalid_public_shape_is_refused_with_its_field(tests: object, field: str, says: str) -> None:

@@ -4,13 +4,15 @@
   this record as JSON text. Without `fn_name` (or with "none") each pair is one run of the program; an input or output
   may be a list of lines. With it each pair is one call: an input is the list of arguments, or a text with one JSON
   value in each line (LiveCodeBench), and then its output is JSON too. Otherwise the graders of these sets
-  accept a result in a list of one with and without the list (`wrapped`).
+  accept a result in a list of one with and without the list (`wrapped`). With `assert_case` (verl) and empty inputs and
+  outputs each assert is one run of the program.
 - `tests` as a list of `input` and `output`, perhaps with `testtype` or `type` (LiveCodeBench, SYNTHETIC-1, DeepCoder):
   each is one run of the program. Such a list does not say how a function is called, so it is refused for functions.
 - `tests` of type "pytest": `file`, a file of tests for pytest, and perhaps `module`, the name by which it imports the
   program ("solution"), and `cases`, the names of its test functions (all that it has). They are found without parsing
   the file, in time linear in its length: Python's parser can take seconds for 200,000 characters of a client. Comments
   and texts are skipped; a function that a file defines only under a condition is not found.
+- A field that such tests do not have is refused: what it asks for would not be done.
 - null for a field that has no null: its default. Rows of Arrow tables have every field, also those of other tests.
 """
 
@@ -81,7 +83,8 @@ _OF_PROGRAMS = (None, "stdin", "stdin_stdout")
 _OF_REQUESTS = {item.name for item in fields(Submission)} | {"reveal"}
 _OF_LIMITS = {item.name for item in fields(Limits)}
 _OF_COMPARATORS = {item.name for item in fields(Comparator)} | {"type"}
-_PAIRS = {"inputs", "outputs", "input", "output", "fn_name"}
+_PAIRS = {"inputs", "outputs", "input", "output", "fn_name", "assert_case"}
+_OF_LISTED = {"input", "output", "testtype", "type", "fn_name", "metadata"}
 _OF_PYTEST = {"file", "module", "cases"}
 _OF_TESTS = {
     "type",
@@ -126,10 +129,14 @@ def _tests(tests: Any, values: ValueCount) -> Any:
         return _asserts(tests)
     inputs, outputs = tests.get("inputs", tests.get("input")), tests.get("outputs", tests.get("output"))
     if "type" not in tests and isinstance(inputs, list) and isinstance(outputs, list):
+        plural = "s" if "inputs" in tests else ""
+        _closed(tests, {f"input{plural}", f"output{plural}", "fn_name", "assert_case"}, "tests")
         if len(inputs) != len(outputs):
             lengths = f"{len(inputs)} inputs and {len(outputs)} outputs"
             raise NotTests("tests.inputs", f"there are {lengths}: each input needs its output")
         name = tests.get("fn_name")
+        if any(tests.get("assert_case") or ()):
+            return _asserted(tests["assert_case"], [name not in _NO_FUNCTION, *inputs, *outputs])
         return _runs(inputs, outputs) if name in _NO_FUNCTION else _calls(str(name), inputs, outputs, values)
     if isinstance(tests.get("cases"), list):
         known = _OF_CASES - {"expected"} if tests.get("type") == "call" else _OF_CASES
@@ -141,9 +148,31 @@ def _of_list(cases: list[Any]) -> dict[str, Any]:
     """Two lists, from a list of cases. Raises NotTests."""
     if not cases or not all(isinstance(case, dict) and {"input", "output"} <= case.keys() for case in cases):
         raise NotTests("tests", 'a list must hold {"input": ..., "output": ...}, or give an object with type and cases')
-    if any(case.get("testtype", case.get("type")) not in _OF_PROGRAMS for case in cases):
-        raise NotTests("tests", 'for a function give {"inputs": [...], "outputs": [...], "fn_name": ...}, not a list')
+    for number, case in enumerate(cases):
+        _closed(case, _OF_LISTED, f"tests[{number}]")
+        metadata = case.get("metadata") or {}
+        functions = (case.get("fn_name"), metadata.get("func_name") if isinstance(metadata, dict) else metadata)
+        kinds = [case[name] for name in ("testtype", "type") if name in case]
+        if any(kind not in _OF_PROGRAMS for kind in kinds) or any(name not in _NO_FUNCTION for name in functions):
+            wanted = '{"inputs": [...], "outputs": [...], "fn_name": ...}'
+            raise NotTests("tests", f"for a function give {wanted}, not a list")
     return {name + "s": [case[name] for case in cases] for name in ("input", "output")}
+
+
+def _closed(record: dict[str, Any], known: Collection[str], field: str) -> None:
+    """Raises NotTests for a field that is not known and has a value."""
+    for name, value in record.items():
+        if name not in known and value is not None:
+            raise NotTests(f"{field}.{name}", f"is not known beside {', '.join(sorted(known))}")
+
+
+def _asserted(asserts: Any, others: list[Any]) -> dict[str, Any]:
+    """verl appends an assert to the program of each case, which then has the case's input and output too."""
+    if any(others) or not isinstance(asserts, list) or not all(asserts):
+        raise NotTests(
+            "tests.assert_case", "give one assert for each case, with empty inputs and outputs and no fn_name"
+        )
+    return {"type": "assert", "cases": asserts}
 
 
 def _asserts(tests: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from nouscoder.formats.public_shapes import rewritten
 MAX_HEAD_BYTES = 1024**2
 MAX_CASE_BYTES = 64 * 1024**2
 _MAX_FIELDS = 100
-_LISTS = ("cases", "inputs", "outputs", "input", "output")
+_LISTS = ("cases", "inputs", "outputs", "input", "output", "assert_case")
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,:\[\]{}\"]++")
@@ -50,7 +50,7 @@ class _SentCases(Sequence[Any]):
         fields = dict(fields_of(text))
         names = [name for name in _LISTS if name in fields and text[fields[name][0]] == ord("[")]
         if names not in (["cases"], ["inputs", "outputs"], ["input", "output"]):
-            raise NotTests("tests.cases", "is missing: a list of tests, or two lists `inputs` and `outputs`")
+            raise NotTests("tests.cases", "give one list of tests, or the two lists `inputs` and `outputs`")
         self._names = names
         self._lists = [_items(text, fields[name], f"tests.{name}", max_cases) for name in names]
         if len({len(spans) for spans in self._lists}) > 1:

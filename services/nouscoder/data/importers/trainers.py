@@ -133,12 +133,13 @@ def _of_record(tests: dict[str, Any], function: str) -> Any:
         name = method_name(str(tests["entry_point"]))
         cases = tuple(call_cases(str(tests["test_code"])))
         return CallTests(name, cases, str(tests.get("import_prefix") or ""))
-    if tests.get("assert_case"):
+    if any(tests.get("assert_case") or ()) and not any(decoded(tests.get("inputs") or ())):
         return AssertTests(tuple(checked(case) for case in decoded(tests["assert_case"])))
     if not tests.get("type"):
         inputs, outputs = (decoded(tests.get(f"{name}s") or tests.get(name)) for name in ("input", "output"))
         pairs(inputs or (), outputs or ())
-        return _paired(inputs, outputs) | {"fn_name": tests.get("fn_name") or function}
+        others = {name: value for name, value in tests.items() if name not in ("inputs", "outputs", "input", "output")}
+        return others | _paired(inputs, outputs) | {"fn_name": tests.get("fn_name") or function}
     return tests
 
 

@@ -90,7 +90,9 @@ class _Lenient(BaseModel):
 
 
 class StdioTest(_Lenient):
-    """One test: `stdin` of the input, `stdout` of the output."""
+    """One test: `stdin` of the input, `stdout` of the output. Another field would ask for what is not done."""
+
+    model_config = ConfigDict(extra="forbid")
 
     input: dict[str, str]
     output: dict[str, str]
