@@ -323,7 +323,61 @@ behinds = st.sampled_from(
 def test_a_program_is_found_in_any_form_of_the_grammar(
     before: str, opening: str, tag: str, program: str, closing: str, behind: str
 ) -> None:
+    assume(tag or "```python\nno(0)\n```" not in before)  # a block with the language's tag goes before one without
     assert extract_code(f"{before}{opening}```{tag}\n{program}{closing}{behind if closing else ''}") == program
+
+
+EXAMPLES = [
+    ">>> print(1 + 1)\n2",
+    "Traceback (most recent call last):\n  File 'main.py', line 1\n    print(x)\nNameError: x",
+    "print(add(1, 2))  # 3",
+    "$ echo 1 2 | python3 main.py  # print\n3",
+    "def add(a, b): ...",
+    "stdin: 1 2\nwrites: 3",
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_without_a_tag_after_the_answer_is_no_program(example: str) -> None:
+    assert extract_code(f"{BLOCK}\nExample:\n```\n{example}\n```\n") == PROGRAM
+    assert extract_code(f"{BLOCK}\nExample:\n```text\n{example}\n```\nThat is it.") == PROGRAM
+
+
+@pytest.mark.parametrize("fence", ["````", "`````", "~~~", "~~~~"])
+@pytest.mark.parametrize("tag", ["markdown", "md", "", "text", "Markdown"])
+@pytest.mark.parametrize("behind", ["", "\nThat prints the sum.", "\n```\n>>> print(3)\n```"])
+def test_an_answer_that_is_wrapped_in_a_longer_fence_is_found(fence: str, tag: str, behind: str) -> None:
+    assert extract_code(f"{fence}{tag}\n# Solution\nI print it.\n{BLOCK}\n{fence}{behind}") == PROGRAM
+    assert extract_code(f"Here:\n\n{fence}{tag}\n{BLOCK}\nIt prints.\n{fence}{behind}") == PROGRAM
+
+
+def test_a_program_with_a_longer_fence_may_hold_blocks() -> None:
+    code = f'"""\n{BLOCK}\n"""\nprint(1)'
+    assert extract_code(f"````python\n{code}\n````") == code
+    assert extract_code(f"~~~python\n{code}\n~~~") == code
+
+
+@pytest.mark.parametrize("mark", ["> ", ">", "  > "])
+def test_a_program_in_a_quotation_is_found_without_the_marks(mark: str) -> None:
+    quoted = "\n".join(f"{mark}{line}" for line in BLOCK.split("\n"))
+    assert extract_code(f"{mark}The answer:\n{mark}\n{quoted}\n\nThat is it.") == PROGRAM
+    assert extract_code(f"{quoted}\n{mark}It prints the sum.") == PROGRAM
+    assert extract_code(f"{BLOCK}\n{mark}```text\n{mark}3\n{mark}```") == PROGRAM
+    assert extract_code("```python\nx = 3\nprint(x\n> 2)\n```") == "x = 3\nprint(x\n> 2)"
+
+
+ONE_LINE_HARMONY = [
+    f"<|channel|>analysis<|message|>```python\nprint('no')\n```<|end|><|start|>assistant<|channel|>final<|message|>{BLOCK}<|return|>",
+    f"<|channel|>analysis<|message|>```\nprint('no')\n```<|end|><|start|>assistant<|channel|>final<|message|>{BLOCK}<|return|>",
+    f"```python\nprint('no')\n``` ```python\n{PROGRAM}\n```",
+    f"```python\nprint('no')\n```<|im_end|>```py\n{PROGRAM}\n```<|im_end|>",
+    f"```json\n{{}}\n```<|end|>```python\n{PROGRAM}\n```",
+]
+
+
+@pytest.mark.parametrize("completion", ONE_LINE_HARMONY)
+def test_a_fence_may_close_and_open_in_one_line(completion: str) -> None:
+    assert extract_code(completion) == PROGRAM
 
 
 @given(st.integers(1, 12), programs, closings)
@@ -345,7 +399,8 @@ def test_blocks_are_those_of_commonmark(lines: list[str]) -> None:
     blocks = [token for token in markdown_it.MarkdownIt("commonmark").parse(text) if token.type == "fence"]
     assume(not any("python" in line and line.strip()[0] in "`~" for one in blocks for line in one.content.split("\n")))
     programs = [one.content for one in blocks if one.content.strip() and (one.info or "print" in one.content)]
-    programs = programs or [one.content for one in blocks if one.content.strip()]
+    tagged = [one.content for one in blocks if one.content.strip() and one.info]
+    programs = tagged or programs or [one.content for one in blocks if one.content.strip()]
     wanted = programs[-1].rstrip("\n").split("\n") if programs else None
     code = extract_code(text)
     found = None if code is None else code.rstrip("\n").split("\n")

@@ -52,7 +52,24 @@ OK, WRONG, ERROR = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.R
 OURS, LATE = VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED
 
 
-WAITED = replace(ended(), partner_ended=True)  # printed nothing, and its partner ended first
+WAITED = replace(ended(), partner_ended=True)  # its partner ended first
+FAILURES = [ended(exit_code=1), ended(exit_code=3, stderr=b"ValueError"), ended(exit=Exit.SIGNALLED, signal=11)]
+CRASHES = [
+    ended(exit_code=1, stderr=b"Traceback (most recent call last):\n"),
+    ended(exit_code=1, stderr=b'Exception in thread "main" java.util.NoSuchElementException'),
+    ended(exit_code=101),
+    ended(exit=Exit.SIGNALLED, signal=6),
+]
+
+
+def heard(interactor: RunResult) -> RunResult:
+    """An interactor that has read something of what the candidate said."""
+    return replace(interactor, has_heard=True)
+
+
+def asleep() -> RunResult:
+    """A program that used no CPU until its time limit."""
+    return replace(ended(exit=Exit.TIME_LIMIT), wall_time_s=12.0, cpu_time_s=0.1)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +125,9 @@ def test_without_an_answer_an_uncaught_exception_of_a_checker_refuses_the_output
         (b"-1", b"", WRONG, None),
         (b"partial 3/10\n", b"", WRONG, 0.3),  # DMOJ's coci
         (b"", b"partial 3/10", WRONG, 0.3),
-        (b"two of the lines are right\npartial 2/8\n", b"", WRONG, 0.25),
-        (b"x" * 489 + b"\npartial 3/10", b"", WRONG, 0.3),  # 10 of these characters are among the first 500
+        (b"\npartial 2/8\ntwo of the lines are right\n", b"", WRONG, 0.25),
+        (b"got:\npartial 10/10\n", b"", WRONG, None),  # a line of the candidate that the checker shows
+        (b"", b"got:\npartial 10/10\n", WRONG, None),
         (b"partial 10/10", b"", OK, None),
         (b"partial 0/10", b"", WRONG, 0.0),
         (b"partial 3/0", b"", WRONG, None),
@@ -139,8 +157,11 @@ def test_an_interactor_that_decided_before_the_candidate_exceeded_a_limit_has_de
     late = replace(ended(exit=limit), partner_ended=True)
     ruling = ruling_of_interactor(late, ended(exit_code=1, stderr=b"too many questions"))
     assert ruling == Ruling(WRONG, "too many questions")
-    for no_decision in (ended(), ended(exit_code=3), ended(exit_code=7, stderr=b"1"), ended(exit=limit)):
+    for no_decision in (ended(), ended(exit_code=3), ended(exit_code=7, stderr=b"1"), heard(ended(exit=limit))):
         assert ruling_of_interactor(late, no_decision) is None
+    before_a_word = ruling_of_interactor(late, ended(exit=limit))
+    assert before_a_word is not None
+    assert before_a_word.outcome is OURS
     assert ruling_of_interactor(ended(exit=limit), ended(exit_code=1)) is None  # it ended because of the candidate
 
 
@@ -158,15 +179,22 @@ def test_an_interactor_gives_points() -> None:
         (ended(), ended(exit_code=1), WRONG),
         (ended(exit_code=1), ended(), None),
         (ended(exit_code=1, stderr=b"ZeroDivisionError"), ended(exit_code=2), None),
-        (ended(exit_code=1, stderr=b"BrokenPipeError: [Errno 32]"), ended(exit_code=1), WRONG),
-        (ended(exit_code=1, stderr=b"EOFError: EOF when reading a line"), ended(exit_code=1), WRONG),
-        (ended(exit=Exit.SIGNALLED, signal=13), ended(exit_code=1), WRONG),
+        (ended(exit_code=1, stderr=b"EOFError: EOF when reading a line"), ended(exit_code=1), None),
+        *((replace(end, partner_ended=True), ended(exit_code=1), WRONG) for end in FAILURES),
+        *((replace(end, partner_ended=True), ended(), None) for end in FAILURES),
+        *((replace(end, partner_ended=True), heard(end), WRONG) for end in CRASHES),
+        *((replace(end, partner_ended=True), end, OURS) for end in CRASHES),  # before it had heard a word
+        *((replace(ended(b"x"), partner_ended=True), end, OURS) for end in CRASHES),
+        (ended(), asleep(), OURS),
+        (ended(exit=Exit.TIME_LIMIT), asleep(), OURS),
+        (ended(exit_code=1), heard(asleep()), OURS),
+        (ended(exit=Exit.TIME_LIMIT), replace(asleep(), cpu_time_s=6.0), None),
         (ended(exit=Exit.SIGNALLED, signal=11), ended(exit_code=1), None),
         (ended(exit=Exit.TIME_LIMIT), ended(exit_code=2), None),
         (ended(exit=Exit.TIME_LIMIT), ended(exit=Exit.TIME_LIMIT), None),
         (ended(), ended(exit_code=3), OURS),
         (WAITED, ended(exit=Exit.SIGNALLED, signal=11), OURS),
-        (replace(WAITED, stdout=b"x"), ended(exit=Exit.SIGNALLED, signal=11), WRONG),
+        (WAITED, heard(ended(exit=Exit.SIGNALLED, signal=11)), WRONG),
         (ended(), ended(exit=Exit.SIGNALLED, signal=6), WRONG),  # of the end of the input
         (ended(b"x"), ended(exit_code=3), OURS),
         (ended(b"x"), ended(exit_code=101), WRONG),
@@ -178,7 +206,7 @@ def test_an_interactor_gives_points() -> None:
         (ended(exit=Exit.SIGNALLED, signal=11), ended(exit=Exit.SIGNALLED, signal=13), None),
     ],
 )
-def test_a_conversation_is_judged_by_the_side_that_failed(
+def test_of_two_sides_that_failed_the_one_that_ended_first_decides(
     candidate: RunResult, interactor: RunResult, outcome: VerdictKind | None
 ) -> None:
     ruling = ruling_of_interactor(candidate, interactor)

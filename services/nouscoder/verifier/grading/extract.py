@@ -18,9 +18,10 @@ The form of blocks is that of CommonMark's fenced code blocks, with the libertie
 - The indentation of the opening fence, or what follows a list's marker, is removed from the lines of the block: at
   most as much as its first line has.
 - In a block of Python, fences inside a string of three quotes are text, when they are pairs and the string is closed.
-- Special tokens at the end of a block that is never closed are removed.
+- Special tokens at the end of a block that is never closed are removed, and the marks `>` of a block in a quotation.
+- A block without a language's tag may hold a whole answer: a tag of a language opens a block in it with any fence.
 
-Of the blocks that are not blank, the last of the best class counts: (2) the tag names a language asked for, or there
+Of the blocks that are not blank, the last of the best class counts: (3) the tag names a language asked for; (2) there
 is no tag and the block has what a program needs (`_NEEDED`); (1) no tag, or a tag that names nothing known; (0) the tag
 names no program (`text`, `output`, `json`, ...). A block in another known language is no program: a right program of
 it would only be a compile_error. Where several languages are asked for, the tag says which it is, and a block without
@@ -52,6 +53,8 @@ _TAG = re.compile(r"\s*\{?\s*\.?([\w+#.-]*)[^\s`]*")
 _COMMENTS = ("#", "//", "/*", "* ", "*/", "--")
 _ENDS_OF_TEXT = " \t>:*_|.,!-\ufeff"  # before a fence without a tag that ends a line of text
 _SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</?s>|<eos>|<end_of_turn>))+\s*\Z")
+_BOTH = re.compile(r"[ \t]*`{3,}[^`\w][^`]*(?P<fence>`{3,})(?P<tag>\w[\w+#.-]*)[ \t]*")  # closes and opens
+_QUOTED = re.compile(r"^[ \t]*> ?", re.MULTILINE)
 _TAIL_CHARS = 300
 MAX_MARKS = 10_000
 MAX_STRINGS_CHARS = 200_000  # of a block, in which strings are followed
@@ -138,6 +141,7 @@ class _Found:
     end: int
     columns: int
     language: str
+    is_quoted: bool
 
 
 class _Strings:
@@ -221,7 +225,11 @@ class _Scan:
         found = self._found
         if found is None:
             return None
-        return FoundProgram(_without_indentation(text[found.begin : found.end], found.columns), found.language)
+        code = text[found.begin : found.end]
+        return FoundProgram(
+            _without_indentation(_QUOTED.sub("", code).removesuffix("\n") if found.is_quoted else code, found.columns),
+            found.language,
+        )
 
     def _outside(self, begin: int, end: int) -> int:
         """Take a line outside of blocks. Returns where to go on."""
@@ -286,7 +294,9 @@ class _Scan:
             return
         rank = _class_of(block.tag, code, language)
         if self._found is None or rank >= self._found.rank:
-            self._found = _Found(rank, block.begin, max(block.begin, end), block.columns, language)
+            opening = self._text.rfind("\n", 0, block.begin - 1) + 1
+            is_quoted = self._text[opening : block.begin].lstrip().startswith(">")
+            self._found = _Found(rank, block.begin, max(block.begin, end), block.columns, language, is_quoted)
 
 
 def _language_of(tag: str, languages: Sequence[str]) -> str | None:
@@ -301,12 +311,12 @@ def _language_of(tag: str, languages: Sequence[str]) -> str | None:
 
 
 def _class_of(tag: str, code: str, language: str) -> int:
-    """2 for a block that can be the program, 1 for one that hardly can, 0 for one whose tag says that it is none."""
+    """3 and 2 for a block that can be the program, 1 for one that hardly can, 0 for one whose tag says it is none."""
     if not tag:
         needed = _NEEDED.get(language)
         return 2 if needed is None or needed.search(code) else 1
     if language_name(tag) in LANGUAGES:
-        return 2
+        return 3
     return 0 if tag in _NO_PROGRAMS else 1
 
 
@@ -335,12 +345,16 @@ def _opening(line: str) -> tuple[str, str, int] | None:
 
 
 def _reopening(block: _Open, line: str) -> tuple[str, str, int] | None:
-    """The opening in a line with a tag inside a block that was never closed."""
-    opening = _opening(line)
-    if opening is None or not opening[0].startswith(block.fence) or not opening[1]:
+    """The opening in a line with a tag inside a block that was never closed, or that the line closes first."""
+    both = _BOTH.fullmatch(line)
+    opening = _opening(line) if both is None else (both["fence"], _tag(both["tag"]), 0)
+    if opening is None or not opening[1]:
+        return None
+    is_within = language_name(opening[1]) in LANGUAGES and language_name(block.tag) not in LANGUAGES
+    if not (opening[0].startswith(block.fence) or is_within):
         return None
     found = _AT_BEGIN.fullmatch(line)
-    if found is not None:
+    if found is not None and both is None:
         return opening if _columns(found[1]) < block.columns + 4 else None
     return opening if _is_known(opening[1]) and not line.lstrip().startswith(_COMMENTS) else None
 

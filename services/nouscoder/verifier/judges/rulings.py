@@ -1,16 +1,19 @@
 """Turns the exit code of a checker or an interactor into a ruling on the test. Pure.
 
 testlib's codes: 0 right, 1 wrong, 2 and 8 malformed output, 4 text after the answer, 7 partly right (points). Partly
-right is wrong_answer with points from 0 to 1: the number with which the judge's output begins, or the fraction of a
-line `partial 3/10` (DMOJ's module coci). 1 is right. Code 3 means that the judge's answer is wrong: internal_error,
-never a candidate's failure. A judge of Kattis's protocol says 42 (right) or 43 (wrong).
+right is wrong_answer with points from 0 to 1: the number with which the judge's output begins, or the fraction of its
+first line, `partial 3/10` (DMOJ's module coci). Later lines may be the candidate's, shown by the judge. 1 is right.
+Code 3 means that the judge's answer is wrong: internal_error, never a candidate's failure. A judge of Kattis's protocol
+says 42 (right) or 43 (wrong).
 
 Any other end is a crash of the judge program (`has_crashed`), also an uncaught exception, whose exit code is 1 in most
 languages. A candidate can cause a crash: by an output that a correct checker cannot read, or that is so large that it
 exceeds a limit. So after a crash the checker runs on the answer file in place of the output. If it crashes again, the
 checker is at fault (internal_error); otherwise the output is wrong. Without this rule a candidate could turn each wrong
 answer into an internal_error. An interactor that exceeds a limit after the candidate has left it is no fault either,
-nor one that crashes after the candidate has printed something or has ended. One that crashes before that is at fault.
+nor one that crashes after it has read something that the candidate said, or after the candidate has ended. One that
+ends otherwise than by a decision before that is at fault, and so is one that sleeps until its time limit. When both
+fail, the one that ended first decides.
 """
 
 from __future__ import annotations
@@ -29,12 +32,10 @@ _KATTIS_CODES = {42: _RIGHT, 43: 1}
 _CRASHED = 256  # no process has this exit code
 _UNCAUGHT = (b"Traceback (most recent call last):", b'Exception in thread "main"')
 _NUMBER = re.compile(rb"^\s*(?:points:?\s+)?([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:\s|$)")
-_FRACTION = re.compile(rb"^partial ([0-9]{1,15})/([0-9]{0,14}[1-9][0-9]{0,14})\r?$", re.MULTILINE)
-_SIGPIPE = 13
+_FRACTION = re.compile(rb"\s*partial ([0-9]{1,15})/([0-9]{0,14}[1-9][0-9]{0,14})\r?$", re.MULTILINE)
 _LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
-# Errors of programs that read or write after their partner has ended.
-_PARTNER_ENDED = (b"BrokenPipeError", b"Broken pipe", b"EOFError", b"NoSuchElementException")
 _REMARK_CHARS = 500
+_ASLEEP = 0.05  # the CPU time for each second: a program that computes gets more, on a busy machine too
 
 
 ACCEPTS = RunResult(Exit.EXITED, _RIGHT, 0, 0.0, 0.0, 0, b"", b"")  # how a checker ends that accepts
@@ -60,7 +61,7 @@ def by_testlib(judge: RunResult, protocol: JudgeProtocol) -> RunResult:
 
 
 def has_crashed(check: RunResult) -> bool:
-    """Whether a checker ended otherwise than by a decision."""
+    """Whether a checker or an interactor ended otherwise than by a decision."""
     if check.exit is not Exit.EXITED or check.exit_code not in _WRONG | {_RIGHT, _FAIL}:
         return True
     if _has_too_many_points(check):
@@ -100,7 +101,7 @@ def _has_too_many_points(judge: RunResult) -> bool:
 
 
 def _points(judge: RunResult) -> float | None:
-    """The number with which the judge's output begins (testlib: "points 0.5 ..."), else the fraction of a line of it
+    """The number with which the judge's output begins (testlib: "points 0.5 ..."), else the fraction of its first line
     (DMOJ: "partial 3/10"); None when there is neither.
     """
     for text in (judge.stderr, judge.stdout):
@@ -109,7 +110,7 @@ def _points(judge: RunResult) -> float | None:
                 return float(found[1])
             except ValueError:
                 return None
-        if found := _FRACTION.search(text):
+        if found := _FRACTION.match(text):
             return int(found[1]) / int(found[2])
     return None
 
@@ -117,28 +118,25 @@ def _points(judge: RunResult) -> float | None:
 def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling | None:
     """The ruling on a dialogue. None when the candidate's own result decides (a limit or an error).
 
-    If both failed, the candidate's error counts, unless it is an error that follows from the end of its partner. An
-    interactor that found the candidate wrong before the candidate exceeded a limit has decided (as with Kattis).
+    An interactor that found the candidate wrong before the candidate failed or exceeded a limit has decided (as with
+    Kattis), because the candidate's failure may follow from the end of its partner.
     """
+    slept = interactor.exit is Exit.TIME_LIMIT and interactor.cpu_time_s < _ASLEEP * interactor.wall_time_s
+    if slept or (has_crashed(interactor) and candidate.partner_ended and not interactor.has_heard):
+        return _with_remark(VerdictKind.INTERNAL_ERROR, "interactor", interactor)
     if candidate.exit in _LIMITS:
         has_decided = candidate.partner_ended and interactor.exit is Exit.EXITED and interactor.exit_code in _WRONG
         decision = _wrong(interactor) if has_decided else None
         return None if decision is None or decision.outcome is VerdictKind.ACCEPTED else decision
-    if interactor.exit in _LIMITS or interactor.signal == _SIGPIPE:
-        if candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0:
-            return None
-        return Ruling(VerdictKind.WRONG_ANSWER, f"the program ended, and the interactor {_end_of(interactor)}")
-    ended_well = interactor.exit is Exit.EXITED and interactor.exit_code in _WRONG | {_RIGHT}
     failed = candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0
-    may_have_caused_it = bool(candidate.stdout) or not candidate.partner_ended
-    if not ended_well and may_have_caused_it and interactor.exit_code != _FAIL:
-        return None if failed else _with_remark(VerdictKind.WRONG_ANSWER, "interactor", interactor)
-    if not ended_well or _has_too_many_points(interactor):
+    if interactor.exit_code == _FAIL or _has_too_many_points(interactor):
         return _with_remark(VerdictKind.INTERNAL_ERROR, "interactor", interactor)
+    if not candidate.partner_ended and failed:
+        return None
+    if has_crashed(interactor):
+        return _with_remark(VerdictKind.WRONG_ANSWER, "interactor", interactor)
     if interactor.exit_code == _RIGHT:
         return None if failed else Ruling(VerdictKind.ACCEPTED, _remark(interactor))
-    if failed and candidate.signal != _SIGPIPE and not any(sign in candidate.stderr[-1000:] for sign in _PARTNER_ENDED):
-        return None
     ruling = _wrong(interactor)
     return None if failed and ruling.outcome is VerdictKind.ACCEPTED else ruling
 

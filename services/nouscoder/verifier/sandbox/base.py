@@ -73,7 +73,8 @@ class RunResult:
     with the type's name (not JSON, so a wrong answer) when the value has no JSON form. For a program with `makes_file`
     it is that file, or None when there is none or it is empty. Like `stdout` it is untrusted.
     `stderr` is the last 64 KiB of the stream. `stdout` is complete; after OUTPUT_LIMIT it is the first 64 KiB.
-    `partner_ended`: in a dialogue, the partner had ended when this program ended or exceeded a limit. `files` are
+    `partner_ended`: in a dialogue, the partner had ended when this program ended or exceeded a limit. `has_heard`: this
+    program had read something that its partner said. `files` are
     those of `Program.fetch` that the run has left in its folder and that are regular; 16 MiB in all. `compiler_output`
     is the beginning of what the compiler said about the program, up to 1900 bytes. A dialogue gives neither.
     """
@@ -88,6 +89,7 @@ class RunResult:
     stderr: bytes
     result: bytes | None = None
     partner_ended: bool = False
+    has_heard: bool = False
     files: Mapping[str, bytes] = field(default_factory=lambda: NO_FILES)
     compiler_output: bytes = b""
 

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -21,6 +22,8 @@
 
 static void pass_turn(struct run *run);
 static void note_work(struct session *s, struct run *run);
+static void note_said(struct run *run, uint64_t num_bytes);
+static void note_heard(struct run *run);
 static void note_end(struct run *run);
 
 /* A run in a dialogue: its input and output are pipes, and each chunk is passed on at once, over the stream
@@ -32,6 +35,7 @@ static void note_end(struct run *run);
  */
 
 enum { STOP_EVERY_MS = 1000 }; /* of a held program: in gVisor a fork can survive the first time */
+static const double END_GRACE_S = 0.25; /* from the end of the output to the end of the program */
 
 static void add_waiting(struct relay *m, const char *bytes, size_t num_bytes) {
     if (m->first + m->num_waiting + num_bytes > m->room) {
@@ -54,6 +58,7 @@ static void write_waiting(struct run *run) {
     struct relay *m = &run->relay;
     if (m->sink >= 0 && m->num_waiting) {
         if (run->turns) pass_turn(run);
+        note_said(run, m->num_input + m->num_waiting); /* before the partner can have read it */
         ssize_t n = write(m->sink, m->waiting + m->first, m->num_waiting);
         if (n < 0 && errno == EPIPE) { /* the reader has closed its input, which is no error */
             m->num_waiting = 0;
@@ -61,7 +66,9 @@ static void write_waiting(struct run *run) {
         } else if (n > 0) {
             m->first += (size_t)n;
             m->num_waiting -= (size_t)n;
+            m->num_input += (uint64_t)n;
         }
+        note_said(run, m->num_input);
         if (!m->num_waiting) m->first = 0;
     }
     if (m->sink >= 0 && m->is_ending && !m->num_waiting) {
@@ -115,7 +122,7 @@ static bool relay_output(struct session *s, struct run *run) {
     if (n <= 0) {
         close(m->out);
         m->out = -1;
-        m->is_ending = m->is_ending || run->turns;
+        m->end_by_s = now_s() + END_GRACE_S;
         if (!run->turns) send_frame(s, OUTPUT_END, NULL, 0);
         return false;
     }
@@ -153,7 +160,6 @@ bool start_dialogue(struct session *s, struct run *run, const int to[2]) {
         s->in_dialogue = true;
         return true;
     }
-    close(to[0]);
     close(from[1]);
     fcntl(to[1], F_SETFL, O_NONBLOCK);
     fcntl(from[0], F_SETFL, O_NONBLOCK);
@@ -161,7 +167,7 @@ bool start_dialogue(struct session *s, struct run *run, const int to[2]) {
     run->started_s = child.started_s;
     run->children_before_s = child.children_before_s;
     run->before_bytes = child.before_bytes;
-    run->relay = (struct relay){.sink = to[1], .out = from[0]};
+    run->relay = (struct relay){.in = to[0], .sink = to[1], .out = from[0]};
     return false;
 }
 
@@ -169,7 +175,7 @@ static void close_relay(struct relay *m) {
     if (m->sink >= 0) close(m->sink);
     if (m->waiting) explicit_bzero(m->waiting, m->room);
     free(m->waiting);
-    *m = (struct relay){.sink = -1, .out = -1};
+    *m = (struct relay){.in = -1, .sink = -1, .out = -1};
 }
 
 /* Wait for something to do, and do it. Returns true when the program has ended or has exceeded a limit. */
@@ -200,6 +206,7 @@ static bool relay_once(struct session *s, struct run *run, int pidfd, double lef
         return true;
     }
     if (polled[2].revents) receive_input(s, run);
+    if (run->turns && m->out < 0 && now_s() >= m->end_by_s) m->is_ending = true; /* it closed its output, and lives */
     write_waiting(run);
     return false;
 }
@@ -217,6 +224,7 @@ bool serve_dialogue(struct session *s, struct run *run) {
     close(fd);
     if (run->relay.out >= 0) close(run->relay.out);
     run->relay.out = -1;
+    note_heard(run);
     if (run->turns)
         note_end(run);
     else
@@ -232,6 +240,8 @@ bool serve_dialogue(struct session *s, struct run *run) {
  *
  * INVARIANT: no pipe connects two programs, and no open file description is shared by two processes. A program can thus
  * change only its own end of a pipe, and what it prints is counted before its partner can read it.
+ *
+ * The end of a program is noted before its partner can see it, so that of two programs the one that left first is known.
  *
  * `turns` is memory that the two inits share, and no program. A program is charged for the time from its last output to
  * the first byte of the answer only when no answer comes, and then not for the time in which its partner is at work.
@@ -254,6 +264,7 @@ struct side {
     _Atomic uint64_t worked_ns;      /* the time in which it used the CPU, or was ready to */
     _Atomic uint64_t partner_had_worked_ns; /* of its partner, when the wait began */
     _Atomic uint64_t sampled_ns, cpu_ns;    /* at the last sample */
+    _Atomic uint64_t num_said; /* bytes that its partner could read */
     _Atomic uint64_t has_ended;
 };
 struct turns {
@@ -398,6 +409,21 @@ static void note_work(struct session *s, struct run *run) {
     if (!before || now < before) return;
     bool works = cpu > cpu_before && SHARE * (cpu - cpu_before) > now - before;
     if (works || is_ready(s, run->pid)) atomic_fetch_add(&own->worked_ns, now - before);
+}
+
+static void note_said(struct run *run, uint64_t num_bytes) {
+    if (run->turns) atomic_store(&run->turns->sides[run->side].num_said, num_bytes);
+}
+
+/* Called when the program has ended: what it has not read is still in its pipe. */
+static void note_heard(struct run *run) {
+    struct relay *m = &run->relay;
+    uint64_t num_given = run->turns ? atomic_load(&run->turns->sides[!run->side].num_said) : m->num_input;
+    int num_unread = 0;
+    ioctl(m->in, FIONREAD, &num_unread);
+    run->has_heard = num_given > (uint64_t)num_unread;
+    close(m->in);
+    m->in = -1;
 }
 
 static void note_end(struct run *run) {

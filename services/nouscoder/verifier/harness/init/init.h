@@ -77,12 +77,14 @@ struct program {
 
 /* Init's ends of the pipes of a program in a dialogue. */
 struct relay {
+    int in;   /* the program's input, to see what it has not read; -1 when closed */
     int out;  /* the program's output; -1 when closed */
     int sink; /* where the waiting bytes go: to the program's input, or in a dialogue to its partner's; -1 when closed */
     char *waiting;
     size_t first, num_waiting, room; /* of `waiting`: the index of the first byte, the number of bytes, the size */
     bool is_ending, is_held;         /* the sink is closed after the waiting bytes */
-    uint64_t num_output;
+    double end_by_s;                 /* when the end of the output is passed on at the latest */
+    uint64_t num_output, num_input; /* bytes that it has printed, and that the sink has taken */
     double next_measure_s;
 };
 
@@ -105,6 +107,7 @@ struct run {
     int side;              /* in `turns` */
     double spare_s;        /* the most time that it may wait for its partner without being charged for it */
     bool partner_ended;    /* when this program ended, its partner had already ended */
+    bool has_heard;        /* it has read something of what its partner said */
 };
 
 struct session {
