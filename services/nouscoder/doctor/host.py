@@ -18,13 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nouscoder.config import SandboxSection
+from nouscoder.config import SandboxSection, VerifierSection
 from nouscoder.doctor import Finding, report
 from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError
 from nouscoder.installation import how_to_install
 from nouscoder.verifier.harness import kernel, seccomp
-from nouscoder.verifier.sandbox import Exit, Program, open_sandbox
+from nouscoder.verifier.sandbox import Exit, Program, open_sandbox, with_libraries
 from nouscoder.verifier.sandbox.cgroup import Groups
 from nouscoder.verifier.sandbox.runsc import HOW_TO_GET, find_runsc
 from nouscoder.verifier.toolchains.languages import installed, registry
@@ -114,6 +114,7 @@ def examine() -> list[Finding]:
         _two_users,
         _cgroups,
         lambda: _sandbox("local", needed=True, fix=_NAMESPACES_FIX),
+        _libraries,
         _gvisor,
         _modal,
         _languages,
@@ -161,18 +162,31 @@ def _cgroups() -> Finding:
 
 def _sandbox(backend: str, *, needed: bool, fix: str) -> Finding:
     try:
-        detail = asyncio.run(_try_sandbox(backend))
+        detail = asyncio.run(_try_sandbox(SandboxSection(backend=backend, slots=1)))
     except (NousCoderError, TimeoutError) as error:
         return Finding(f"sandbox {backend}", False, needed, str(error) or "no answer in time", fix)
     return Finding(f"sandbox {backend}", True, needed, detail)
 
 
-async def _try_sandbox(backend: str) -> str:
+def _libraries() -> Finding:
+    """What candidates can import beside the standard library, by a program that does it."""
+    names = VerifierSection().libraries
+    try:
+        config = with_libraries(VerifierSection(sandbox=SandboxSection(slots=1)))
+        asyncio.run(_try_sandbox(config, f"import {', '.join(names)}\n"))
+    except (NousCoderError, TimeoutError) as error:
+        fix = "let XDG_CACHE_HOME name a folder that you may write, or leave the library out of verifier.libraries"
+        return Finding("libraries", False, True, str(error) or "no answer in time", fix)
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    return Finding("libraries", True, True, f"{versions}; copies in {config.site_packages[-1].parent}")
+
+
+async def _try_sandbox(config: SandboxSection, code: str = "") -> str:
     """Run one program in the sandbox. Raises NousCoderError when its result is wrong."""
-    sandbox = open_sandbox(SandboxSection(backend=backend, slots=1))
+    sandbox = open_sandbox(config)
     try:
         await sandbox.start()
-        program = Program(registry()["python"], "print(int(input()) + 1)", Limits(wall_time_s=20.0))
+        program = Program(registry()["python"], f"{code}print(int(input()) + 1)", Limits(wall_time_s=20.0))
         async with sandbox.session(program) as session:
             result = await session.run(b"41")
         if (result.exit, result.stdout) != (Exit.EXITED, b"42\n"):

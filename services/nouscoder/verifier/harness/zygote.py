@@ -13,6 +13,7 @@ import io
 import json
 import os
 import site
+import stat
 import sys
 from typing import NoReturn
 
@@ -68,6 +69,8 @@ def main(settings_json: str) -> CandidateJob:
         filters = tuple(kernel.make_filter(seccomp.build_filter(notifies=notifies)) for notifies in (False, True))
         init = Init(settings, isolation, (stream_in, stream_out, peer), filters)
         isolation.enter()
+        for folder in settings.site_packages:
+            _require_readable(folder, by_others=isolation.two_users)
         namespace = make_script_surroundings()
         hello = json.dumps({"python": sys.version.split()[0], "pid": os.getpid()}).encode()
         frames.write_frame(stream_out, frames.FrameKind.HELLO, hello)
@@ -110,6 +113,22 @@ def _warm_up(settings: SlotSettings) -> None:
     site.setcopyright()
     site.sethelper()
     kernel.default_thread_stack(_THREAD_STACK_BYTES)
+
+
+def _require_readable(folder: str, *, by_others: bool) -> None:
+    """Raises OSError for a folder that candidates do not see or may not read: a right program would fail without it."""
+    needed = 0o005 if by_others else 0o500
+    with os.scandir(folder) as entries:
+        modules = [entry.path for entry in entries]
+    files = (f"{path}/__init__.py" for path in modules)
+    paths = [folder, *modules, *(path for path in files if os.path.exists(path))]
+    for path in paths:
+        mode = os.stat(path).st_mode
+        rights = needed if stat.S_ISDIR(mode) else needed & 0o444
+        if mode & rights != rights:
+            raise OSError(f"candidates may not read {path}")
+    if not modules:
+        raise OSError(f"candidates find nothing in {folder}")
 
 
 def preload(extra: tuple[str, ...] = ()) -> None:

@@ -22,7 +22,7 @@ from nouscoder.verifier.sandbox.base import (
     Session,
 )
 from nouscoder.verifier.sandbox.spill_over import SpillOverSandbox
-from nouscoder.verifier.toolchains.libraries import library_folders
+from nouscoder.verifier.toolchains.libraries import CannotOffer, is_hidden, library_folders
 
 if TYPE_CHECKING:
     from nouscoder.config import SandboxSection, VerifierSection
@@ -64,14 +64,24 @@ def open_backends(section: VerifierSection) -> SpillOverSandbox:
 
 
 def with_libraries(section: VerifierSection) -> SandboxSection:
-    """The sandbox's section, in which candidates also import from the folders of `verifier.libraries`."""
+    """The sandbox's section, in which candidates also import from the folders of `verifier.libraries`.
+
+    Runner pods and containers have libraries of their own. Raises ConfigError.
+    """
     from nouscoder.config import ConfigError
 
     config = section.sandbox
     for folder in config.site_packages:
         if not folder.is_dir():
             raise ConfigError(f"verifier.sandbox.site_packages: {folder} is not a folder")
-    folders = (*config.site_packages, *library_folders(section.libraries))
+        if is_hidden(folder):
+            raise ConfigError(f"verifier.sandbox.site_packages: {folder} is hidden by the sandbox's own folders")
+    if not {config.backend, config.spill_over.backend} & {"local", "runsc"}:
+        return config
+    try:
+        folders = (*config.site_packages, *library_folders(section.libraries))
+    except CannotOffer as error:
+        raise ConfigError(f"verifier.libraries: {error}") from error
     return config.model_copy(update={"site_packages": folders})
 
 

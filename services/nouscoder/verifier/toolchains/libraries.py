@@ -1,16 +1,18 @@
 """The libraries that candidates can import in addition to the standard library, each in its own folder.
 
 Candidates must not see this service's own packages. Each allowed library is therefore copied, once per version, to
-`<prefix>/share/nouscoder/candidate-libraries/NAME-VERSION`, and candidates see only these folders. A copy has the
-library's compiled Python, because no candidate could write it, and the shared objects beside it; it has no tests.
-The libraries that it needs are copied to the same folder.
+`<prefix>/share/nouscoder/candidate-libraries/NAME-VERSION`, and candidates see only these folders. Where that folder
+cannot be written, or not be shown, the copies are in this user's cache. A copy has the library's compiled Python,
+because no candidate could write it, and the shared objects beside it; it has no tests. The libraries that it needs are
+copied to the same folder.
+
+INVARIANT: a library is offered or its absence raises: without it a right program would be a failure of its own.
 """
 
 from __future__ import annotations
 
 import compileall
 import importlib.metadata
-import logging
 import os
 import re
 import shutil
@@ -19,32 +21,60 @@ from collections.abc import Iterable
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
-log = logging.getLogger(__name__)
+from nouscoder.errors import Unusable
+from nouscoder.private_folder import is_trusted, user_cache
+
+_NAME = "candidate-libraries"
+_OWN_IN_SANDBOX = ("tmp", "dev", "proc", "etc", "program")  # folders of / that are the sandbox's own
 
 
-def library_folders(names: Iterable[str], shelf: Path | None = None) -> tuple[Path, ...]:
-    """One import folder per library. A library that is not installed is omitted, with a warning that names it.
+class CannotOffer(Unusable):
+    """A library that candidates could not import. The message names it and says why."""
 
-    `shelf` is the folder of the copies. It must be writable when a library is copied.
+
+def library_folders(names: Iterable[str], shelves: Iterable[Path] | None = None) -> tuple[Path, ...]:
+    """One import folder per library, in the first of `shelves` that has it or that can be written.
+
+    Raises CannotOffer.
     """
-    shelf = shelf or Path(sys.prefix) / "share" / "nouscoder" / "candidate-libraries"
-    folders = []
-    for name in names:
+    places = [Path(sys.prefix) / "share" / "nouscoder" / _NAME, user_cache(_NAME)] if shelves is None else [*shelves]
+    return tuple(_offered(name, places) for name in names)
+
+
+def is_hidden(folder: Path) -> bool:
+    """Whether a sandbox has another folder in the place of this one, such as its own /tmp."""
+    return folder.resolve().parts[1] in _OWN_IN_SANDBOX
+
+
+def _offered(name: str, shelves: list[Path]) -> Path:
+    whys = []
+    for shelf in shelves:
         try:
-            folders.append(_folder(name, shelf))
-        except (importlib.metadata.PackageNotFoundError, LookupError, OSError) as error:
-            log.warning("candidates cannot import a library", extra={"library": name, "detail": str(error)})
-    return tuple(folders)
+            if is_hidden(shelf):
+                raise OSError(f"{shelf} is hidden by the sandbox's own folders")
+            return _folder(name, shelf)
+        except importlib.metadata.PackageNotFoundError:
+            raise CannotOffer(f"candidates cannot import {name}: it is not installed in {sys.prefix}") from None
+        except (LookupError, OSError) as error:
+            whys.append(str(error))
+    raise CannotOffer(
+        f"candidates cannot import {name}: {'; '.join(whys)}: let XDG_CACHE_HOME name a folder that you may write, not"
+        " below /tmp or /dev/shm"
+    )
 
 
 def _folder(name: str, shelf: Path) -> Path:
     folder = shelf / f"{name}-{importlib.metadata.version(name)}"
     if folder.is_dir():
+        if not is_trusted(folder):
+            raise OSError(f"another user could have written {folder}")
         return folder
     part = shelf / f".{folder.name}.{os.getpid()}"
     for each in [name, *_needed(name, {name})]:
         _copy(each, part)
     compileall.compile_dir(part, quiet=2, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH, stripdir=str(part))
+    for path in (part, *part.rglob("*")):  # a umask may have kept them from candidates, which are another user
+        path.chmod(0o755 if path.is_dir() else 0o644)
     try:
         part.rename(folder)
     except OSError:
