@@ -67,6 +67,7 @@ from nouscoder.verifier.sandbox.base import (
     RunResult,
     Sandbox,
     SandboxError,
+    longest_run_s,
 )
 
 _BLOCKING_CHARS = 64 * 1024  # of a completion; a longer one is searched outside of the event loop
@@ -87,7 +88,7 @@ class GradingPolicy:
 
     def run_patience_s(self, program: Program) -> float:
         """Seconds in which a sandbox must report the end of one run."""
-        return extended_limits(program.limits).wall_time_s + self.run_grace_s
+        return longest_run_s(extended_limits(program.limits)) + self.run_grace_s
 
     def attempt_patience_s(self, program: Program, max_submission_s: float, partner_s: float) -> float:
         """Seconds that one sandbox may take for a whole submission, whose last test may begin just in time."""

@@ -131,11 +131,12 @@ class SubmissionProgress:
         """Judge the result of a taken test. Large outputs are compared in a thread, to keep the event loop free.
 
         `ruling` is the decision of a checker, an interactor or the math library; it overrides the comparison. `spent_s`
-        is how long the test has used its slot, with its checker and all that is cleaned up after it. Returns the
+        is how long the test has used its slot, with its checker and all that is cleaned up after it; the time in which
+        others kept the program from the CPU does not count. Returns the
         outcomes that have become final, in order.
         """
         position = self._taken_position(index)
-        judged = await self._judged(index, result, ruling, max(spent_s, result.wall_time_s))
+        judged = await self._judged(index, result, ruling, max(spent_s - result.starved_s, result.wall_time_s))
         self._taken.remove(position)
         if position >= self._end:
             return ()

@@ -36,8 +36,8 @@ MAX_SENT_FILES, MAX_SENT_BYTES = 64, 16 << 20  # of one COMPILED or FILES, as in
 _SENT, _NOT_WHOLE = struct.Struct("!I"), 0xFFFFFFFF
 _NO_FILES: Mapping[str, bytes] = {}
 # exit, exit code, signal, wall s, CPU s, peak memory bytes, the lengths of stdout, stderr and result (-1: none), and
-# whether the partner had ended (bit 0) and the program has read something that it said (bit 1)
-_RESULT = struct.Struct("!BiiddQIIiB")
+# whether the partner had ended (bit 0) and the program has read something that it said (bit 1), and starved s
+_RESULT = struct.Struct("!BiiddQIIiBd")
 
 
 class FrameKind(IntEnum):
@@ -89,6 +89,7 @@ class Result(NamedTuple):
     result: bytes | None
     partner_ended: bool = False  # of a dialogue: the partner ended first
     has_heard: bool = False  # of a dialogue: the program read something of what its partner said
+    starved_s: float = 0.0  # the time in which others kept it from the CPU, which is not in the wall time
 
 
 class ResultKind(IntEnum):
@@ -125,7 +126,9 @@ def encode(kind: FrameKind, payload: bytes = b"") -> bytes:
 def pack_result(r: Result) -> bytes:
     """The payload of a RESULT frame."""
     num_result = -1 if r.result is None else len(r.result)
-    head = _RESULT.pack(*r[:6], len(r.stdout), len(r.stderr), num_result, r.partner_ended | r.has_heard << 1)
+    head = _RESULT.pack(
+        *r[:6], len(r.stdout), len(r.stderr), num_result, r.partner_ended | r.has_heard << 1, r.starved_s
+    )
     return b"".join((head, r.stdout, r.stderr, r.result or b""))
 
 
@@ -133,18 +136,32 @@ def unpack_result(payload: bytes) -> Result:
     """Inverse of `pack_result`. Raises ValueError for an invalid payload, which a taken-over runner may send."""
     if len(payload) < _RESULT.size:
         raise ValueError("short RESULT frame")
-    ended, code, signal, wall, cpu, memory, num_out, num_err, num_result, partner = _RESULT.unpack_from(payload)
+    ended, code, signal, wall, cpu, memory, num_out, num_err, num_result, partner, starved = _RESULT.unpack_from(
+        payload
+    )
     out_end = _RESULT.size + num_out
     err_end = out_end + num_err
     if num_result < -1 or len(payload) != err_end + max(num_result, 0):
         raise ValueError("RESULT frame of the wrong length")
-    if not (0 <= wall < math.inf and 0 <= cpu < math.inf and 0 <= code <= 255 and 0 <= signal <= 64 and partner <= 3):
+    if not (
+        all(0 <= one < math.inf for one in (wall, cpu, starved))
+        and 0 <= code <= 255
+        and 0 <= signal <= 64
+        and partner <= 3
+    ):
         raise ValueError("RESULT frame with impossible numbers")
     RunEnd(ended)
     result = payload[err_end:] if num_result >= 0 else None
     return Result(
         *(ended, code, signal, wall, cpu, memory),
-        *(payload[_RESULT.size : out_end], payload[out_end:err_end], result, bool(partner & 1), bool(partner & 2)),
+        *(
+            payload[_RESULT.size : out_end],
+            payload[out_end:err_end],
+            result,
+            bool(partner & 1),
+            bool(partner & 2),
+            starved,
+        ),
     )
 
 

@@ -74,7 +74,8 @@ class RunResult:
     it is that file, or None when there is none or it is empty. Like `stdout` it is untrusted.
     `stderr` is the last 64 KiB of the stream. `stdout` is complete; after OUTPUT_LIMIT it is the first 64 KiB.
     `partner_ended`: in a dialogue, the partner had ended when this program ended or exceeded a limit. `has_heard`: this
-    program had read something that its partner said. `files` are
+    program had read something that its partner said. `starved_s`: the time in which others kept it from the CPU, as far
+    as the kernel tells; `wall_time_s` is without it. `files` are
     those of `Program.fetch` that the run has left in its folder and that are regular; 16 MiB in all. `compiler_output`
     is the beginning of what the compiler said about the program, up to 1900 bytes. A dialogue gives neither.
     """
@@ -90,8 +91,14 @@ class RunResult:
     result: bytes | None = None
     partner_ended: bool = False
     has_heard: bool = False
+    starved_s: float = 0.0
     files: Mapping[str, bytes] = field(default_factory=lambda: NO_FILES)
     compiler_output: bytes = b""
+
+
+def longest_run_s(limits: Limits) -> float:
+    """The longest that a run may take [s], which others may keep from the CPU; as in harness/init/process.c."""
+    return limits.wall_time_s + min(9 * limits.wall_time_s, 120.0)
 
 
 class SandboxError(NousCoderError):

@@ -33,6 +33,7 @@ from nouscoder.verifier.sandbox.base import (
     SandboxError,
     Session,
     check_run_input,
+    longest_run_s,
 )
 from nouscoder.verifier.sandbox.compile_cache import CompileCache, key_of
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
@@ -163,7 +164,7 @@ class SlotSession:
             try:
                 await self._prepare_run(args, files, len(stdin))
                 await self.slot.send(FrameKind.RUN, stdin)
-                kind, payload = await self.receive(self.program.limits.wall_time_s)
+                kind, payload = await self.receive(longest_run_s(self.program.limits))
             except SandboxError as error:
                 if await self._is_killed():
                     return _OUT_OF_MEMORY
@@ -362,11 +363,11 @@ async def _dialogue_of(one: SlotSession, other: SlotSession) -> tuple[RunResult,
 
 async def _by_pipes(one: SlotSession, other: SlotSession) -> tuple[RunResult, RunResult]:
     nonce = secrets.token_bytes(frames.NONCE_BYTES)
-    limit_s = one.program.limits.wall_time_s
-    spare_s = max(0.0, other.program.limits.wall_time_s - limit_s)
+    spare_s = max(0.0, other.program.limits.wall_time_s - one.program.limits.wall_time_s)
     await one.slot.send(FrameKind.DIRECT_DIALOGUE, frames.pack_terms(nonce, is_host=True, spare_s=spare_s))
     await other.slot.send(FrameKind.DIRECT_DIALOGUE, frames.pack_terms(nonce, is_host=False, spare_s=0.0))
-    return await _both(_result(one, limit_s + spare_s), _result(other, limit_s + spare_s))
+    limit_s = spare_s + max(longest_run_s(one.program.limits), longest_run_s(other.program.limits))
+    return await _both(_result(one, limit_s), _result(other, limit_s))
 
 
 async def _result(session: SlotSession, limit_s: float) -> RunResult:
@@ -395,7 +396,7 @@ async def _relay(speaker: SlotSession, listener: SlotSession, ended: set[SlotSes
     """Pass the output of `speaker` to `listener` until its program ends. Its slot is trusted with no limit."""
     now_s = asyncio.get_running_loop().time
     limits = speaker.program.limits
-    end_s, left_bytes = now_s() + limits.wall_time_s, frames.session_bound(limits.output_bytes)
+    end_s, left_bytes = now_s() + longest_run_s(limits), frames.session_bound(limits.output_bytes)
     speaks = True
     while True:
         kind, payload = await speaker.receive(max(0.0, end_s - now_s()))

@@ -179,7 +179,7 @@ static void close_relay(struct relay *m) {
 }
 
 /* Wait for something to do, and do it. Returns true when the program has ended or has exceeded a limit. */
-static bool relay_once(struct session *s, struct run *run, int pidfd, double left_s) {
+static bool relay_once(struct session *s, struct run *run, int pidfd, double left) {
     struct relay *m = &run->relay;
     struct pollfd polled[] = {{pidfd, POLLIN, 0},
                               {m->out, POLLIN, 0},
@@ -187,7 +187,7 @@ static bool relay_once(struct session *s, struct run *run, int pidfd, double lef
                               {m->num_waiting ? m->sink : -1, POLLOUT, 0},
                               {s->socket_calls, POLLIN, 0}};
     int wake_ms = m->is_held ? STOP_EVERY_MS : MEASURE_EVERY_MS;
-    int wait_ms = left_s * 1000 < wake_ms ? (int)(left_s * 1000) + 1 : wake_ms;
+    int wait_ms = left * 1000 < wake_ms ? (int)(left * 1000) + 1 : wake_ms;
     int ready = poll(polled, 5, wait_ms);
     if (ready < 0 && errno != EINTR) fail(s, "poll: %s", strerror(errno));
     if (ready < 0) return false;
@@ -216,11 +216,7 @@ bool serve_dialogue(struct session *s, struct run *run) {
     int fd = (int)syscall(SYS_pidfd_open, run->pid, 0);
     if (fd < 0) fail(s, "pidfd_open: %s", strerror(errno));
     bool in_time = false;
-    for (double left_s; !in_time;) {
-        left_s = run->started_s + run->program->wall_time_s + free_wait_s(run) - now_s();
-        if (left_s <= 0) break;
-        in_time = relay_once(s, run, fd, left_s);
-    }
+    for (double left; !in_time && (left = left_s(s, run)) > 0;) in_time = relay_once(s, run, fd, left);
     close(fd);
     if (run->relay.out >= 0) close(run->relay.out);
     run->relay.out = -1;
@@ -434,7 +430,7 @@ static void note_end(struct run *run) {
 /* Pass on the rest of the output of a program that has ended, as far as its partner reads it. */
 void leave_dialogue(struct session *s, struct run *run) {
     struct relay *m = &run->relay;
-    double end_s = run->started_s + run->program->wall_time_s + run->spare_s + PART_S;
+    double end_s = run->started_s + run->program->wall_time_s + run->spare_s + run->starved_s + PART_S;
     m->is_ending = true;
     for (write_waiting(run); m->sink >= 0 && now_s() < end_s; write_waiting(run)) {
         struct pollfd polled[] = {{m->sink, POLLOUT, 0}, {s->settings->stream_in, POLLIN, 0}};

@@ -221,6 +221,7 @@ static bool run_test(struct session *s, struct frame *frame) {
             if (s->program.is_command ? spawn_command(s, &run) : spawn_python(s, &run)) return true;
         }
     }
+    if (!s->settings->gvisor) run.most_starved_s = most_starved_s(&s->program);
     bool in_time = in_dialogue ? serve_dialogue(s, &run) : await_end(s, &run);
     release(frame);
     send_outcome(s, &run, in_time, in_dialogue);

@@ -94,6 +94,7 @@ struct run {
     int in, out, err, result; /* result is -1 when there is none */
     pid_t pid;
     double started_s, cpu_before_s, children_before_s;
+    double starved_s, starved_before_s, most_starved_s; /* kept from the CPU by others: in the run, before it, what counts */
     uint64_t peak_bytes;
     uint64_t before_bytes; /* what the whole gVisor sandbox held just before the run; see process.c */
     /* set when the run has ended */

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -106,6 +107,72 @@ void measure_memory(struct session *s, struct run *run) {
     uint64_t grown = run->turns ? 0 : excess_growth(s, run);
     if (grown > bytes) bytes = grown;
     if (bytes > run->peak_bytes) run->peak_bytes = bytes;
+}
+
+/* The time in which others kept a run from the CPU, which its wall time does not count.
+ *
+ * The kernel counts for each thread how long it was ready to run and had no CPU. The longest such time of a living thread
+ * counts, as far as the threads of the run did not take the CPUs from each other. gVisor does not tell it.
+ */
+
+enum { MOST_THREADS = 256 /* that are looked at */, STARVED_TIMES = 9, MOST_STARVED_S = 120 /* as in session.py */ };
+
+double most_starved_s(const struct program *p) { return fmin(STARVED_TIMES * p->wall_time_s, MOST_STARVED_S); }
+
+/* How long a thread had a CPU and how long it waited for one [s]; zeros when it has ended. */
+static void read_schedule(struct session *s, const char *path, double *ran, double *waited) {
+    char text[96];
+    unsigned long long ran_ns, waited_ns;
+    *ran = *waited = 0;
+    int fd = openat(s->proc_fd, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = 0;
+    if (sscanf(text, "%llu %llu", &ran_ns, &waited_ns) != 2) return;
+    *ran = 1e-9 * (double)ran_ns;
+    *waited = 1e-9 * (double)waited_ns;
+}
+
+/* Called before the first process, which has compiled the program, gets its input. */
+void note_starved_before(struct session *s, struct run *run) {
+    char path[32];
+    double ran;
+    snprintf(path, sizeof path, "%d/schedstat", run->pid);
+    read_schedule(s, path, &ran, &run->starved_before_s);
+}
+
+static void note_starved(struct session *s, struct run *run) {
+    cpu_set_t cpus;
+    double elapsed_s = now_s() - run->started_s, ran_s = -run->cpu_before_s, longest_s = 0;
+    int num_threads = 0;
+    struct listing processes = list(s, s->proc_fd, ".");
+    for (const char *pid; (pid = next_name(&processes)) && num_threads < MOST_THREADS;) {
+        char path[64];
+        if (!isdigit((unsigned char)pid[0]) || !strcmp(pid, "1")) continue;
+        snprintf(path, sizeof path, "%.20s/task", pid);
+        struct listing threads = {.fd = openat(s->proc_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+        if (threads.fd < 0) continue; /* it has ended */
+        for (const char *thread; (thread = next_name(&threads)) && num_threads < MOST_THREADS; num_threads++) {
+            double ran, waited;
+            snprintf(path, sizeof path, "%.20s/task/%.20s/schedstat", pid, thread);
+            read_schedule(s, path, &ran, &waited);
+            ran_s += ran;
+            longest_s = fmax(longest_s, waited);
+        }
+        close(threads.fd);
+    }
+    close(processes.fd);
+    int num_cpus = sched_getaffinity(0, sizeof cpus, &cpus) ? 1 : CPU_COUNT(&cpus);
+    double by_others_s = fmin(longest_s - run->starved_before_s, num_cpus * elapsed_s - ran_s);
+    run->starved_s = fmax(run->starved_s, fmin(fmin(by_others_s, elapsed_s), run->most_starved_s));
+}
+
+/* The wall time that the run has left [s]. What others took from it is looked at from half of its limit on. */
+double left_s(struct session *s, struct run *run) {
+    double limit_s = run->program->wall_time_s;
+    if (run->most_starved_s > 0 && now_s() - run->started_s > limit_s / 2) note_starved(s, run);
+    return run->started_s + limit_s + run->starved_s + free_wait_s(run) - now_s();
 }
 
 /* One test: its files, a fresh process, the wait for its end, and its result.
@@ -278,13 +345,12 @@ long end_all(void) {
 /* Wait until the process ends or holds too much memory (true), or its wall time is over (false). Does not return when
  * the gateway sends END. */
 bool await_end(struct session *s, struct run *run) {
-    double deadline_s = run->started_s + run->program->wall_time_s;
     int fd = (int)syscall(SYS_pidfd_open, run->pid, 0);
     if (fd < 0) fail(s, "pidfd_open: %s", strerror(errno));
     struct pollfd polled[] = {{fd, POLLIN, 0}, {s->settings->stream_in, POLLIN, 0}, {s->socket_calls, POLLIN, 0}};
     bool in_time = false;
-    for (double left_s; (left_s = deadline_s - now_s()) > 0;) {
-        int wait_ms = left_s * 1000 < MEASURE_EVERY_MS ? (int)(left_s * 1000) + 1 : MEASURE_EVERY_MS;
+    for (double left; (left = left_s(s, run)) > 0;) {
+        int wait_ms = left * 1000 < MEASURE_EVERY_MS ? (int)(left * 1000) + 1 : MEASURE_EVERY_MS;
         int ready = poll(polled, 3, wait_ms);
         if (ready < 0 && errno != EINTR) fail(s, "poll: %s", strerror(errno));
         if (ready > 0 && polled[2].revents) answer_socket_call(s);
@@ -369,8 +435,8 @@ static void classify(struct run *run, int status) {
 /* Kill all processes of the run and fill in its result. */
 void finish(struct session *s, struct run *run, bool in_time) {
     bool too_big = run->peak_bytes > run->program->memory_bytes;
-    double free_s = free_wait_s(run); /* before the end is taken, so that no free time is after it */
-    run->wall_s = fmax(0, now_s() - run->started_s - free_s);
+    double left = left_s(s, run); /* before the end is taken, so that no free time is after it */
+    run->wall_s = fmax(0, run->program->wall_time_s - left);
     if (!in_time || too_big) kill_all();
     bool confined = was_confined(s, run->pid);
     int status;

@@ -179,6 +179,7 @@ void release_first(struct session *s, struct run *run, struct frame *given) {
     *run = s->first;
     fill_stdin(s, run, given);
     note_memory_before(s, run);
+    note_starved_before(s, run);
     run->started_s = now_s();
     /* A process that died while it waited, for example for its memory, ends the test like one that dies in it. */
     if (write_all(s->go, "G", 1)) write_all(s->go, s->args, s->args_bytes);

@@ -147,6 +147,7 @@ void send_result(struct session *s, struct run *run) {
     put_32(&at, (uint32_t)err_bytes);
     put_32(&at, has_result ? (uint32_t)result_bytes : (uint32_t)-1);
     *at++ = (char)(run->partner_ended | run->has_heard << 1);
+    put_double(&at, run->starved_s);
     size_t used = (size_t)(at - buffer);
     put_header(buffer, RESULT, used - 5 + out_bytes + err_bytes + (has_result ? result_bytes : 0));
     used = send_file(s, run->out, 0, out_bytes, buffer, used, sizeof buffer);
