@@ -1,5 +1,6 @@
 """Time limits that do not depend on the load of the machine.
 
+The wall time of a run omits the time in which others kept it from the CPU, where the kernel tells it (not in gVisor).
 The sandbox enforces 15 % more than the limit, and the measured time decides. A run that ends within the limit keeps it.
 A run that reaches the extended limit breaks it. Two kinds of runs are repeated with the machine to themselves, and the
 second measurement counts: a run that ends between the limit and the extended limit, and a run that reached a limit with
