@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.services.model_types import TYPES, tiny_model
+from transformers import AutoModelForCausalLM
 
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
@@ -116,4 +117,9 @@ def test_a_type_is_tuned_trained_and_evaluated_or_refused(kind: str, config: Pat
     )
     assert code == 0, text
     assert tuned, "the learner trains the type, so sft does"
-    print(f"\n{kind}: tuned, trained and evaluated; the largest mean mismatch of a step: {max(mismatch):.1e}")
+    for written in (tmp_path / "tuned", exported):
+        _, found = AutoModelForCausalLM.from_pretrained(written, output_loading_info=True)
+        assert not any(found.values()), (written, found)
+    print(
+        f"\n{kind}: tuned, trained and evaluated; 0 missing and 0 unexpected tensors; the largest mean mismatch of a step: {max(mismatch):.1e}"
+    )

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.generation.engines.base import EngineError
 from nouscoder.learner.model.synthetic import write_policy_folder
-from nouscoder.learner.model.weights import empty_model, load_model, stored_dtypes
+from nouscoder.learner.model.weights import WeightsError, empty_model, load_model, stored_dtypes
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.compose import PolicyFilesMissing, compose_policy
 from nouscoder.policy_folder.identity import differing_tensor, weights_digest
@@ -74,6 +74,32 @@ def test_a_written_policy_has_the_other_towers_byte_for_byte(kind: str, resumed:
         assert not any(found.values()), found
     for folder in (first, version):
         Architecture(first).check(weights_files(folder), "the policy")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_written_policy_of_each_type_loads_with_no_missing_and_no_unexpected_tensor(
+    kind: str, tmp_path: Path
+) -> None:
+    first = tmp_path / "first"
+    write_policy_folder(first, tiny_model(kind))
+    try:
+        version = published(first, tmp_path / "policies")
+    except WeightsError as error:
+        pytest.skip(str(error))
+    compose_policy(tmp_path / "written", first, version)
+    before, after = (load_file(folder / WEIGHTS_FILE) for folder in (first, tmp_path / "written"))
+    assert before.keys() == after.keys()
+    auto: Any = AutoModelForCausalLM
+    _, found = auto.from_pretrained(tmp_path / "written", output_loading_info=True)
+    assert not any(found.values()), found
+    trained = load_model(first)
+    with torch.no_grad():
+        for weight in dict.fromkeys(trained.parameters()):
+            weight.mul_(1.25)
+    loaded = load_model(tmp_path / "written").state_dict()
+    assert loaded.keys() == trained.state_dict().keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in trained.state_dict().items())
 
 
 HEADS = [
