@@ -32,6 +32,7 @@ from nouscoder.learner.parallel.ranks import Ranks
 from nouscoder.learner.publication.by_ranks import fits
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress
+from nouscoder.learner.state.first_policy import require_first_policy
 from nouscoder.learner.state.run_files import RunFiles, open_identity
 from nouscoder.learner.state.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
 from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatches
@@ -117,6 +118,8 @@ class LearnerCore:
             self.progress, self.newest_checkpoint = checkpoint.progress, checkpoint
         with self._leader.together(RankMessage(RankMessageKind.LOAD, self.progress.step)):
             trainer = trainer_at(self._config, checkpoint, self.ranks)
+        has_adapter = self._config.learner.lora.rank > 0
+        require_first_policy(self._config, reads_weights_again=has_adapter or trainer.has_reference)
         self._loaded = _Loaded(identity, tokenizer, dtypes, trainer)
         last_batch = max([self.progress.batch_id, *self._batches.numbers()])
         self._run_log.open((last_batch + 1) * self._config.learner.steps_per_batch)

@@ -185,6 +185,11 @@ class Trainer:
         """The model of the forward and backward passes: `model`, or its copy of another type or on another device."""
         return self._computation.model
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether a reference policy scores each batch."""
+        return self._reference is not None
+
     def admit(self) -> None:
         """Measure whether it computes the model's own log-probabilities; all ranks together. Raises NotAdmitted."""
         self._computation.admit()
