@@ -29,7 +29,7 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.rpc.pairs import SUBMISSION
 from nouscoder.verifier.api.schema import parse_submission, parse_tests
-from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 
 
 def request(**fields: object) -> dict[str, object]:
@@ -74,6 +74,14 @@ def test_an_invalid_request_is_refused_with_its_field(body: bytes, field: str) -
         parse_submission(body)
     assert refusal.value.field == field
     assert str(refusal.value).startswith(field)
+
+
+@pytest.mark.parametrize("kind", ["exact", "lines", "unordered_lines"])
+@pytest.mark.parametrize("name", ["float_tolerance", "absolute_tolerance", "relative_tolerance"])
+def test_a_tolerance_that_would_not_be_used_is_refused(kind: str, name: str) -> None:
+    submission = parse_submission(json.dumps(request(comparator={"type": kind, name: 0.1})))
+    with pytest.raises(InvalidSubmission, match=rf"comparator.{name}: {kind} compares no numbers: take tokens"):
+        validate(submission, Bounds())
 
 
 def test_an_unknown_type_of_tests_is_refused_with_the_list() -> None:

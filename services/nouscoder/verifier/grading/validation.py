@@ -13,6 +13,7 @@ from nouscoder.domain.submission import (
     AssertTests,
     CallTests,
     CheckerTests,
+    ComparatorKind,
     InteractiveTests,
     JudgeProtocol,
     Limits,
@@ -84,6 +85,12 @@ def validate(submission: Submission, bounds: Bounds) -> None:
         raise fault
 
 
+def _compares_bytes(submission: Submission) -> bool:
+    """Whether the output of programs is compared without reading numbers."""
+    kinds = (ComparatorKind.EXACT, ComparatorKind.LINES, ComparatorKind.UNORDERED_LINES)
+    return isinstance(submission.tests, StdinTests) and submission.comparator.kind in kinds
+
+
 def faults(submission: Submission, bounds: Bounds) -> Iterator[InvalidSubmission]:
     """All faults of a submission that are seen without running anything."""
     for check in (_validate_languages, _validate_tests, _validate_files, _validate_profile):
@@ -96,6 +103,10 @@ def faults(submission: Submission, bounds: Bounds) -> Iterator[InvalidSubmission
     for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
         if not 0 <= getattr(submission.comparator, name) < math.inf:
             yield InvalidSubmission(f"comparator.{name}", "must be a number of at least 0")
+        elif getattr(submission.comparator, name) and _compares_bytes(submission):
+            yield InvalidSubmission(
+                f"comparator.{name}", f"{submission.comparator.kind} compares no numbers: take tokens"
+            )
     for item in fields(Limits):
         requested, maximum = getattr(submission.limits, item.name), getattr(bounds.limits, item.name)
         if not requested <= maximum:
