@@ -20,8 +20,8 @@ def test_this_host_runs_the_default_configuration() -> None:
     said = json.loads(answer.stdout)
     findings = {finding["name"]: finding for finding in said["findings"]}
     assert set(findings) == {
-        "namespaces", "seccomp", "separate users", "cgroups", "sandbox local", "sandbox runsc", "modal", "languages",
-        "redis", "torch", "gpu", "disk",
+        "namespaces", "seccomp", "separate users", "cgroups", "sandbox local", "libraries", "sandbox runsc", "modal",
+        "languages", "redis", "torch", "gpu", "disk",
     }  # fmt: skip
     broken = [finding["name"] for finding in said["findings"] if finding["needed"] and not finding["ok"]]
     assert said["ok"] is not bool(broken)

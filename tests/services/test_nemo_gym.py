@@ -262,6 +262,17 @@ async def test_statistics_are_those_of_the_rewards_by_task() -> None:
         assert none == {"group_level_metrics": [], "agent_metrics": {}, "key_metrics": {}}
         for wrong in ({}, {"verify_responses": [{"reward": "x"}]}, {"verify_responses": [1]}):
             assert (await client.post("/aggregate_metrics", json=wrong)).status_code == 422
+        for row in (
+            '{"reward": 1e400}',
+            f'{{"reward": {"9" * 400}}}',
+            '{"reward": NaN}',
+            '{"reward": Infinity}',
+            '{"reward": 1, "_ng_task_index": 1e400}',
+        ):
+            answer = await client.post(
+                "/aggregate_metrics", content=f'{{"verify_responses": [{row}, {{"reward": 1}}]}}'
+            )
+            assert answer.status_code == 422, row
     assert [group["mean/reward"] for group in found["group_level_metrics"]] == [0.5, 1.0]
     assert [group["_ng_task_index"] for group in found["group_level_metrics"]] == [0, 1]
     assert found["key_metrics"]["mean/reward"] == pytest.approx(2 / 3)

@@ -398,6 +398,8 @@ def status_bytes(name: str) -> int:
         ("127.0.0.1:8080", "http://evil.example.com", "Origin"),
         ("127.0.0.1:8080", "http://127.0.0.1:9999", "Origin"),
         ("127.0.0.1:8080", "null", "Origin"),
+        ("127.0.0.1:8080", "http://[", "Origin"),
+        ("127.0.0.1:8080", "http://[::1", "Origin"),
         ("127.0.0.1:8080", "", "Origin"),
         (None, "http://evil.example.com", "Origin"),
     ],

@@ -207,7 +207,10 @@ def foreign_part(host: str | None, origin: str | None, names: Collection[str]) -
         return "Host"
     if origin is None or _name_of(origin) in names:
         return None
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return "Origin"
     same = parts.scheme in ("http", "https") and host is not None and parts.netloc.lower() == host.lower()
     return None if same else "Origin"
 

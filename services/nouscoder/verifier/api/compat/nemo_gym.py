@@ -17,6 +17,7 @@ it hold _SHARE of the budget at most.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -286,13 +287,17 @@ def aggregated(body: bytes) -> dict[str, Any]:
         for span in item_spans(body, begin):
             one = body[slice(*span)]
             values = {name: json_value(one[slice(*at)]) for name, at in fields_of(one) if name in _COUNTED}
-            tasks[int(values.get("_ng_task_index", 0))].append(float(values["reward"]))
+            reward = float(values["reward"])
+            if not math.isfinite(reward):
+                raise InvalidSubmission("verify_responses", "each must have a finite number as reward")
+            tasks[int(values.get("_ng_task_index", 0))].append(reward)
     except NotTests as error:
         raise InvalidSubmission(error.field, str(error)) from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InvalidSubmission):
             raise
-        raise InvalidSubmission("verify_responses", "each must have a number as reward") from None
+        why = "each must have a finite number as reward, and a whole one as _ng_task_index"
+        raise InvalidSubmission("verify_responses", why) from None
     groups = [{"_ng_task_index": task, **_statistics(rewards)} for task, rewards in sorted(tasks.items())]
     found = _statistics([reward for rewards in tasks.values() for reward in rewards]) if tasks else {}
     return {"group_level_metrics": groups, "agent_metrics": found, "key_metrics": found}
