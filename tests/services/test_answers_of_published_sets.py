@@ -43,6 +43,15 @@ async def test_a_method_of_class_solution_comes_before_what_star_imports_bring(p
             assert kind == "wrong_answer", name
 
 
+async def test_an_attribute_of_the_instance_is_a_method_and_a_star_import_is_none() -> None:
+    tests = CallTests("gcd", (CallCase((12, 18), {}, 6),))
+    body = "class Solution:\n    def __init__(self):\n        self.gcd = lambda a, b: 6\n"
+    other = "class Solution:\n    def solve(self, a, b): return 0\n"
+    codes = [body, other, f"{other}def gcd(a, b): return 6\n", "class Solution: gcd = staticmethod(lambda a, b: 6)"]
+    found = await verdicts(tests, codes, prelude=Prelude.LCB)
+    assert found == ["accepted", "runtime_error", "accepted", "accepted"]
+
+
 async def test_no_class_replaces_the_entry_of_a_judge() -> None:
     cheat = "class Solution:\n    def __nouscoder_case__(self, case, token):\n        return [token, True]\n"
     assert await verdicts(AssertTests(("assert f(1) == 2",)), [cheat]) == ["runtime_error"]
@@ -72,6 +81,12 @@ async def test_the_set_up_of_call_tests_runs_before_the_program() -> None:
         "accepted",
         "wrong_answer",
     ]
+    future = CallTests("f", tests.cases, "from __future__ import annotations\ntwo = 2\n")
+    for profile in (Profile.PROCESS, Profile.LCB, Profile.CODE_GEN):
+        assert await verdicts(future, ["def f(x): return x + two"], profile=profile) == ["accepted"]
+    asserts = AssertTests(("assert f(1) == 3",), future.setup)
+    assert await verdicts(asserts, ["def f(x): return x + two"], prelude=Prelude.LCB) == ["accepted"]
+    assert await verdicts(future, ["def f(x): return x + two"], prelude=Prelude.LCB) == ["accepted"]
     with pytest.raises(InvalidSubmission, match=r"tests\.setup: is not python"):
         await verdicts(CallTests("f", tests.cases, "def ("), ["def f(x): return 3"])
 

@@ -880,6 +880,18 @@ def test_a_bigcodebench_task_is_judged_by_each_of_its_test_methods(tmp_path: Pat
     assert verdicts(tmp_path, "BigCodeBench/0", *programs) == ["accepted", "wrong_answer"]
 
 
+def test_what_the_tests_import_is_required_of_the_machine(tmp_path: Path) -> None:
+    """A library that a test or a set-up imports, and the row does not list, was the program's fault."""
+    test = "import pandas as pd\n" + UNIT + "    def test_b(self):\n        from bs4.element import Tag\n"
+    bigcode = {"task_id": "B/0", "complete_prompt": "Do it.", "test": test, "libs": "['random', 'numpy']"}
+    mbpp = {"task_id": 7, "text": "Do it.", "test_list": ["assert f(1) == 2"], "test_imports": ["import scipy, re"]}
+    for name, row, libraries in (("bigcodebench", bigcode, ("numpy", "pandas", "bs4")), ("mbpp", mbpp, ("scipy",))):
+        out = tmp_path / f"{name}.parquet"
+        import_files(name, [jsonl(tmp_path / f"{name}.jsonl", row)], out)
+        (item,) = read_parquet(out)
+        assert item.problem.libraries == libraries
+
+
 def test_a_row_that_no_machine_can_grade_is_rejected_by_its_field(tmp_path: Path) -> None:
     call = {"type": "call", "entry_point": "double it", "cases": [{"args": [2], "expected": 4}]}
     stdin = {"type": "stdin", "cases": [{"input": "1", "output": "1"}]}

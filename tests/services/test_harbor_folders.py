@@ -295,6 +295,15 @@ def test_a_program_of_an_export_has_a_time_limit(monkeypatch: pytest.MonkeyPatch
     assert not grade.passes(problem, "while True: pass", 0)
 
 
+def test_an_image_without_a_library_gives_no_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harbor counts no reward then. It is no fault of the program."""
+    problem = PROBLEMS[1] | {"libraries": ["json", "no_such_library"]}
+    (tmp_path / "problem.json").write_text(json.dumps(problem))
+    monkeypatch.setattr(grade, "__file__", str(tmp_path / "grade.py"))
+    with pytest.raises(SystemExit, match="this image lacks no_such_library"):
+        grade.main(tmp_path / "solution.py", tmp_path / "reward.json")
+
+
 def test_hidden_tests_are_only_in_the_verifiers_image(exported: Path) -> None:
     for folder in (exported / "set").iterdir():
         config = tomllib.loads((folder / "task.toml").read_text())

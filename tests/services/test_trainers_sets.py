@@ -115,6 +115,9 @@ def test_klear_s_prompts_are_parted_from_the_form_that_they_were_published_in(tm
     assert [one.problem.tests for one in items] == [SUM, WRAPPED, SUM]
 
 
+LINKED = "def check(candidate):\n    assert is_same_list(candidate(list_node([1])), list_node([1]))"
+
+
 def test_skywork_s_rows_have_pass_rates_of_three_models(tmp_path: Path) -> None:
     check = "def check(candidate):\n    assert candidate(a = 1) == 2\n    assert candidate(a = 2) == 3\n"
     leetcode = {"import_prefix": "import math\n", "test_code": check, "entry_point": "Solution().f"}
@@ -124,8 +127,10 @@ def test_skywork_s_rows_have_pass_rates_of_three_models(tmp_path: Path) -> None:
         verl("Sum.", {"inputs": RUN["input"], "outputs": RUN["output"]}, extra_info={"index": 4}),
         verl("Write g.", {"assert_case": ["assert g(1) == 2"]}, extra_info={"index": 5}),
         verl("1/2?", "0.5", ability="math", extra_info={"index": 6}),
+        verl("Write h.", leetcode | {"test_code": LINKED}, extra_info={"index": 7}),
     ]
     items = imported(tmp_path, "skywork", rows)
+    assert items.pop().problem.tests == AssertTests((f"{LINKED}\n\ncheck(Solution().f)",), "import math\n")
     called = CallTests("f", (CallCase((), {"a": 1}, 2), CallCase((), {"a": 2}, 3)), "import math\n")
     asserted = AssertTests(("assert g(1) == 2",))
     assert [one.problem.tests for one in items] == [called, SUM, asserted, MathTests((MathCase("0.5"),))]

@@ -25,7 +25,7 @@ from nouscoder.client import AsyncClient, Patience
 from nouscoder.client.adapters import score_of
 from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText
 
-_RULES = ("limits", "comparator", "profile", "prelude")  # fields of a problem that a request has too
+_RULES = ("limits", "comparator", "profile", "prelude", "libraries")  # fields of a problem that a request has too
 _AWAY_S = 60.0  # so that a wrong URL is said within a minute
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], AsyncClient]] = WeakKeyDictionary()
 

@@ -95,6 +95,7 @@ class KnownProblem:
             profile=rules.profile,
             prompt_template=self.prompt_template,
             source="self-play",
+            libraries=rules.libraries,
         )
 
 
@@ -152,6 +153,7 @@ def run_of(text: str, given: str, rules: GradingRules, *, is_program: bool) -> S
         comparator=Comparator(),
         profile=rules.profile,
         prelude=rules.prelude,
+        libraries=rules.libraries,
     )
 
 

@@ -8,6 +8,7 @@ is wrong with the container, and Harbor counts no reward.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -39,8 +40,10 @@ if "case" in given:
     exec(given["case"], space)
 elif "call" in given:
     name, args, kwargs = given["call"]
-    owner = space.get("Solution")
-    call = getattr(owner(), name) if hasattr(owner, name) else space[name]
+    owner, found = space.get("Solution"), space.get(name)
+    is_own = getattr(found, "__module__", None) == given["name"]
+    is_method = hasattr(owner, name) or (isinstance(owner, type) and not is_own)
+    call = getattr(owner(), name) if is_method else found
     result = json.dumps(call(*args, **kwargs), default=lambda value: value.tolist())
 os.write(given["result"], result.encode())
 """
@@ -59,7 +62,7 @@ def passes(problem: dict[str, Any], source: str, index: int) -> bool:
     given |= {
         "name": "__main__" if kind == "stdin" else "main",
         "argv": case.get("args", []) if kind == "stdin" else [],
-        "before": f"{problem['before']}\n{tests.get('setup', '')}",
+        "before": f"{problem['before']}\nexec({tests.get('setup', '')!r})",
     }
     ended = run(given, source, stdin.encode("utf8", "surrogatepass"), problem["limits"])
     if ended is None:
@@ -127,6 +130,8 @@ def main(solution: Path, rewards: Path) -> None:
     if os.geteuid() == 0:
         os.chmod(here, 0o700)
     problem = json.loads((here / "problem.json").read_text("utf8"))
+    if missing := [name for name in problem.get("libraries", []) if importlib.util.find_spec(name) is None]:
+        sys.exit(f"this image lacks {', '.join(missing)}, which the program needs")
     problem["before"] = (here / "prelude.py").read_text("utf8")
     source = solution.read_text("utf8", "replace") if solution.is_file() else ""
     right = bool(source) and all(passes(problem, source, index) for index in range(len(problem["tests"]["cases"])))

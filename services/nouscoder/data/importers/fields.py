@@ -5,14 +5,18 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from nouscoder.data.bounded_files import FileRefused, bounded_json
 from nouscoder.data.problems import Reference, fit_in_a_task
+from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (
+    AssertTests,
     CallCase,
     CallTests,
     MathCase,
@@ -183,6 +187,31 @@ def parsed_python(code: object) -> ast.Module:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         _refuse_long_integer(error)
         raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
+
+
+def imported_libraries(programs: Iterable[str], *own: str) -> tuple[str, ...]:
+    """The modules beyond the standard library that programs import, without their `own`. Raises Rejected."""
+    names = dict.fromkeys(
+        name.partition(".")[0]
+        for program in programs
+        if "import" in program
+        for node in ast.walk(parsed_python(program))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    )
+    known = {"", "main", "__main__", *own} | sys.stdlib_module_names
+    return tuple(name for name in names if name not in known)
+
+
+def with_libraries(problem: Problem) -> Problem:
+    """The problem with what its tests in Python import: a library that is missing is no fault of a program."""
+    tests = problem.tests
+    if problem.languages != ("python",) or not isinstance(tests, CallTests | AssertTests):
+        return problem
+    cases = tests.cases if isinstance(tests, AssertTests) and not tests.module else ()
+    module = tests.module if isinstance(tests, AssertTests) else ""
+    found = imported_libraries([tests.setup, *cases], module)
+    return replace(problem, libraries=tuple(dict.fromkeys((*problem.libraries, *found))))
 
 
 def joined_lines(value: Any) -> str:

@@ -76,7 +76,7 @@ def read_leetcode(row: Row, number: int) -> ReferencedProblem:
         problem_id=text(row, "task_id"),
         prompt=text(row, "problem_description") if code else text(row, "query", "problem_description"),
         starter_code=code,
-        tests=_leetcode_tests(row),
+        tests=leetcode_tests(text(row, "test"), text(row, "entry_point"), optional_text(row, "prompt")),
         # The prompt uses `List` and other names without imports, as LeetCode does.
         prelude=Prelude.LCB,
         difficulty=str(row.get("difficulty") or meta.get("difficulty") or "").lower(),
@@ -87,15 +87,14 @@ def read_leetcode(row: Row, number: int) -> ReferencedProblem:
     return ReferencedProblem(problem, (Reference(program),) if program else (), {"date": date} if date else {})
 
 
-def _leetcode_tests(row: Row) -> CallTests | AssertTests:
+def leetcode_tests(check: str, entry_point: str, imports: str) -> CallTests | AssertTests:
     """Calls, where all values are literals; else the program, with the names that it uses (ListNode, inf)."""
-    check, imports = text(row, "test"), optional_text(row, "prompt")
     try:
-        return CallTests(method_name(text(row, "entry_point")), tuple(call_cases(check)), imports)
+        return CallTests(method_name(entry_point), tuple(call_cases(check)), imports)
     except Rejected as error:
         if error.reason is not Reason.UNREADABLE_TESTS or _function(parsed_python(check).body, "check") is None:
             raise
-    return AssertTests((f"{check}\n\ncheck({row['entry_point']})",), imports)
+    return AssertTests((f"{check}\n\ncheck({entry_point})",), imports)
 
 
 def call_cases(check: str) -> Iterator[CallCase]:

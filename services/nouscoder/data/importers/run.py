@@ -18,7 +18,7 @@ from typing import Any
 from nouscoder.atomic_files import write_whole
 from nouscoder.data.bounded_files import FileRefused, SourceRow
 from nouscoder.data.check import faults_of
-from nouscoder.data.importers.fields import Reason, Rejected
+from nouscoder.data.importers.fields import Reason, Rejected, with_libraries
 from nouscoder.data.importers.formats import format_named
 from nouscoder.data.importers.options import Columns, ImportOptions
 from nouscoder.data.importers.rows import (
@@ -254,6 +254,7 @@ class _Import:
         # Rows without a name are named by their number in all files, because many sets are in several.
         item = self._format.read(self._columns.of(row.value), self._before + row.number)
         item = self._options.applied(item)
+        item = replace(item, problem=with_libraries(item.problem))
         item.problem.prompt.encode()  # text that is not Unicode raises ValueError
         _check_languages(item.problem)
         if wrong := faults_of(item.problem, here=False):

@@ -49,7 +49,7 @@ from nouscoder.data.importers.fields import (
     references,
     text,
 )
-from nouscoder.data.importers.functions import call_cases, checked
+from nouscoder.data.importers.functions import checked, leetcode_tests
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.importers.training_sets import ANSWER_TEMPLATE
 from nouscoder.data.problems import ReferencedProblem
@@ -67,7 +67,6 @@ from nouscoder.domain.submission import (
     StdinTests,
     Tests,
     language_name,
-    method_name,
 )
 from nouscoder.formats.body import first_fault, tests_from_json
 from nouscoder.formats.json_values import TooManyValues, ValueCount
@@ -130,9 +129,8 @@ def _paired(inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
 def _of_record(tests: dict[str, Any], function: str) -> Any:
     """Tests, or the record with the name of the function."""
     if tests.get("test_code") and tests.get("entry_point"):  # LeetCodeDataset's
-        name = method_name(str(tests["entry_point"]))
-        cases = tuple(call_cases(str(tests["test_code"])))
-        return CallTests(name, cases, str(tests.get("import_prefix") or ""))
+        names = ("test_code", "entry_point", "import_prefix")
+        return leetcode_tests(*(str(tests.get(name) or "") for name in names))
     if any(tests.get("assert_case") or ()) and not any(decoded(tests.get("inputs") or ())):
         return AssertTests(tuple(checked(case) for case in decoded(tests["assert_case"])))
     if not tests.get("type"):

@@ -65,15 +65,16 @@ def call_entry_point(namespace: dict[str, Any], entry_point: str, arguments: dic
 def find_entry_point(namespace: dict[str, Any], name: str) -> Any:
     """The method of `class Solution` with this name, else the function. So LiveCodeBench's grader finds it.
 
-    A star import therefore hides no method. Names that begin with "__" are those of judges, which no class replaces.
-    Raises NameError, like the program itself, when it does not exist.
+    A star import therefore neither hides a method nor replaces one that the class lacks. Names that begin with "__" are
+    those of judges, which no class replaces. Raises NameError or AttributeError, like the program itself, without one.
     """
-    owner: Any = namespace.get("Solution")
-    if hasattr(owner, name) and not name.startswith("__"):
-        return getattr(owner(), name)
+    owner, found = namespace.get("Solution"), namespace.get(name)
+    is_own = getattr(found, "__module__", None) == namespace.get("__name__")
+    if not name.startswith("__") and (hasattr(owner, name) or (isinstance(owner, type) and not is_own)):
+        return getattr(owner(), name)  # type: ignore[misc]
     if name not in namespace:
         raise NameError(f"name {name!r} is not defined")
-    return namespace[name]
+    return found
 
 
 def encode_value(value: Any) -> bytes:

@@ -34,7 +34,7 @@ from pathlib import Path
 from nouscoder.domain.submission import AssertTests, CallTests, Limits
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.judges.judge import Judge, encoded, readable
+from nouscoder.verifier.judges.judge import Judge, encoded, readable, with_setup
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 
 INLINE_CHARS = 8_000
@@ -138,7 +138,7 @@ class AssertJudge(Judge):
     def __init__(self, tests: AssertTests, prelude: str = "") -> None:
         if is_short(tests):
             require_python(tests)
-        super().__init__(tests.cases, f"{prelude}\n{tests.setup}" if tests.setup else prelude)
+        super().__init__(tests.cases, with_setup(prelude, tests.setup) if tests.setup else prelude)
         self._tokens = [secrets.token_hex(16) for _ in tests.cases]
 
     def source(self, code: str) -> str:

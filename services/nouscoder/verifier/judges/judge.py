@@ -163,13 +163,18 @@ class StdinJudge(Judge):
         return case.input, case.output, readable(result.stdout)
 
 
+def with_setup(prelude: str, setup: str) -> str:
+    """The prelude, then the setup, which is compiled on its own where it imports __future__: that has to come first."""
+    return f"{prelude}\nexec({setup!r})\n" if "__future__" in setup else f"{prelude}\n{setup}\n"
+
+
 class CallJudge(Judge):
     """The judge of call tests: the returned value is compared. Values are JSON."""
 
     _cases: Sequence[CallCase]
 
     def __init__(self, tests: CallTests, comparator: Comparator, prelude: str = "") -> None:
-        super().__init__(tests.cases, f"{prelude}\n{tests.setup}" if tests.setup else prelude)
+        super().__init__(tests.cases, with_setup(prelude, tests.setup) if tests.setup else prelude)
         self._comparator = comparator
         self._is_wrapped = tests.wrapped
         self.entry_point = tests.entry_point

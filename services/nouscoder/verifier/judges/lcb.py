@@ -36,7 +36,7 @@ from nouscoder.verifier.judges.comparators import (
     right_values,
     same_as_lcb_prints,
 )
-from nouscoder.verifier.judges.judge import Judge, beginning, encoded, readable
+from nouscoder.verifier.judges.judge import Judge, beginning, encoded, readable, with_setup
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 _MODULES = (
@@ -80,7 +80,7 @@ class LcbJudge(Judge):
 
     def source(self, code: str) -> str:
         """The driver, which holds the code as a string."""
-        prelude = f"{PRELUDE}\n{self._calls.setup}\n" if self._calls else PRELUDE
+        prelude = with_setup(PRELUDE, self._calls.setup) if self._calls else PRELUDE
         return f"{_driver()}\nPRELUDE = {prelude!r}\nSOURCE = {code!r}\nIS_CODE_GEN = {self._is_code_gen}\n"
 
     def run_limits(self, limits: Limits) -> Limits:
