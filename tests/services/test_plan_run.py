@@ -348,6 +348,7 @@ def _sets(given: Given) -> list[str]:
         ('set.generation.environment = {kind = "agent"}', "environment.kind agent needs openai.http"),
         ('set.broker.curriculum = {name = "subset", problem_ids = ["q"]}', "b: broker.curriculum"),
         ('set.run.sinks = ["wandb"]', "b: .*wandb"),
+        ('set.learner.lora = {rank = 4, target_modules = ["k_porj"]}', "b: learner.lora.target_modules: .*k_porj"),
     ],
 )
 async def test_what_a_later_stage_cannot_do_is_said_before_the_first_begins(
@@ -372,6 +373,7 @@ async def test_a_plan_without_its_problems_asks_no_hub(config: Config, tmp_path:
         'policy.path="Org/Model-14B"',
         'problems.train="gone.jsonl"',
         "plan.stages.c.evaluation.problems=away.jsonl",
+        'recipe.data=["nouscoder data filter rust"]',
     ]
     sets.append("plan.stages.b.learner.steps_per_batch=99")
     faulty = load_config(tmp_path / "mine.toml", [f'run.root="{tmp_path / "runs"}"', *sets])
@@ -386,4 +388,5 @@ async def test_a_plan_without_its_problems_asks_no_hub(config: Config, tmp_path:
     said = str(refused.value)
     assert "stage mine/01-a, mine/02-b, mine/03-c: problems.train" in said
     assert "away.jsonl does not exist" in said
+    assert said.count("data filter rust") == 1
     assert "steps_per_batch is 99" in said

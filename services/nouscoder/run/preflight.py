@@ -129,7 +129,7 @@ def _checked(config: Config) -> Config:
         raise ConfigError("\n".join([f"policy.path: {error}", *_faults_without_a_model(config)])) from error
     with suppress(NousCoderError):  # problems that cannot be read are reported below
         config = with_languages(config)
-    _raise(lambda: _all_faults(config) or adapter_faults(config))
+    _raise(lambda: _all_faults(config))
     say_unused_gpu(config)
     return config
 
@@ -141,7 +141,7 @@ def _all_faults(config: Config, positions: int | None = None) -> list[str]:
     faults = [*_policy_faults(config), *_faults_without_a_model(config), *_position_faults(config, positions)]
     for check in (missing_engine, _shared_device_faults):
         faults += check(config)
-    return faults or [*_language_faults(config), *_prompt_faults(config)]
+    return faults or [*_language_faults(config), *_prompt_faults(config)] or adapter_faults(config)
 
 
 def _faults_without_a_model(config: Config) -> list[str]:
@@ -219,9 +219,9 @@ def _problem_faults(config: Config) -> Iterator[str]:
     problems = config.problems
     train = config.in_run_folder(problems.train)
     if not train.is_file():
-        commands = "".join(f"\n  {command}" for command in config.recipe.data)
-        how = f"; the recipe's are made with:{commands}" if commands else ""
-        yield f"problems.train: {_missing(config, problems.train)}{how}"
+        yield f"problems.train: {_missing(config, problems.train)}"
+        if config.recipe.data:  # a line of its own, so that a plan says it once
+            yield "\n  ".join(["the recipe's problems are made with:", *config.recipe.data])
     else:
         faults = [*fault_of("problems.train", lambda: require_gradable(train, here=grades_here(config)))]
         yield from (faults := faults or [*fault_of("problems.train", lambda: _check_index(config))])
