@@ -92,12 +92,17 @@ report_app = typer.Typer(
 @report_app.command("run")
 def report_run(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder: runs/NAME, or that of a plan's stage")],
+    as_json: JsonOption = False,
 ) -> None:
-    """Write report.html and rollouts.html of a run into its folder."""
+    """Write report.html and rollouts.html of a run into its folder, and say which problems gave no training."""
     from nouscoder.report.page import write_report
     from nouscoder.report.run_data import run_folder
+    from nouscoder.report.untrained import read_untrained
 
-    typer.echo(f"the report is in {write_report(run_folder(run))}")
+    report, left = write_report(run_folder(run)), read_untrained(run)
+    lines = "\n".join([*(left.lines(run) if left else ()), f"the report is in {report}"])
+    record = {"report": str(report), "untrained": asdict(left) if left else None}
+    typer.echo(json.dumps(record, indent=1) if as_json else lines)
 
 
 @report_app.command("compare")

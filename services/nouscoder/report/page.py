@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nouscoder.atomic_files import write_whole
@@ -13,6 +13,7 @@ from nouscoder.report.curves import curves, figure
 from nouscoder.report.markup import escape, html_page, section, tiles
 from nouscoder.report.run_data import Record, RunData, number, read_run, whole_number
 from nouscoder.report.samples import pairs, pairs_section, sorting_heads, training_section, write_rollouts_page
+from nouscoder.report.untrained import read_untrained
 
 _CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."
 _TOKENS_NOTE = '<p class="note"><a href="rollouts.html">rollouts.html</a> shows tokens by ratio and clip.</p>'
@@ -31,14 +32,17 @@ def write_report(run_folder: Path) -> Path:
         raise NothingToReport(
             f"the run in {run_folder} has trained nothing and evaluated nothing yet, so it has no report"
         )
-    write_whole(report, page(run).encode("utf8"))
+    left = read_untrained(run_folder)
+    write_whole(report, page(run, left.lines(run_folder) if left else ()).encode("utf8"))
     write_rollouts_page(run_folder)
     return report
 
 
-def page(run: RunData) -> str:
-    """The whole page."""
-    return html_page(f"NousCoder run {run.name}", _headline(run), _sections(run), _notes(run))
+def page(run: RunData, untrained: Sequence[str] = ()) -> str:
+    """The whole page. `untrained` are the lines of the problems that gave no training."""
+    left = [section("Problems that gave no training", f"<pre>{escape(chr(10).join(untrained))}</pre>")]
+    sections = [*_sections(run), *(left if untrained else [])]
+    return html_page(f"NousCoder run {run.name}", _headline(run), sections, _notes(run))
 
 
 def _sections(run: RunData) -> list[str]:

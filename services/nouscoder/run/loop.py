@@ -62,6 +62,7 @@ from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.domain.run_status import NO_ROLLOUTS, Ledger
 from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.report.page import write_report
+from nouscoder.report.untrained import FILE, Untrained, untrained
 from nouscoder.run.console.feed import Feed
 from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once, log_evaluations, while_alive
 from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, lines_when_stopped, summarize
@@ -133,22 +134,34 @@ async def run_loop(
             await while_alive(services, require_languages(services.config))
             before = after = await evaluate_once(folder, services, view, "before")
 
-            ledger = NO_ROLLOUTS
+            ledger, left = NO_ROLLOUTS, None
             if config.run.total_batches:
                 await continue_if_ended(services.config, view)
                 services.start("learner")
                 ledger = await watch_until_ended(folder, services, view, started_s - earlier_s, sinks.look)
+                left = await note_untrained(folder, services.config)
 
                 after = await evaluate_once(folder, services, view, "after")
                 await asyncio.to_thread(drop_worse, folder.path)
                 await asyncio.to_thread(log_evaluations, folder.path)
 
     summary = summarize(config, before, after, time.monotonic() - started_s + earlier_s, ledger)
-    folder.write_json("summary.json", asdict(summary))
+    counts = {cause: len(names) for cause, names in left.by_cause.items()} if left else {}
+    folder.write_json("summary.json", asdict(summary) | {"untrained": counts})
     report = write_report(folder.path)
-    for line in closing_lines(summary, report):
+    for line in [*(left.lines(folder.path) if left else ()), *closing_lines(summary, report)]:
         view.say(line)
     return summary
+
+
+async def note_untrained(folder: RunFolder, config: Config) -> Untrained:
+    """Write untrained.json when the learner has ended, while the broker still answers."""
+    async with broker_of(config) as broker:
+        _, state = await broker.read_curriculum()
+        said = await broker.dead_letters(), await broker.status()
+    left = await asyncio.to_thread(untrained, config, state, *said)
+    folder.write_json(FILE, asdict(left))
+    return left
 
 
 def agent_lines(config: Config) -> list[str]:

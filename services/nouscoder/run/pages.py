@@ -41,6 +41,7 @@ from nouscoder.http_server.api_keys import foreign_part
 from nouscoder.http_server.bounded_threads import BoundedThreads
 from nouscoder.report.follow import position_of
 from nouscoder.report.samples import batch_json, browser, rollouts_page
+from nouscoder.report.untrained import FILE as UNTRAINED
 from nouscoder.rpc.addresses import AddressError, socket_host, split_address
 from nouscoder.run.console.feed import MOST_WATCHERS, Feed, TooManyWatch, runs_beside, stream
 
@@ -48,6 +49,7 @@ ROLLOUTS = "rollouts.html"
 FILES = {
     "report.html": "text/html; charset=utf-8",
     "summary.json": "application/json",
+    UNTRAINED: "application/json",
     "metrics.jsonl": "application/x-ndjson",
     "samples.jsonl": "application/x-ndjson",
     "config.toml": "text/plain; charset=utf-8",

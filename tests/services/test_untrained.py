@@ -1,0 +1,84 @@
+"""The end of a run, its folder, its report and its pages say which problems gave no training, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.command_line import nouscoder
+from tests.services.conftest import BrokerRig
+
+from nouscoder.broker.core import Broker
+from nouscoder.data.problems import save_problems
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.report.page import write_report
+from nouscoder.report.untrained import FILE, read_untrained, untrained
+from nouscoder.run.pages import FILES
+
+FATES = (
+    VerdictKind.ACCEPTED,
+    VerdictKind.WRONG_ANSWER,
+    VerdictKind.INTERNAL_ERROR,
+    None,
+    None,
+)  # None: half of a group
+
+
+async def test_each_problem_that_gave_no_training_has_its_cause(
+    new_broker: Callable[..., Broker], broker_rig: BrokerRig, tmp_path: Path
+) -> None:
+    """A run of these problems ended with "balanced", and nothing said that six of eight gave no training."""
+    in_cpp = Problem("c", "In C++.", StdinTests((StdinCase("1", "2"),)), languages=("cpp",))
+    left_out = Problem("not-in-subset", "More.", in_cpp.tests)
+    save_problems(tmp_path / "train.jsonl", [*broker_rig.problems, in_cpp, left_out])
+    save_problems(tmp_path / "held.jsonl", [Problem("held", "New.", in_cpp.tests), in_cpp])
+    subset = json.dumps([one.problem_id for one in broker_rig.problems])
+    config = broker_rig.config(
+        *(f'problems.train="{tmp_path}/train.jsonl"', f'problems.held_out="{tmp_path}/held.jsonl"'),
+        *("broker.max_regrades=1", f'run.root="{tmp_path}"', 'problems.languages=["python"]', "run.total_batches=1"),
+        *('broker.curriculum.name="subset"', f"broker.curriculum.problem_ids={subset}"),
+    )
+    broker = new_broker(config=config)
+    await broker.publish_policy(broker_rig.manifest(0))
+    asked = []
+    for fate in FATES:
+        (problem,) = {item.task.problem_id for item in await broker_rig.sample(broker, 4)}
+        asked.append(problem)
+        for _ in range(2):
+            await broker_rig.grade(broker, lambda name, fate=fate: fate or broker_rig.mixed(name))  # type: ignore[misc]
+    (never,) = {one.problem_id for one in broker_rig.problems} - {*asked}
+    config.run.folder.mkdir()
+    rewards = {asked[3]: [0.1 + 0.2, 0.3], asked[4]: [0.0, 1.0]}
+    (config.run.folder / "rewards.jsonl").write_text(json.dumps({"step": 1, "batch_id": 0, "rewards": rewards}) + "\n")
+
+    said = await broker.operations.dead_letters(), await broker.status()
+    found = untrained(config, await broker.read_curriculum(), *said)
+    assert found.num_problems == 8
+    assert found.by_cause == {
+        "may be answered in a language that problems.languages lacks": ["c"],
+        "were filtered: every answer was accepted": [asked[0]],
+        "were filtered: no answer was accepted": [asked[1]],
+        "could not be graded: internal_error": [asked[2]],
+        "were in batches with equal rewards alone, so without an advantage": [asked[3]],
+        "were not reached before the end": [never],
+        "are left out by broker.curriculum": ["not-in-subset"],
+    }
+    assert found.not_measured == {"may be answered in a language that problems.languages lacks": ["c"]}
+
+    folder = config.run.folder
+    (folder / "config.toml").touch()
+    (folder / FILE).write_text(json.dumps(asdict(found)))
+    assert read_untrained(folder) == found
+    lines = found.lines(folder)
+    assert lines[0] == f"7 of 8 training problems gave no training, all in {folder}/untrained.json:"
+    assert f"  1 could not be graded: internal_error: {asked[2]}" in lines
+    counts = {cause: len(names) for cause, names in found.by_cause.items()}
+    (folder / "summary.json").write_text(json.dumps({"name": "x", "untrained": counts}))
+    assert FILE in FILES
+    assert "7 of 8 training problems gave no training" in write_report(folder).read_text()
+    assert f"  1 were not reached before the end: {never}" in nouscoder("report", str(folder)).stdout
+    assert json.loads(nouscoder("report", str(folder), "--json").stdout)["untrained"] == asdict(found)
