@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from tests.command_line import nouscoder
+from tests.redis_process import RedisProcess
 from typer.testing import CliRunner
 
+from nouscoder.broker.redis_server import find_redis_binary
 from nouscoder.cli.app import app
 from nouscoder.config import devices, load_config
 from nouscoder.data.problems import save_problems
@@ -191,6 +193,17 @@ WRONG: list[tuple[Callable[[Home], object], str]] = [
     ),
     (line('{"problem_id": "train-0", "prompt": "", "tests": {"type": "stdin", "cases": []}}'), r"tests.cases: "),
 ]
+
+
+def test_a_redis_with_another_run_of_the_name_is_refused(home: Home, tmp_path: Path) -> None:
+    with RedisProcess(find_redis_binary(), tmp_path / "redis") as server:
+        home.keys["broker.redis_url"] = f'"{server.url}"'
+        identity = json.dumps({"run_id": "0" * 32, "folder": "/elsewhere/run", "seed": 0, "group_size": 8})
+        server.ask("HSET", "nouscoder:{run}:meta", "run_id", "0" * 32, "identity", identity)
+        (said,) = sentences(home)
+        assert "holds another run of the name run, in /elsewhere/run: give this run another run.name, or rem" in said
+        server.ask("RENAME", "nouscoder:{run}:meta", "nouscoder:{other}:meta")
+        assert isinstance(CliRunner().invoke(app, ["train", str(home.toml())]).exception, Started)
 
 
 @pytest.mark.parametrize(("spoil", "sentence"), WRONG, ids=[str(n) for n in range(len(WRONG))])

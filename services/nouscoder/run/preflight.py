@@ -7,6 +7,7 @@ building it is the check of the problem file; the broker finds it ready.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -455,6 +456,7 @@ def _shared_device_faults(config: Config) -> Iterator[str]:
 def _redis_faults(config: Config) -> Iterator[str]:
     from nouscoder.broker.redis_address import configured_url, without_password
     from nouscoder.broker.redis_server import RedisServerError, find_redis_binary, is_own
+    from nouscoder.learner.state.run_files import FILE, read_run_id
 
     if config.broker.redis_url_file and not Path(config.broker.redis_url_file).is_file():
         return  # reported with the other files
@@ -468,9 +470,15 @@ def _redis_faults(config: Config) -> Iterator[str]:
         with redis.Redis.from_url(
             url, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
         ) as client:
-            client.ping()
+            found, identity = client.hmget(f"nouscoder:{{{config.run.name}}}:meta", "run_id", "identity")
     except (redis.RedisError, ValueError) as error:
         yield f"broker.redis_url: {without_password(url)} cannot be used: {error}"
+        return
+    if found and found.decode() != read_run_id(config.run.folder / FILE):
+        yield (
+            f"broker.redis_url: {without_password(url)} holds another run of the name {config.run.name}, in"
+            f" {json.loads(identity)['folder']}: give this run another run.name, or try `nouscoder runs rm`"
+        )
 
 
 def fault_of(key: str, check: Callable[[], object], errors: type[Exception] = NousCoderError) -> Iterator[str]:
