@@ -201,7 +201,7 @@ def test_a_redis_with_another_run_of_the_name_is_refused(home: Home, tmp_path: P
         identity = json.dumps({"run_id": "0" * 32, "folder": "/elsewhere/run", "seed": 0, "group_size": 8})
         server.ask("HSET", "nouscoder:{run}:meta", "run_id", "0" * 32, "identity", identity)
         (said,) = sentences(home)
-        assert "holds another run of the name run, in /elsewhere/run: give this run another run.name, or rem" in said
+        assert "holds another run of the name run, in /elsewhere/run: give this run another run.name, or try" in said
         server.ask("RENAME", "nouscoder:{run}:meta", "nouscoder:{other}:meta")
         assert isinstance(CliRunner().invoke(app, ["train", str(home.toml())]).exception, Started)
 
