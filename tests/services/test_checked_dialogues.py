@@ -13,7 +13,15 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import SandboxSection
-from nouscoder.domain.submission import InteractiveTests, JudgeProgram, JudgeProtocol, Limits, StdinCase, Submission
+from nouscoder.domain.submission import (
+    CheckerTests,
+    InteractiveTests,
+    JudgeProgram,
+    JudgeProtocol,
+    Limits,
+    StdinCase,
+    Submission,
+)
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc import pairs
 from nouscoder.v1 import verdict_pb2
@@ -220,3 +228,15 @@ async def test_what_is_at_the_place_of_the_file_breaks_nothing(sandbox: LocalSan
         verdict = await grader.grade(Submission(tests, "print(1)", stop_on_first_failure=False))
         expected = VerdictKind.ACCEPTED if name == "nobody may read it" else VerdictKind.WRONG_ANSWER
         assert (verdict.kind, verdict.graded) == (expected, 2), verdict
+
+
+NEXT_PASS = "import sys\nopen(sys.argv[3] + '/nextpass.in', 'w').write('2')\nsys.exit(42)\n"
+
+
+async def test_a_checker_that_asks_for_another_pass_accepts_nothing(sandbox: LocalSandbox) -> None:
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+    tests = CheckerTests(CASES, JudgeProgram(NEXT_PASS, "python", JudgeProtocol.KATTIS))
+    verdict = await grader.grade(Submission(tests, "print(1)"))
+    assert (verdict.kind, "another pass" in verdict.detail) == (VerdictKind.INTERNAL_ERROR, True)
+    once = CheckerTests(CASES, JudgeProgram("import sys\nsys.exit(42)\n", "python", JudgeProtocol.KATTIS))
+    assert (await grader.grade(Submission(once, "print(1)"))).kind is VerdictKind.ACCEPTED

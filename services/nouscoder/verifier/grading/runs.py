@@ -78,6 +78,7 @@ Ran = tuple[RunResult, Ruling | None]  # the ruling is that of a checker or inte
 # Runs the test of an index in the fresh sandbox of one submission. Raises SandboxError.
 RunCase = Callable[[int], Awaitable[Ran]]
 log = logging.getLogger(__name__)
+_NEXT_PASS = "nextpass.in"  # a validator of Kattis writes it in its folder for the input of another pass
 _IMPORT_LIMITS = Limits(wall_time_s=60.0, cpu_time_s=60.0)
 
 
@@ -160,7 +161,9 @@ async def open_runs(sandbox: Sandbox, submission: Submission, program: Program, 
             async with sandbox.session(program) as session:
                 yield partial(_run_checker_of_code, session, tests)
         case CheckerTests() as tests:
-            async with sandbox.with_partners(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, other):
+            fetch = (_NEXT_PASS,) if tests.checker.protocol is JudgeProtocol.KATTIS else ()
+            judging = _partner(tests.checker, _CHECKER_LIMITS, fetch)
+            async with sandbox.with_partners(program, judging) as (candidate, other):
                 yield partial(_run_checked, candidate, _Checker(other, tests.checker.protocol), tests, judge)
         case InteractiveTests() as tests:
             longer_s = program.limits.wall_time_s + _INTERACTOR_EXTRA_S
@@ -177,8 +180,8 @@ async def open_runs(sandbox: Sandbox, submission: Submission, program: Program, 
                 yield partial(_run, session, judge, tests) if of_lcb is None else of_lcb.run
 
 
-def _partner(program: JudgeProgram, limits: Limits) -> Program:
-    return Program(installed()[program.language], program.code, limits)
+def _partner(program: JudgeProgram, limits: Limits, fetch: tuple[str, ...] = ()) -> Program:
+    return Program(installed()[program.language], program.code, limits, fetch=fetch)
 
 
 async def _run(session: Session, judge: Judge, tests: Tests, index: int) -> Ran:
@@ -209,6 +212,8 @@ class _Checker:
         `is_like_answer`: a right output has the form of the answer file, which an interactor's file need not have.
         """
         check = await self._check(files, output)
+        if _NEXT_PASS in check.files:
+            return Ruling(VerdictKind.INTERNAL_ERROR, f"the checker asks for another pass ({_NEXT_PASS}): there is one")
         if not has_crashed(check):
             return ruling_of_checker(check)
         on_answer = await self._check(files, files["answer"])
