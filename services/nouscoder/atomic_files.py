@@ -33,6 +33,9 @@ class StorageError(NousCoderError):
     exit_code = ExitCode.STORAGE
 
 
+_OF_WRITERS = ("No space left", "PytorchStreamWriter failed writing", "inline_container.cc")
+
+
 @contextmanager
 def naming_storage_faults(path: Path) -> Iterator[None]:
     """Turn an OSError inside the block into a StorageError about `path` with a message of one sentence."""
@@ -40,8 +43,9 @@ def naming_storage_faults(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         of_system = error if isinstance(error, OSError) else None
-        # torch and safetensors wrap errors of the operating system.
-        if "No space left" in str(error) if of_system is None else of_system.errno in (errno.ENOSPC, errno.EDQUOT):
+        # torch and safetensors wrap errors of the operating system, or have only a text of their own.
+        text = any(sign in str(error) for sign in _OF_WRITERS)
+        if text if of_system is None else of_system.errno in (errno.ENOSPC, errno.EDQUOT):
             full = f"the disk is full: {path} was not written; free some space and resume the run"
             raise StorageError(full) from error
         if of_system is not None:

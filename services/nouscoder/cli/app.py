@@ -86,6 +86,7 @@ _OF_STORAGE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO),
     *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def _for_people(error: BaseException) -> BaseException:
@@ -93,6 +94,8 @@ def _for_people(error: BaseException) -> BaseException:
     fault = first_error(error)
     if isinstance(fault, OSError) and fault.errno in _OF_STORAGE and fault.filename:
         return StorageError(f"{fault.filename} cannot be used: {fault.strerror}")
+    if isinstance(fault, OSError) and fault.errno in _FULL:  # of a stream, which does not know its name
+        return StorageError(f"the output cannot be written: {fault.strerror}")
     return as_missing_extra(fault, "".join(sys.argv[1:2]))
 
 
@@ -103,13 +106,20 @@ def main() -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(writable_cache("torch")))
     show_logs_to_a_person()  # a service writes JSON lines in their place
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # else Python does it after the exit code is set, with a traceback
     except SystemExit as ended:
         if interrupt := _interrupt_in(ended):
             print("; ".join(["nouscoder: interrupted", *getattr(interrupt, "__notes__", [])]), file=sys.stderr)  # noqa: T201
         raise
     except Exception as error:
         fault = _for_people(error)
+        try:
+            sys.stdout.flush()
+        except OSError:  # what could not be written is not tried again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(fault, NousCoderError):
             traceback.print_exception(error)
             sys.exit(ExitCode.FAILED)
