@@ -73,3 +73,10 @@ def test_the_recipes_of_the_real_model_ask_for_problems_that_exist(recipe: str) 
     assert config.demo.problems == "functions"
     for split, size in ((Split.TRAIN, config.demo.train_problems), (Split.HELD_OUT, config.demo.held_out_problems)):
         assert len(function_problems(split, size, seed=0)) == size
+
+
+@pytest.mark.parametrize("alone", [["--pass-rates", "easy.jsonl"], ["--smoke-batches", "3"], ["--json"]])
+def test_an_option_of_the_smoke_test_alone_is_refused(alone: list[str]) -> None:
+    answer = CliRunner().invoke(app, ["train", "my.toml", *alone])
+    assert answer.exit_code == 2
+    assert "it is for --smoke64" in answer.output

@@ -273,6 +273,11 @@ def test_an_output_of_another_input_is_not_resumed(tmp_path: Path, config: Confi
     with pytest.raises(OutputFault, match="has id 'y' where the input has 'x'"):
         grade(FileRequest(path, out, resume=True), config)
     assert "y" in out.read_text()
+    for notes in ("my notes\n", '{"note": 1}\n', '{"id": 1, "verdict": "accepted"}\nmy notes\n'):
+        out.write_text(notes)
+        with pytest.raises(OutputFault, match=r"holds lines that are no verdicts|is no output of this input"):
+            grade(FileRequest(path, out, resume=True), config)
+        assert out.read_text() == notes
     with pytest.raises(OutputFault, match="--resume needs --out"):
         grade(FileRequest(path, resume=True), config)
 

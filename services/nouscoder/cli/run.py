@@ -99,6 +99,9 @@ def train(
 
     if (config_file is None) is not bool(recipe):
         raise typer.BadParameter("give CONFIG or --recipe NAME")
+    of_smoke = {"--pass-rates": pass_rates, "--smoke-batches": smoke_batches, "--json": as_json}
+    if not smoke64 and (alone := next((name for name, value in of_smoke.items() if value), "")):
+        raise typer.BadParameter("it is for --smoke64", param_hint=alone)
     values, folder = overrides or [], None
     if recipe:
         config_file, folder = recipe_path(recipe), Path.cwd()

@@ -47,13 +47,21 @@ def refuse_input(out: Path | None, inputs: tuple[Path | None, ...]) -> None:
             raise OutputFault(f"--out {out} is the input itself: give another file")
 
 
+_BEGIN = b'{"id": '  # of each line
+
+
 def kept_lines(out: Path) -> Iterator[dict[str, Any]]:
-    """The lines of an earlier output that a resumed grading keeps. The file is cut after the last of them."""
+    """The lines of an earlier output that a resumed grading keeps. The file is cut after the last of them.
+
+    Raises OutputFault for a file with other lines, which is not changed.
+    """
     end = 0
     try:
         with out.open("rb") as file:
             for line in file:
                 record = _kept(line)
+                if record is None and not line.startswith(_BEGIN):
+                    raise OutputFault(f"{out} holds lines that are no verdicts of this command: give another --out")
                 if record is None:
                     break
                 end += len(line)
