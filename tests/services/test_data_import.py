@@ -721,6 +721,7 @@ def package(folder: Path, yaml: str = "name: sum", answer: str = "3", **files: s
         "data/secret/group/2.in": "7\n",
         "data/secret/group/2.ans": "7\n",
         "submissions/accepted/a.py": "print(int(input()))",
+        "submissions/accepted/a2.py": "#!/usr/bin/env python2\nprint int(raw_input())",  # not a reference
         **files,
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

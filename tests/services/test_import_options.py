@@ -17,7 +17,7 @@ from nouscoder.data.importers.run import CannotImport, import_files
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText, prompt_text
-from nouscoder.domain.submission import CallTests, Comparator, ComparatorKind, Limits, StdinTests
+from nouscoder.domain.submission import CallTests, Comparator, ComparatorKind, Limits, Profile, StdinTests
 from nouscoder.errors import Unusable
 
 CALLED = {
@@ -41,6 +41,30 @@ def imported(folder: Path, name: str, rows: list[Any], *options: str) -> list[Re
         raise done.exception
     assert done.exit_code == 0, done.output
     return list(read_parquet(out))
+
+
+def gym_row() -> dict[str, Any]:
+    """A row of NeMo Gym's layout."""
+    asked = {"input": [{"role": "user", "content": "Add two numbers."}]}
+    tests = {"inputs": ["1 2\n"], "outputs": ["3\n"], "fn_name": None}
+    return {"responses_create_params": asked, "verifier_metadata": {"unit_tests": tests}, "hash_id": "one"}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "profile", "seconds"),
+    [
+        ("livecodebench", lcb("stdin", SUM_ROWS, "[]"), Profile.LCB, 6),  # lcb_runner: --timeout 6
+        ("nemotron", gym_row(), Profile.CODE_GEN, 10),  # code_gen.yaml: unit_test_timeout_secs 10
+    ],
+)
+def test_a_published_grader_gives_its_profile_and_limits(
+    tmp_path: Path, name: str, row: dict[str, Any], profile: Profile, seconds: int
+) -> None:
+    (item,) = imported(tmp_path, name, [row])
+    assert (item.problem.profile, item.problem.limits) == (profile, Limits(seconds, seconds, 4 * 1024**3))
+    for options in (["--comparator", "tokens"], ["--float-tolerance", "0.1"], ["--languages", "python,cpp"]):
+        (own,) = imported(tmp_path, name, [row], *options)
+        assert own.problem.profile is Profile.PROCESS, "that grader knows no other comparison and no other language"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tests.services.test_data_import import jsonl, verdicts
 
-from nouscoder.data.importers.run import import_files
+from nouscoder.data.importers.run import CannotImport, import_files
 from nouscoder.data.problem_parquet import read_parquet
+from nouscoder.domain.submission import AssertTests
 
 CPP_TESTS = "}\nint main() {\n    auto candidate = add_one;\n    assert(candidate((3)) == (4));\n}\n"
 JS_TESTS = (
@@ -20,11 +21,21 @@ RS_TESTS = "}\n\nfn main() {\n    let candidate = add_one;\n    assert_eq!(candi
 SH_TESTS = (
     '}\n\ncandidate() {\n    add_one "$@"\n}\n\nset -e\nrun_test() {\n    [[ $(candidate "3") = "4" ]]\n}\n\nrun_test'
 )
+PHP_TESTS = (
+    "function candidate(...$args) {\n    return add_one(...$args);\n}\n\nfunction test(): void {\n"
+    '    if (candidate(3) !== 4) { throw new Exception("Test failed!"); }\n}\n\ntest();'
+)
+R_TESTS = (
+    "test_humaneval <- function() {\n    candidate <- add_one\n    stopifnot(isTRUE(all.equal(candidate(3), 4)))\n}\n"
+    "test_humaneval()"
+)
 LANGUAGES = [
     ("cpp", "g++", "#include<assert.h>\nlong add_one(long n) {\n", "  return n + 1;\n}", CPP_TESTS),
     ("js", "node", "//Adds one.\nfunction add_one(n){\n", "  return n + 1;\n}", JS_TESTS),
     ("rs", "rustc", "/// Adds one.\nfn add_one(n: isize) -> isize {\n", "    n + 1\n}", RS_TESTS),
     ("sh", "bash", "#!/bin/bash\nadd_one() {\n", "  echo $(($1 + 1))\n}", SH_TESTS),
+    ("php", "php", "<?php\n// Adds one.\nfunction add_one($n) {\n", "  return $n + 1;\n}\n?>", PHP_TESTS),
+    ("r", "Rscript", "# Adds one.\nadd_one <- function(n) {", "  n + 1\n}", R_TESTS),
 ]
 
 
@@ -44,6 +55,25 @@ def test_a_multipl_e_row_is_judged_by_the_exit_code_of_the_whole_program(
     assert right == "accepted"
     assert wrong in ("runtime_error", "wrong_answer")
     assert open_ended in ("compile_error", "runtime_error")
+
+
+@pytest.mark.parametrize("name", ["java", "cs", "go", "pl", "rb", "lua", "jl", "scala", "swift", "d", "rkt", "hs"])
+def test_a_language_of_multipl_e_is_refused_with_its_own_reason(tmp_path: Path, name: str) -> None:
+    row = {"name": "HumanEval_x", "language": name, "prompt": "x", "tests": "y"}
+    with pytest.raises(CannotImport):
+        import_files("multipl-e", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "out.parquet")
+    (line,) = (tmp_path / "out.parquet.rejected.jsonl").read_text().splitlines()
+    assert f"rows in {name} cannot be graded: " in line
+    assert ("no such language" in line) is (name in {"jl", "scala", "swift", "d", "rkt", "hs"})
+
+
+def test_an_answer_in_php_that_closes_its_tag_is_still_tested(tmp_path: Path) -> None:
+    """After ?> the tests would be text, and any answer right."""
+    row = {"name": "x", "language": "php", "prompt": "<?php\nfunction add_one($n) {\n", "tests": PHP_TESTS}
+    import_files("multipl-e", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "out.parquet")
+    (item,) = read_parquet(tmp_path / "out.parquet")
+    assert isinstance(item.problem.tests, AssertTests)
+    assert item.problem.tests.cases[0].startswith("// ?><?php\nfunction candidate")
 
 
 CONTEXT = '''

@@ -55,7 +55,7 @@ from nouscoder.data.importers.fields import (
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import CallTests, MathTests, Prelude, StdinTests, Tests, language_name
+from nouscoder.domain.submission import CallTests, Limits, MathTests, Prelude, Profile, StdinTests, Tests, language_name
 
 MAX_UNPACKED_BYTES = 1024**3  # of one row's private tests
 _TEXT = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"})
@@ -81,15 +81,20 @@ def text_of_pickle(data: bytes) -> str:
     return found
 
 
+LCB_LIMITS = Limits(wall_time_s=6.0, cpu_time_s=6.0)  # lcb_runner/runner/parser.py: --timeout 6
+
+
 def read_livecodebench(row: Row, number: int) -> ReferencedProblem:
-    """The problem of a row. Its id is the question_id, as in LiveCodeBench's sample files."""
+    """The problem of a row, judged as published. Its id is the question_id, as in LiveCodeBench's sample files."""
     problem = Problem(
         problem_id=text(row, "question_id"),
         prompt=text(row, "question_content"),
         starter_code=optional_text(row, "starter_code"),
         tests=_lcb_tests(row, "public_test_cases", "private_test_cases"),
         public_tests=_shown_cases(row),
+        limits=LCB_LIMITS,
         prelude=Prelude.LCB,
+        profile=Profile.LCB,
         difficulty=optional_text(row, "difficulty"),
         source="livecodebench",
         family=optional_text(row, "platform"),

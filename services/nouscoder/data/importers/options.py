@@ -28,6 +28,7 @@ from nouscoder.domain.submission import (
     InteractiveTests,
     Limits,
     MathTests,
+    Profile,
     StdinCase,
     StdinTests,
     Tests,
@@ -103,9 +104,12 @@ class ImportOptions(Body):
         is_neutral = isinstance(problem.tests, StdinTests | CheckerTests | InteractiveTests)
         if self.languages and is_neutral and not item.names_languages:
             problem = replace(problem, languages=tuple(self.languages))
+        # The profile of a published grader has its own comparison, and Python alone.
+        is_own = self.comparator or self.float_tolerance is not None or problem.languages != ("python",)
         changed = replace(
             self._asked(problem),
             comparator=self._comparator(problem.comparator),
+            profile=Profile.PROCESS if is_own else problem.profile,
             limits=self._limits(problem.limits),
             tests=problem.tests if self.max_tests is None else _longest(problem.tests, self.max_tests),
         )

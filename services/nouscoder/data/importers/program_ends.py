@@ -19,8 +19,18 @@ from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import AssertTests, CheckerTests, JudgeProgram, StdinCase, language_name
 
-_LANGUAGES = {"cpp": "C++", "js": "JavaScript", "ts": "TypeScript", "rs": "Rust", "sh": "Bash"}
+_LANGUAGES = {
+    **{"cpp": "C++", "js": "JavaScript", "ts": "TypeScript", "rs": "Rust", "sh": "Bash"},
+    **{"php": "PHP", "r": "R"},
+}
+_INSIDE = "the tests stand inside the class of the prompt, not after a whole program"
+_REFUSED = {
+    **{"java": f"{_INSIDE}, and the prompt imports org.javatuples", "cs": _INSIDE},
+    **{"go": "`go test` runs the tests, not a program", "pl": "the tests need the module Test::Deep"},
+    **{"rb": "the tests need the gem test-unit", "lua": "the tests need the module luaunit"},
+}
 _CLOSED = ("cpp", "rs", "sh")  # the tests of these begin with the `}` of the prompt's function
+_BEGIN = {"php": "// ?><?php\n"}  # an answer may end with ?>, after which the tests would be text
 _SETUP = {"cpp": "#include <assert.h>\n#include <bits/stdc++.h>"}
 
 
@@ -30,11 +40,11 @@ def read_multipl_e(row: Row, number: int) -> ReferencedProblem:
     if name not in _LANGUAGES:
         raise Rejected(
             Reason.NOT_VERIFIABLE,
-            f"rows in {name} are not supported: of MultiPL-E only {', '.join(_LANGUAGES)} are",
+            f"rows in {name} cannot be graded: {_REFUSED.get(name, 'the verifier has no such language')}",
         )
     if tests.lstrip().startswith("}") is not (name in _CLOSED):
         raise Rejected(Reason.UNREADABLE_TESTS, f"tests in {name} of another form: {tests[:40]!r}")
-    end = tests.lstrip().removeprefix("}")
+    end = _BEGIN.get(name, "") + tests.lstrip().removeprefix("}")
     problem = Problem(
         problem_id=f"{text(row, 'name')}-{name}",
         prompt=f"Complete this function in {_LANGUAGES[name]}. Answer with the whole program, without tests.",
@@ -97,6 +107,6 @@ def _imported(context: str) -> tuple[str, ...]:
 
 
 FORMATS = {
-    "multipl-e": Format(read_multipl_e, "MultiPL-E in C++, JavaScript, TypeScript, Rust and Bash"),
+    "multipl-e": Format(read_multipl_e, "MultiPL-E in C++, JavaScript, TypeScript, Rust, Bash, PHP and R"),
     "ds1000": Format(read_ds1000, "DS-1000; needs its libraries where candidates run"),
 }

@@ -35,7 +35,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from nouscoder.data.importers.contests import case_tests, lcb_tests
+from nouscoder.data.importers.contests import LCB_LIMITS, case_tests, lcb_tests
 from nouscoder.data.importers.fields import (
     Reason,
     Rejected,
@@ -234,7 +234,7 @@ def _authors_calls(tests: Any, function: str) -> CallTests:
     return call_tests(function, calls)
 
 
-_DEEPCODER_S, _LIVECODEBENCH_S = 12.0, 6.0  # rllm, rllm/rewards/code_reward.py
+_DEEPCODER_LIMITS = Limits(wall_time_s=12.0, cpu_time_s=12.0)  # rllm, rllm/rewards/code_reward.py
 
 
 def read_deepcoder(row: Row, number: int) -> ReferencedProblem:
@@ -242,13 +242,12 @@ def read_deepcoder(row: Row, number: int) -> ReferencedProblem:
     about = decoded(row.get("metadata") or "{}")
     listed = decoded(row.get("tests") or [])
     is_lcb = bool(at_path({"tests": listed}, "tests.0.testtype"))
-    limit_s = _LIVECODEBENCH_S if is_lcb else _DEEPCODER_S
     function = optional_text(about, "func_name") if isinstance(about, dict) else ""
     problem = Problem(
         problem_id=f"deepcoder-{number}",
         prompt=text(row, "problem"),
         tests=found_tests(listed, function),
-        limits=Limits(wall_time_s=limit_s, cpu_time_s=limit_s),
+        limits=LCB_LIMITS if is_lcb else _DEEPCODER_LIMITS,
         prelude=Prelude.LCB,
         difficulty=optional_text(row, "difficulty"),
         source="deepcoder",

@@ -2,7 +2,8 @@
 
 Nemotron (nvidia/Nemotron-RL-coding-competitive_coding, and Cascade's data of this layout), JSON lines of NeMo Gym:
 responses_create_params {input: [{role, content}]}, verifier_metadata {problem_id, unit_tests {inputs, outputs,
-fn_name}}, hash_id, dataset, source. Source: NVIDIA-NeMo/Gym, resources_servers/comp_coding.
+fn_name}}, hash_id, dataset, source. It is judged as there: 10 s a test. Source: NVIDIA-NeMo/Gym,
+resources_servers/code_gen (configs/code_gen.yaml).
 
 rStar-Coder (microsoft/rStar-Coder, the parts seed_testcase and synthetic_rl_testcase): question_id, question, inputs,
 outputs; seed_testcase also has starter_code, func_name and class_name. Inputs and outputs are lists, or their JSON.
@@ -53,7 +54,17 @@ from nouscoder.data.importers.fields import (
 from nouscoder.data.importers.rows import Format, example_rows
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import AssertTests, CallTests, MathCase, MathTests, Prelude, StdinCase, StdinTests
+from nouscoder.domain.submission import (
+    AssertTests,
+    CallTests,
+    Limits,
+    MathCase,
+    MathTests,
+    Prelude,
+    Profile,
+    StdinCase,
+    StdinTests,
+)
 
 
 def read_nemotron(row: Row, number: int) -> ReferencedProblem:
@@ -65,7 +76,9 @@ def read_nemotron(row: Row, number: int) -> ReferencedProblem:
         problem_id=optional_text(row, "hash_id") or optional_text(about, "problem_id") or f"nemotron-{number}",
         prompt=question,
         tests=_tests(tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")),
+        limits=Limits(wall_time_s=10.0, cpu_time_s=10.0),
         prelude=Prelude.LCB,
+        profile=Profile.CODE_GEN,
         source="nemotron",
         family=optional_text(row, "source", "dataset"),
     )
