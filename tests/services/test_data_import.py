@@ -893,6 +893,15 @@ def test_what_the_tests_import_is_required_of_the_machine(tmp_path: Path) -> Non
         assert item.problem.libraries == libraries
 
 
+def test_a_test_that_asserts_nothing_is_rejected(tmp_path: Path) -> None:
+    """Every program would be right."""
+    row = {"prompt": "def f(x):\n", "entry_point": "f", "canonical_solution": "    return x"}
+    tests = ("def check(candidate):\n    pass\n", "def check(candidate):\n    assert abs(candidate(1) - 1) < 1\n")
+    rows = [row | {"task_id": f"H/{number}", "test": test} for number, test in enumerate(tests)]
+    summary = import_files("humaneval", [jsonl(tmp_path / "rows.jsonl", *rows)], tmp_path / "out.parquet")
+    assert (summary.problems, summary.rejected) == (1, {"no_tests": 1})
+
+
 def test_a_row_that_no_machine_can_grade_is_rejected_by_its_field(tmp_path: Path) -> None:
     call = {"type": "call", "entry_point": "double it", "cases": [{"args": [2], "expected": 4}]}
     stdin = {"type": "stdin", "cases": [{"input": "1", "output": "1"}]}

@@ -189,6 +189,9 @@ def parsed_python(code: object) -> ast.Module:
         raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
 
 
+_CAN_FAIL = re.compile("assert|raise|exit|fail")
+
+
 def imported_libraries(programs: Iterable[str], *own: str) -> tuple[str, ...]:
     """The modules beyond the standard library that programs import, without their `own`. Raises Rejected."""
     names = dict.fromkeys(
@@ -204,12 +207,17 @@ def imported_libraries(programs: Iterable[str], *own: str) -> tuple[str, ...]:
 
 
 def with_libraries(problem: Problem) -> Problem:
-    """The problem with what its tests in Python import: a library that is missing is no fault of a program."""
+    """The problem with what its tests in Python import: a library that is missing is no fault of a program.
+
+    Raises Rejected for a case that nothing can fail, such as `def check(candidate): pass`.
+    """
     tests = problem.tests
     if problem.languages != ("python",) or not isinstance(tests, CallTests | AssertTests):
         return problem
     cases = tests.cases if isinstance(tests, AssertTests) and not tests.module else ()
     module = tests.module if isinstance(tests, AssertTests) else ""
+    if vacuous := next((case for case in cases if not _CAN_FAIL.search(f"{tests.setup}\n{case}")), ""):
+        raise Rejected(Reason.NO_TESTS, f"a test asserts nothing: {vacuous[:100]!r}")
     found = imported_libraries([tests.setup, *cases], module)
     return replace(problem, libraries=tuple(dict.fromkeys((*problem.libraries, *found))))
 
