@@ -187,7 +187,7 @@ class LearnerCore:
         with self._leader.together(RankMessage(RankMessageKind.GATHER)):
             if self._config.learner.lora.publishes_adapters:
                 return StagedPolicy.of_adapter(self.model, version, step)
-            return StagedPolicy.of(self.model, version, step, dtypes)
+            return StagedPolicy.of(self.model, version, step, dtypes, self._files.policy)
 
     def write_policy(self, policy: StagedPolicy) -> PolicyManifest:
         """Write a policy as files that generation can load. Any thread, one at a time. Raises StorageError."""

@@ -7,9 +7,7 @@ folder that the run began with.
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from nouscoder.atomic_files import link_or_copy, whole_folder
 from nouscoder.domain.prompt import PromptSettings
 from nouscoder.errors import ExitCode, NousCoderError, Unusable
 from nouscoder.json_file import read_json_object
+from nouscoder.policy_folder.identity import lost_tensor
 from nouscoder.policy_folder.inspection import config_faults, weights_faults
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
 from nouscoder.policy_folder.weights_files import (
@@ -26,7 +25,6 @@ from nouscoder.policy_folder.weights_files import (
     WEIGHTS_FILE,
     is_adapter,
     is_sharded,
-    stored_weights,
     weights_files,
 )
 
@@ -34,12 +32,6 @@ CONFIG_FILE = "config.json"
 _SUFFIXES = {".json", ".txt", ".model", ".jinja"}
 _WINDOWED = frozenset({"sliding_attention", "chunked_attention"})
 _OWN_ROPE = ("codegen", "gptj", "phi3", "phimoe")  # of phi3 transformers reads yarn as longrope
-# Names of tensors in a checkpoint with several towers, and what its configuration says of all.
-_OF_TOWERS = re.compile(r"(?:^|\.)(?:language_model|text_model|visual|vision_\w+|multi_modal_projector|embed_vision)\.")
-_OF_WHOLE = (
-    *("dtype", "torch_dtype", "tie_word_embeddings", "transformers_version"),
-    *("bos_token_id", "eos_token_id", "pad_token_id"),
-)
 
 
 class CannotScale(Unusable):
@@ -73,6 +65,8 @@ def compose_policy(
     files = _there([first / CONFIG_FILE, *_whole_weights(whole)])[1:]
     if faults := [*config_faults(first), *weights_faults(whole)]:
         raise PolicyFilesMissing(faults[0])
+    if whole != first and has_weights(first) and (lost := lost_tensor(weights_files(first), weights_files(whole))):
+        raise PolicyFilesMissing(f"{whole} lacks {lost}, which {first} has: the policy would not be whole")
     with whole_folder(to) as part:
         for file in sorted(first.iterdir()):
             if file.suffix in _SUFFIXES and file.name != INDEX_FILE and file.is_file():
@@ -85,10 +79,8 @@ def compose_policy(
         put = link_or_copy if link else shutil.copyfile
         for file in files:
             put(file, part / file.name)
-        own = read_json_object(first / CONFIG_FILE, PolicyFilesMissing)
-        written = _text_config(own if config is None else config, stored_weights(part))
-        if written != own:
-            (part / CONFIG_FILE).write_text(json.dumps(written, indent=2) + "\n", encoding="utf8")
+        if config is not None:
+            (part / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf8")
         if prompt is not None:
             (part / PROMPT_FILE).write_text(prompt_json(prompt), encoding="utf8")
         if card:
@@ -153,21 +145,6 @@ def _scaled(folder: Path, rope: dict[str, Any], factor: float, original_tokens: 
         )
     kept = {name: value for name, value in rope.items() if name not in ("type", "attention_factor")}
     return kept | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original_tokens}
-
-
-def _text_config(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The configuration of weights with these names: of a model with towers, whose text alone was trained, the text's.
-
-    The learner trains Qwen3.5 without its vision tower, under the names of the text model. Under the whole
-    configuration a loader would draw the tower at random.
-    """
-    text = config.get("text_config")
-    if not isinstance(text, dict) or any(_OF_TOWERS.search(name) for name in names):
-        return config
-    whole = [str(name) for name in config.get("architectures") or ()]
-    own = {key: config[key] for key in _OF_WHOLE if key in config}
-    architectures = [name.replace("ForConditionalGeneration", "ForCausalLM") for name in whole]
-    return own | {key: value for key, value in text.items() if value is not None} | {"architectures": architectures}
 
 
 def has_weights(folder: Path) -> bool:

@@ -39,12 +39,30 @@ def weights_digest(files: Iterable[Path]) -> str:
 def differing_tensor(of_learner: Iterable[Path], in_use: Iterable[Path]) -> str | None:
     """The first tensor of the learner's files that is another one in the files in use. Raises WeightsUnusable.
 
-    What only the files in use hold is nothing that a model uses, because the learner has loaded them too.
+    One that only the files in use hold was lost, unless it is saved twice there, as a tied output layer may be.
     """
     trained, sampled = _tensor_digests(of_learner), _tensor_digests(in_use)
     heads = {digest for name, digest in sampled.items() if name.endswith(_HEAD)}
     differing = (name for name, digest in trained.items() if sampled.get(name) != digest and digest not in heads)
-    return min(differing, default=None)
+    lost = (name for name, digest in sampled.items() if name not in trained and digest not in trained.values())
+    return min([*differing, *lost], default=None)
+
+
+def lost_tensor(first: Iterable[Path], weights: Iterable[Path]) -> str | None:
+    """The first tensor of the files `first` that `weights` lack by name, unless it is saved twice in `first`."""
+    before = {name: (file, span) for file in first for name, span in stored_tensors(file).items()}
+    there = {name for file in weights for name in stored_tensors(file)}
+
+    def is_twice(name: str) -> bool:
+        alike = [
+            one
+            for one in before.values()
+            if (one[1].dtype, one[1].shape) == (before[name][1].dtype, before[name][1].shape)
+        ]
+        digests = [_digest(_mapped(file), span) for file, span in alike]
+        return digests.count(_digest(_mapped(before[name][0]), before[name][1])) > 1
+
+    return next((name for name in sorted(before.keys() - there) if not is_twice(name)), None)
 
 
 def tokenizer_digests(folder: Path) -> tuple[str, ...]:

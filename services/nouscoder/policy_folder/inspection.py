@@ -228,8 +228,7 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     grows beyond that length would change the meaning of its own earlier keys, and the parts of a run would disagree on
     the frequencies. So its positions end there.
     """
-    if isinstance(config.get("text_config"), dict):
-        config = config["text_config"]
+    config = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     positions = config.get("max_position_embeddings", config.get("n_positions"))
     if not isinstance(positions, int):
         return None

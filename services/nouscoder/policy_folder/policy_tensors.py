@@ -266,6 +266,29 @@ def split_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return split
 
 
+def keep_names(model: Any, stored: Collection[str]) -> None:
+    """Let transformers write a model, which it has not loaded, by the prefixes of these names of a folder."""
+    # Importing transformers takes seconds.
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange
+
+    def is_meant(one: Any) -> bool:
+        prefixes = one.source_patterns if isinstance(one, PrefixChange) else ()
+        return not prefixes or any(re.match(prefix, name) for prefix in prefixes for name in stored)
+
+    if getattr(model, "_weight_conversions", None) is None:
+        model._weight_conversions = [*filter(is_meant, get_model_conversion_mapping(model, add_legacy=False))]
+
+
+def unread_names(model: Any, stored: Iterable[str], own: Container[str]) -> list[str]:
+    """The names that a model, whose `own` names are given, does not read: of other towers, of heads for later tokens.
+
+    A folder with them is whole only with them, and transformers knows that this model has no use for them.
+    """
+    patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    return [name for name in stored if name not in own and any(pattern.search(name) for pattern in patterns)]
+
+
 def merge_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `split_experts`. Raises ValueError when an expert lacks a matrix, or has one of another shape."""
     merged: dict[str, Tensor] = {}

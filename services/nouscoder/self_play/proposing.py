@@ -149,7 +149,7 @@ def train_proposer(config: Config, batch: Batch, to: Path) -> list[dict[str, Any
         for step in trained.steps
     ]
     write_whole(files.run / METRICS, "".join(json.dumps(record) + "\n" for record in records).encode())
-    staged = StagedPolicy.of(trainer.model, 1, trainer.step, stored_dtypes(files.policy))
+    staged = StagedPolicy.of(trainer.model, 1, trainer.step, stored_dtypes(files.policy), files.policy)
     publisher = PolicyPublisher(files.policies, 1, shard_bytes=config.learner.policy_shard_bytes)
     compose_policy(to, files.policy, Path(publisher.write(staged).folder), link=True)
     return records

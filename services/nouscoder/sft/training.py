@@ -143,7 +143,7 @@ class SupervisedTraining:
         """Write the policy as a new Hugging Face folder. All ranks must call it. Raises StorageError."""
         first, learner = self._files.policy, self._config.learner
         with naming_lost_ranks(self._ranks.patience_s):
-            staged = StagedPolicy.of(self.trainer.model, self.step, self.step, stored_dtypes(first))
+            staged = StagedPolicy.of(self.trainer.model, self.step, self.step, stored_dtypes(first), first)
         if self._is_first:
             publisher = PolicyPublisher(self._files.policies, 1, shard_bytes=learner.policy_shard_bytes)
             weights = Path(publisher.write(staged).folder)

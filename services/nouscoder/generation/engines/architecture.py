@@ -16,9 +16,15 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
 from nouscoder.policy_folder.finite_values import not_finite_in_file
-from nouscoder.policy_folder.policy_tensors import PolicyTensors, tied_names
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, keep_names, tied_names, unread_names
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained
-from nouscoder.policy_folder.weights_files import ADAPTER_FILE, FileState, WeightsUnusable
+from nouscoder.policy_folder.weights_files import (
+    ADAPTER_FILE,
+    FileState,
+    WeightsMissing,
+    WeightsUnusable,
+    stored_weights,
+)
 
 Shape = tuple[int, ...]
 
@@ -80,9 +86,17 @@ class Architecture(Parameters):
             raise _no_config(folder, error) from error
         # As transformers writes them: with the buffers that a folder holds, such as the bias of a router, and for some
         # types by other names, or experts one by one.
-        super().__init__(revert_weight_conversion(model, model.state_dict(keep_vars=True)))
+        try:
+            shapes = {name: span.shape for name, (_, span) in stored_weights(folder).items()}
+        except (WeightsMissing, WeightsUnusable):  # whoever reads them says so
+            shapes = {}
+        keep_names(model, shapes)
+        own = revert_weight_conversion(model, model.state_dict(keep_vars=True))
+        # Each version must have what the model does not read, too: the weights in use are those of a whole policy.
+        unread = unread_names(model, shapes, own)
+        super().__init__(own | {name: torch.empty(shapes[name], device="meta") for name in unread})
         self._checked_base: tuple[tuple[Path, FileState], ...] = ()
-        self.max_tokens: int = config.max_position_embeddings
+        self.max_tokens: int = config.get_text_config().max_position_embeddings
 
     def check(self, files: Sequence[Path], source: str) -> None:
         """Read all bytes of the files once, but of an adapter whose base was checked before, only what it changes.

@@ -35,7 +35,7 @@ from nouscoder.generation.engines.base import EngineError, EnginePlaces, EngineU
 from nouscoder.generation.engines.slots import DecodePass, ExpertRecorder, KeyValueCache, PromptPass, Slots
 from nouscoder.generation.engines.stepped import Ended, Row, StepEngine
 from nouscoder.policy_folder.inspection import engine_fault, positions_of
-from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts, unread_names
 from nouscoder.policy_folder.pretrained import build_model
 from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
@@ -52,6 +52,7 @@ class ModelWeights:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._parameters = Parameters(model.state_dict(keep_vars=True))
         self._base: tuple[tuple[Path, FileState], ...] = ()  # of the adapter in use; () for whole weights
         self._changed: frozenset[str] = frozenset()
@@ -70,6 +71,8 @@ class ModelWeights:
             weights = merge_experts(weights)
         except ValueError as error:
             raise EngineError(f"{files[0].parent}: {error}") from error
+        for name in unread_names(self._model, weights, self._parameters.tensors):
+            del weights[name]
         shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         self._parameters.check_shapes(shapes, source, is_whole=not is_base_here)
         for name, tensor in weights.items():

@@ -40,7 +40,7 @@ from nouscoder.learner.publication.by_ranks import VersionByRanks
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_folder.delta import DeltaUnusable, write_delta
 from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
-from nouscoder.policy_folder.policy_tensors import Adapter, split_experts
+from nouscoder.policy_folder.policy_tensors import Adapter, PolicyTensors, keep_names, split_experts, unread_names
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -74,14 +74,25 @@ class StagedPolicy:
 
     @classmethod
     def of(
-        cls, model: PreTrainedModel, policy_version: int, step: int, dtypes: Mapping[str, torch.dtype] = _OWN
+        cls,
+        model: PreTrainedModel,
+        policy_version: int,
+        step: int,
+        dtypes: Mapping[str, torch.dtype] = _OWN,
+        first: Path | None = None,
     ) -> StagedPolicy:
-        """Copy the current weights of the model, each rounded to its type in `dtypes`, or in the model's own type."""
+        """Copy the current weights of the model, each rounded to its type in `dtypes`, or in the model's own type.
+
+        What the model does not read of the folder `first` is added as it is there: a vision tower, heads for later
+        tokens. So what is written is as whole as the first policy.
+        """
         copy = model.device.type == "cpu"  # on another device `weights_of` has copied them already
         weights = {
             name: tensor.to(dtypes.get(name, tensor.dtype), copy=copy).contiguous()
             for name, tensor in _as_stored(model, weights_of(model), dtypes).items()
         }
+        if first is not None and (unread := unread_names(model, dtypes, weights)):
+            weights |= dict(PolicyTensors(weights_files(first)).read(unread))
         return cls(policy_version, step, weights)
 
     @classmethod
@@ -98,6 +109,7 @@ def _as_stored(model: PreTrainedModel, weights: dict[str, Tensor], stored: Colle
     split = split_experts(weights)
     if not stored or split.keys() <= set(stored):
         return split
+    keep_names(model, stored)
     reverted: dict[str, Tensor] = revert_weight_conversion(model, dict(weights))
     return reverted
 
