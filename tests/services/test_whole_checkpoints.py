@@ -148,6 +148,18 @@ def test_names_of_another_form_of_the_folder_stay(kind: str, form: str, resumed:
     Architecture(first).check(weights_files(version), "the policy")
 
 
+@pytest.mark.parametrize("kept", [["lm_head.weight"], ["model.embed_tokens.weight", "lm_head.weight"]])
+def test_a_tied_output_layer_keeps_a_name_that_the_folder_has(kept: list[str], tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    write_policy_folder(first, tiny_model("llama", tie_word_embeddings=True))
+    weights = load_file(first / WEIGHTS_FILE)
+    tied = weights.pop("model.embed_tokens.weight")
+    save_file(weights | {name: tied.clone() for name in kept}, first / WEIGHTS_FILE, {"format": "pt"})
+    version = published(first, tmp_path / "policies")
+    compose_policy(tmp_path / "written", first, version)
+    assert load_file(tmp_path / "written" / WEIGHTS_FILE).keys() == {*weights, kept[-1] if len(kept) == 1 else kept[0]}
+
+
 def test_a_folder_without_weights_takes_the_names_of_the_first_policy(tmp_path: Path) -> None:
     """Generation without a shared disk has only the other files of the folder."""
     first = with_more("glm4_moe", "model.layers.46.eh_proj.weight", tmp_path / "first")

@@ -290,10 +290,13 @@ def as_stored(model: Any, weights: dict[str, Tensor], stored: Collection[str]) -
         for name in stored:
             rename_source_key(name, renamings, converters)
         model._weight_conversions = [one for one in conversions if one.was_used()]
-    prefix = f"{model.base_model_prefix}."  # which a folder of the model without its head has not
-    named = revert_weight_conversion(model, dict(weights)).items()
-    bare = {name: name.removeprefix(prefix) for name, _ in named}
-    return {bare[name] if name not in stored and bare[name] in stored else name: tensor for name, tensor in named}
+    # A folder may have of a tied tensor only the other name, and no prefix where it was saved without the head.
+    tied = {one: other for other, one in model.all_tied_weights_keys.items() if other in stored and one not in stored}
+    named: dict[str, Tensor] = {}
+    for name, tensor in revert_weight_conversion(model, dict(weights)).items():
+        bare = tied.get(name, name.removeprefix(f"{model.base_model_prefix}."))
+        named[bare if name not in stored and bare in stored else name] = tensor
+    return named
 
 
 def unread_names(model: Any, stored: Iterable[str], own: Container[str]) -> list[str]:
