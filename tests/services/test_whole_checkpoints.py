@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ _TOWER: dict[str, Any] = {
     **{"depth": 2, "image_size": 28, "patch_size": 14, "out_hidden_size": 32, "num_position_embeddings": 16},
 }
 COMPOSITE = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text"}
+OTHERS = {"llama4": "llama4_text", "mistral3": "mistral"}
 
 
 def with_tower(kind: str, folder: Path) -> Path:
-    text = {**_SIZES, **TYPES[COMPOSITE[kind]]}
+    text = {**_SIZES, **TYPES[(COMPOSITE | OTHERS)[kind]]}
     config = AutoConfig.for_model(kind, text_config=text, vision_config=dict(_TOWER))
     torch.manual_seed(0)
     write_policy_folder(folder, AutoModelForImageTextToText.from_config(config, dtype=torch.float32))  # type: ignore[no-untyped-call]
@@ -76,6 +78,38 @@ def test_a_written_policy_has_the_other_towers_byte_for_byte(kind: str, resumed:
         Architecture(first).check(weights_files(folder), "the policy")
 
 
+REFUSED = {
+    "llama4": r"holds multi_modal_projector.\S+ and \d+ more, which the model of its config.json has not$",
+    "mistral3": r"Mistral3Config'> for this kind of AutoModel: AutoModelForCausalLM.$",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_towers_that_transformers_cannot_leave_out_are_refused_in_one_sentence(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=REFUSED[kind]):
+        load_model(with_tower(kind, tmp_path))
+
+
+QUANTISED: list[tuple[str, torch.dtype]] = [("fp8", torch.float8_e4m3fn), ("mxfp4", torch.uint8), ("gptq", torch.int32)]
+
+
+@pytest.mark.parametrize(("method", "dtype"), QUANTISED)
+def test_a_quantised_folder_is_refused(method: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Its scales would not be those of the trained weights."""
+    write_policy_folder(tmp_path, tiny_model("qwen3"))
+    name = "model.layers.0.mlp.down_proj.weight"
+    weights = load_file(tmp_path / WEIGHTS_FILE)
+    weights |= {name: weights[name].to(dtype), f"{name}_scale_inv": torch.ones(1, 1)}
+    save_file(weights, tmp_path / WEIGHTS_FILE, {"format": "pt"})
+    with pytest.raises(WeightsError, match=f"{name}_scale_inv, which the model of its config.json has not"):
+        load_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for load in (load_model, empty_model):
+        with pytest.raises(WeightsError, match=rf"quantised \({method}\): take the model's unquantised weights$"):
+            load(tmp_path)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_written_policy_of_each_type_loads_with_no_missing_and_no_unexpected_tensor(
@@ -120,6 +154,47 @@ def test_heads_for_later_tokens_stay(kind: str, name: str, tmp_path: Path) -> No
     Architecture(first).check(weights_files(version), "the policy")
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("form", ["of_the_model", "without_its_prefix"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "minimax_m2", "gpt_neox", "gpt2"])
+def test_names_of_another_form_of_the_folder_stay(kind: str, form: str, resumed: bool, tmp_path: Path) -> None:
+    """Experts that transformers holds together; the files of gpt2 on the hub have no `transformer.`."""
+    model, first = tiny_model(kind), tmp_path / "first"
+    write_policy_folder(first, model)
+    model.save_pretrained(first, save_original_format=False)
+    prefix = f"{model.base_model_prefix}." if form == "without_its_prefix" else ""
+    weights = {name.removeprefix(prefix): weight for name, weight in load_file(first / WEIGHTS_FILE).items()}
+    save_file(weights, first / WEIGHTS_FILE, {"format": "pt"})
+    version = published(first, tmp_path / "policies", resumed=resumed)
+    compose_policy(tmp_path / "written", first, version)
+    assert load_file(tmp_path / "written" / WEIGHTS_FILE).keys() == weights.keys()
+    auto: Any = AutoModelForCausalLM
+    _, found = auto.from_pretrained(tmp_path / "written", output_loading_info=True)
+    assert not any(found.values()), found
+    Architecture(first).check(weights_files(version), "the policy")
+
+
+@pytest.mark.parametrize("kept", [["lm_head.weight"], ["model.embed_tokens.weight", "lm_head.weight"]])
+def test_a_tied_output_layer_keeps_a_name_that_the_folder_has(kept: list[str], tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    write_policy_folder(first, tiny_model("llama", tie_word_embeddings=True))
+    weights = load_file(first / WEIGHTS_FILE)
+    tied = weights.pop("model.embed_tokens.weight")
+    save_file(weights | {name: tied.clone() for name in kept}, first / WEIGHTS_FILE, {"format": "pt"})
+    version = published(first, tmp_path / "policies")
+    compose_policy(tmp_path / "written", first, version)
+    assert load_file(tmp_path / "written" / WEIGHTS_FILE).keys() == {*weights, kept[-1] if len(kept) == 1 else kept[0]}
+
+
+def test_a_folder_without_weights_takes_the_names_of_the_first_policy(tmp_path: Path) -> None:
+    """Generation without a shared disk has only the other files of the folder."""
+    first = with_more("glm4_moe", "model.layers.46.eh_proj.weight", tmp_path / "first")
+    version = published(first, tmp_path / "policies")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "config.json").write_bytes((first / "config.json").read_bytes())
+    Architecture(tmp_path / "cache").check(weights_files(version), "the policy")
+
+
 def test_a_lost_tensor_is_seen_by_each(tmp_path: Path) -> None:
     first = with_more("qwen3_next", "mtp.fc.weight", tmp_path / "first")
     lossy = tmp_path / "lossy"
@@ -132,6 +207,6 @@ def test_a_lost_tensor_is_seen_by_each(tmp_path: Path) -> None:
     assert differing_tensor(ours, theirs) == "mtp.fc.weight"
     with pytest.raises(EngineError, match=r"mtp.fc.weight is missing"):
         Architecture(first).check(ours, "the policy")
-    with pytest.raises(PolicyFilesMissing, match=r"lacks mtp.fc.weight, which .* has: the policy would not be whole"):
+    with pytest.raises(PolicyFilesMissing, match=r"^only one of .* has mtp.fc.weight: the policy would not fit"):
         compose_policy(tmp_path / "written", first, lossy)
     assert not (tmp_path / "written").exists()

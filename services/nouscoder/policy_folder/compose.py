@@ -15,7 +15,7 @@ from nouscoder.atomic_files import link_or_copy, whole_folder
 from nouscoder.domain.prompt import PromptSettings
 from nouscoder.errors import ExitCode, NousCoderError, Unusable
 from nouscoder.json_file import read_json_object
-from nouscoder.policy_folder.identity import lost_tensor
+from nouscoder.policy_folder.identity import odd_tensor
 from nouscoder.policy_folder.inspection import config_faults, weights_faults
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
 from nouscoder.policy_folder.weights_files import (
@@ -65,8 +65,8 @@ def compose_policy(
     files = _there([first / CONFIG_FILE, *_whole_weights(whole)])[1:]
     if faults := [*config_faults(first), *weights_faults(whole)]:
         raise PolicyFilesMissing(faults[0])
-    if whole != first and has_weights(first) and (lost := lost_tensor(weights_files(first), weights_files(whole))):
-        raise PolicyFilesMissing(f"{whole} lacks {lost}, which {first} has: the policy would not be whole")
+    if whole != first and has_weights(first) and (odd := odd_tensor(weights_files(first), weights_files(whole))):
+        raise PolicyFilesMissing(f"only one of {first} and {whole} has {odd}: the policy would not fit its config.json")
     with whole_folder(to) as part:
         for file in sorted(first.iterdir()):
             if file.suffix in _SUFFIXES and file.name != INDEX_FILE and file.is_file():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,21 +49,14 @@ def differing_tensor(of_learner: Iterable[Path], in_use: Iterable[Path]) -> str 
     return min([*differing, *lost], default=None)
 
 
-def lost_tensor(first: Iterable[Path], weights: Iterable[Path]) -> str | None:
-    """The first tensor of the files `first` that `weights` lack by name, unless it is saved twice in `first`."""
-    before = {name: (file, span) for file in first for name, span in stored_tensors(file).items()}
-    there = {name for file in weights for name in stored_tensors(file)}
-
-    def is_twice(name: str) -> bool:
-        alike = [
-            one
-            for one in before.values()
-            if (one[1].dtype, one[1].shape) == (before[name][1].dtype, before[name][1].shape)
-        ]
-        digests = [_digest(_mapped(file), span) for file, span in alike]
-        return digests.count(_digest(_mapped(before[name][0]), before[name][1])) > 1
-
-    return next((name for name in sorted(before.keys() - there) if not is_twice(name)), None)
+def odd_tensor(first: Sequence[Path], weights: Iterable[Path]) -> str | None:
+    """The first name of a tensor that only one side has, unless it is saved twice in `first`. Reads headers mostly."""
+    before, there = ({name for file in files for name in stored_tensors(file)} for files in (first, weights))
+    if before == there:
+        return None
+    digests = _tensor_digests(first)
+    twice = {name for name, count in Counter(digests.values()).items() if count > 1}
+    return min((name for name in before ^ there if digests.get(name) not in twice), default=None)
 
 
 def tokenizer_digests(folder: Path) -> tuple[str, ...]:

@@ -266,18 +266,37 @@ def split_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return split
 
 
-def keep_names(model: Any, stored: Collection[str]) -> None:
-    """Let transformers write a model, which it has not loaded, by the prefixes of these names of a folder."""
+def as_stored(model: Any, weights: dict[str, Tensor], stored: Collection[str]) -> dict[str, Tensor]:
+    """The weights of a model by the names of a folder's tensors: with their prefixes, and experts alone or together.
+
+    Turns back what transformers does to these names when it reads them. Without names experts stand alone.
+    """
     # Importing transformers takes seconds.
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import PrefixChange
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        rename_source_key,
+        revert_weight_conversion,
+    )
 
-    def is_meant(one: Any) -> bool:
-        prefixes = one.source_patterns if isinstance(one, PrefixChange) else ()
-        return not prefixes or any(re.match(prefix, name) for prefix in prefixes for name in stored)
-
-    if getattr(model, "_weight_conversions", None) is None:
-        model._weight_conversions = [*filter(is_meant, get_model_conversion_mapping(model, add_legacy=False))]
+    split = split_experts(weights)
+    if not stored or split.keys() <= set(stored):
+        return split
+    if getattr(model, "_weight_conversions", None) is None:  # it was not loaded from the folder
+        conversions = get_model_conversion_mapping(model)
+        renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
+        converters = [one for one in conversions if isinstance(one, WeightConverter)]
+        for name in stored:
+            rename_source_key(name, renamings, converters)
+        model._weight_conversions = [one for one in conversions if one.was_used()]
+    # A folder may have of a tied tensor only the other name, and no prefix where it was saved without the head.
+    tied = {one: other for other, one in model.all_tied_weights_keys.items() if other in stored and one not in stored}
+    named: dict[str, Tensor] = {}
+    for name, tensor in revert_weight_conversion(model, dict(weights)).items():
+        bare = tied.get(name, name.removeprefix(f"{model.base_model_prefix}."))
+        named[bare if name not in stored and bare in stored else name] = tensor
+    return named
 
 
 def unread_names(model: Any, stored: Iterable[str], own: Container[str]) -> list[str]:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.core_model_loading import revert_weight_conversion
 
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
 from nouscoder.policy_folder.finite_values import not_finite_in_file
-from nouscoder.policy_folder.policy_tensors import PolicyTensors, keep_names, tied_names, unread_names
+from nouscoder.policy_folder.policy_tensors import PolicyTensors, as_stored, tied_names, unread_names
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_FILE,
@@ -84,19 +84,24 @@ class Architecture(Parameters):
                 model = build_model(AutoModelForCausalLM, config, attn_implementation="eager")
         except (OSError, ValueError) as error:
             raise _no_config(folder, error) from error
-        # As transformers writes them: with the buffers that a folder holds, such as the bias of a router, and for some
-        # types by other names, or experts one by one.
-        try:
-            shapes = {name: span.shape for name, (_, span) in stored_weights(folder).items()}
-        except (WeightsMissing, WeightsUnusable):  # whoever reads them says so
-            shapes = {}
-        keep_names(model, shapes)
-        own = revert_weight_conversion(model, model.state_dict(keep_vars=True))
-        # Each version must have what the model does not read, too: the weights in use are those of a whole policy.
-        unread = unread_names(model, shapes, own)
-        super().__init__(own | {name: torch.empty(shapes[name], device="meta") for name in unread})
+        super().__init__({})
+        self._model = model
+        with suppress(WeightsMissing, WeightsUnusable):  # where only config.json is, the first policy has the names
+            self._name({name: span.shape for name, (_, span) in stored_weights(folder).items()})
         self._checked_base: tuple[tuple[Path, FileState], ...] = ()
-        self.max_tokens: int = config.get_text_config().max_position_embeddings
+        self.max_tokens: int = getattr(config.get_text_config(), "max_position_embeddings", 2**31)  # Mamba has no end
+
+    def _name(self, shapes: Mapping[str, Shape]) -> None:
+        """Take the names of a policy's tensors. It has buffers too, and what the model does not read."""
+        own = as_stored(self._model, self._model.state_dict(keep_vars=True), shapes)
+        unread = unread_names(self._model, shapes, own)
+        super().__init__(own | {name: torch.empty(shapes[name], device="meta") for name in unread})
+
+    def check_shapes(self, shapes: Mapping[str, Shape], source: str, *, is_whole: bool = True) -> None:
+        """As that of Parameters. The first policy has the names where the folder has none."""
+        if not self.tensors:
+            self._name(shapes)
+        super().check_shapes(shapes, source, is_whole=is_whole)
 
     def check(self, files: Sequence[Path], source: str) -> None:
         """Read all bytes of the files once, but of an adapter whose base was checked before, only what it changes.

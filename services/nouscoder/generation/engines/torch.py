@@ -71,7 +71,11 @@ class ModelWeights:
             weights = merge_experts(weights)
         except ValueError as error:
             raise EngineError(f"{files[0].parent}: {error}") from error
-        for name in unread_names(self._model, weights, self._parameters.tensors):
+        own, prefix = self._parameters.tensors, f"{self._model.base_model_prefix}."  # files may leave it out
+        weights = {
+            name if name in own or prefix + name not in own else prefix + name: weights[name] for name in weights
+        }
+        for name in unread_names(self._model, weights, own):
             del weights[name]
         shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         self._parameters.check_shapes(shapes, source, is_whole=not is_base_here)

@@ -56,9 +56,12 @@ def _naming(folder: Path) -> Iterator[None]:
     if not folder.is_dir():
         raise WeightsError(f"{folder} is not a folder, so it holds no policy")
     try:
+        if quantised := load_pretrained(AutoConfig, folder).to_dict().get("quantization_config"):
+            raise ValueError(f"it is quantised ({quantised.get('quant_method')}): take the model's unquantised weights")
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+        reason = str(error).partition("\nModel type should be one of")[0]
+        raise WeightsError(f"{folder} does not hold a usable policy: {reason}") from error
 
 
 def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -29,19 +29,17 @@ import torch
 from safetensors.torch import save, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from nouscoder.atomic_files import prune, sha256_of, whole_folder
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.model.adapters import adapted_layers
 from nouscoder.learner.model.weights import adapter_weights, weights_of
 from nouscoder.learner.parallel.ranks import Ranks
 from nouscoder.learner.publication.by_ranks import VersionByRanks
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_folder.delta import DeltaUnusable, write_delta
 from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
-from nouscoder.policy_folder.policy_tensors import Adapter, PolicyTensors, keep_names, split_experts, unread_names
+from nouscoder.policy_folder.policy_tensors import Adapter, PolicyTensors, as_stored, unread_names
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -90,9 +88,9 @@ class StagedPolicy:
         copy = model.device.type == "cpu"  # on another device `weights_of` has copied them already
         weights = {
             name: tensor.to(dtypes.get(name, tensor.dtype), copy=copy).contiguous()
-            for name, tensor in _as_stored(model, weights_of(model), dtypes).items()
+            for name, tensor in as_stored(model, weights_of(model), dtypes).items()
         }
-        if first is not None and (unread := _unread(model, dtypes)):
+        if first is not None and (unread := unread_names(model, dtypes, weights)):
             weights |= dict(PolicyTensors(weights_files(first)).read(unread))
         return cls(policy_version, step, weights)
 
@@ -100,31 +98,6 @@ class StagedPolicy:
     def of_adapter(cls, model: PreTrainedModel, policy_version: int, step: int) -> StagedPolicy:
         """Copy the current adapter of the model, in float32."""
         return cls(policy_version, step, {}, adapter_weights(model))
-
-
-def _as_stored(model: PreTrainedModel, weights: dict[str, Tensor], stored: Collection[str]) -> dict[str, Tensor]:
-    """The weights as the folder of the first policy has them: by these names, and experts alone or together.
-
-    For types whose folders have other names than the model, transformers turns back what it did when it read them.
-    """
-    split = split_experts(weights)
-    if not stored or split.keys() <= set(stored):
-        return split
-    keep_names(model, stored)
-    reverted: dict[str, Tensor] = revert_weight_conversion(model, dict(weights))
-    return reverted
-
-
-def _unread(model: PreTrainedModel, stored: Collection[str]) -> list[str]:
-    """Which of the tensors that the first folder stores the model does not have, by any name of a tied tensor."""
-    layers = adapted_layers(model).items()
-    sides = {f"{path}.{side}" for path, layer in layers for both in layer.adapted.values() for side in both}
-    own = {
-        name: torch.empty(tensor.shape, device="meta")
-        for name, tensor in model.state_dict(keep_vars=True).items()
-        if name not in sides
-    }
-    return unread_names(model, stored, _as_stored(model, own, stored))
 
 
 @dataclass(slots=True)
