@@ -60,7 +60,7 @@ test-real: .venv/dev.ready
 # Every model type of docs/models.md through sft, train and eval, or refused in one sentence: about a quarter of an hour.
 # At the end it prints a line for each.
 test-models: .venv/dev.ready
-	$(BIN)/pytest -n 2 -rP -m soak tests/e2e/test_every_model_type.py
+	$(BIN)/pytest -n 2 -rP -m soak tests/e2e/test_every_model_type.py tests/services/test_whole_checkpoints.py
 
 # The whole attack corpus on this host, as a service without root, through gVisor, and on the pods of KUBECONFIG.
 test-corpus: .venv/dev.ready

@@ -25,10 +25,18 @@ from nouscoder.sft.reading import BadExample, Encoder, example_of
 pytestmark = pytest.mark.trainers
 ROOT = Path(__file__).parents[2]
 TOKENS = re.compile(
-    r"<[|｜][^<>'\s{}]{1,40}[|｜]>|<(?:start|end)_of_turn>|<turn\|>|<\|turn>|<SPECIAL_\d+>|\[/?[A-Z_]{3,}\]|</?s>"
+    r"<[|\uff5c][^<>'\s{}]{1,40}[|\uff5c]>|<(?:start|end)_of_turn>|<turn\|>|<\|turn>|<SPECIAL_\d+>|\[/?[A-Z_]{3,}\]|</?s>"
     r"|\]~!?b\[?|\[e~\[|\[\|\w+\|\]|<seed:\w+>"
 )
-ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<｜end▁of▁sentence｜>", "<|return|>", "<|end|>")
+ENDS: tuple[str, ...] = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<\uff5cend▁of▁sentence\uff5c>",
+    "<|return|>",
+    "<|end|>",
+)
 ENDS += ("<|end_of_text|>", "[e~[", "</s>", "<SPECIAL_12>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>", "<|endoftext|>")
 
 ASKED = {"role": "user", "content": "1+1?"}
@@ -90,7 +98,7 @@ def folders() -> list[Path]:
 def family_of(template: str) -> Family:
     end = next(name for name in ENDS if name in template or name == ENDS[-1])
     begin = next(
-        (name for name in ("<|begin_of_text|>", "<bos>", "<｜begin▁of▁sentence｜>") if name in template), "<s>"
+        (name for name in ("<|begin_of_text|>", "<bos>", "<\uff5cbegin▁of▁sentence\uff5c>") if name in template), "<s>"
     )
     tokens = dict.fromkeys((begin, end, *TOKENS.findall(template)))
     return Family(template, tuple(tokens), end, (end,), end, (end,))
@@ -118,7 +126,8 @@ def as_json(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
-    return message["tool_calls"]
+    found: list[dict[str, Any]] = message["tool_calls"]
+    return found
 
 
 def empty(message: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +159,8 @@ def texts_of(theirs: Any, messages: list[dict[str, Any]], tools: list[Any]) -> l
 def compared(folder: Path, name: str) -> str:
     """`equal`, `as written`, a refusal, or how the text differs from the template's own."""
     messages, tools = CASES[name]
-    theirs, tokenizer = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    theirs: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     encoder = Encoder(tokenizer, SingleTurnSection(prompt_as="messages"))
     try:
         example = encoder.encode(example_of({"messages": messages, **({"tools": tools} if tools else {})}))

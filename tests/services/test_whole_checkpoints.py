@@ -10,10 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.services.model_types import _SIZES, TYPES, tiny_model
+from tests.services.test_lora_of_model_types import logits
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from nouscoder.config import LoraSection
 from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.generation.engines.base import EngineError
+from nouscoder.learner.model.adapters import adapted_layers, add_adapters
 from nouscoder.learner.model.synthetic import write_policy_folder
 from nouscoder.learner.model.weights import WeightsError, empty_model, load_model, stored_dtypes
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
@@ -152,6 +155,37 @@ def test_heads_for_later_tokens_stay(kind: str, name: str, tmp_path: Path) -> No
     assert before.keys() == after.keys()
     assert torch.equal(before[name], after[name])
     Architecture(first).check(weights_files(version), "the policy")
+
+
+def load_faults(folder: Path) -> str:
+    """How many tensors transformers finds missing and unexpected, as "0/0"; others it must not name either."""
+    auto: Any = AutoModelForCausalLM
+    _, found = auto.from_pretrained(folder, output_loading_info=True)
+    assert not found["mismatched_keys"]
+    return f"{len(found['missing_keys'])}/{len(found['unexpected_keys'])}"
+
+
+SOME = ("gpt2", "gpt_oss", "minimax_m2", "qwen3_moe")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in SOME else pytest.mark.soak) for kind in TYPES])
+def test_every_type_is_written_whole_with_merged_adapters(kind: str, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    write_policy_folder(first, tiny_model(kind))
+    model = load_model(first)
+    model.set_attn_implementation("eager")
+    add_adapters(model, LoraSection(rank=2, alpha=4.0), seed=1)
+    with torch.no_grad():
+        for layer in adapted_layers(model).values():
+            for _, b in layer.adapted.values():
+                layer.get_parameter(b).fill_(0.1)
+    staged = StagedPolicy.of(model, 1, 1, stored_dtypes(first), first)
+    compose_policy(tmp_path / "written", first, Path(PolicyPublisher(tmp_path, 1, first=first).write(staged).folder))
+    assert load_file(first / WEIGHTS_FILE).keys() == load_file(tmp_path / "written" / WEIGHTS_FILE).keys()
+    assert load_faults(tmp_path / "written") == "0/0"
+    auto: Any = AutoModelForCausalLM
+    written = auto.from_pretrained(tmp_path / "written", attn_implementation="eager")
+    torch.testing.assert_close(logits(written.eval()), logits(model.train(False)), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("resumed", [False, True])

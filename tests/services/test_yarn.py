@@ -55,6 +55,22 @@ def test_the_frequencies_of_a_type_are_those_of_the_paper(kind: str, tmp_path: P
     assert not torch.equal(after, before)
 
 
+def said_of_yarn(kind: str, folder: Path) -> str:
+    """For the table of `make test-models`: "as in the paper" of all frequencies but those of windows, or "refused"."""
+    pattern = {"layer_types": ["sliding_attention", "full_attention"]} if kind in ("gemma3_text", "olmo3") else {}
+    try:
+        config = with_yarn(written(kind, folder, **pattern), FACTOR, ORIGINAL)
+    except CannotScale:
+        return "refused"
+    rope = config["rope_parameters"]
+    theta = rope.get("full_attention", rope)["rope_theta"]
+    tables = {name: found for name, found in frequencies(config, folder / "after").items() if "sliding" not in name}
+    assert tables
+    for found in tables.values():
+        torch.testing.assert_close(found, published(2 * len(found), theta), rtol=1e-4, atol=1e-6)
+    return "as in the paper"
+
+
 @pytest.mark.parametrize("kind", ["gemma3_text", "olmo3"])
 @pytest.mark.parametrize("form", [4, 5])
 def test_layers_of_full_attention_are_scaled_and_windows_stay(kind: str, form: int, tmp_path: Path) -> None:
@@ -103,7 +119,7 @@ def test_yarn_is_changed_only_from_the_same_positions(tmp_path: Path) -> None:
         with_yarn(tmp_path, FACTOR, 1024)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gptj", "mamba", "bloom"])
+@pytest.mark.parametrize("kind", ["gpt2", "gptj", "mamba", "bloom", "mixtral", "recurrent_gemma", "granitemoehybrid"])
 def test_a_type_without_rope_parameters_is_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(CannotScale, match="YaRN cannot scale the positions of this"):
         with_yarn(written(kind, tmp_path), FACTOR, ORIGINAL)

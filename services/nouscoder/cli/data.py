@@ -118,7 +118,8 @@ def data_inspect(
         section = load_config(config_file, overrides or []).verifier
         text, code = inspect.audit_file(file, section, rounds, as_json=as_json)
     else:
-        here = load_config(config_file, overrides or []).verifier.sandbox.backend in ON_THIS_MACHINE
+        section = load_config(config_file, overrides or []).verifier
+        here = section if section.sandbox.backend in ON_THIS_MACHINE else None
         text, code = inspect.inspect_file(file, as_json=as_json, here=here)
     typer.echo(text)
     raise typer.Exit(code)

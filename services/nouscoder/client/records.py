@@ -56,6 +56,8 @@ class Rules(TypedDict, total=False):
     problem_id: str
     stderr: bool
     files: Mapping[str, str]
+    prompt: str
+    libraries: Sequence[str]
 
 
 class GradeRequest(Rules, total=False):

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from nouscoder.config import VerifierSection
 from nouscoder.data.problem_parquet import read_problem_file
 from nouscoder.data.problems import FileFault, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import rendered_mark
-from nouscoder.domain.submission import AssertTests, Tests
-from nouscoder.verifier.grading.runs import judge_for
+from nouscoder.domain.submission import AssertTests, StdinCase, StdinTests, Submission, Tests
+from nouscoder.verifier.grading.grader import local_grader
+from nouscoder.verifier.grading.runs import CANNOT_IMPORT, judge_for
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, NotInstalled, faults
 from nouscoder.verifier.judges.asserting import is_short, require_long_python
 
@@ -29,7 +31,8 @@ Reader = Callable[[Path, list[FileFault]], Iterator[ReferencedProblem]]
 class CheckedFile:
     """What a file holds, and all its faults in their order. `num_problems` counts the faulty ones too.
 
-    `num_rendered` counts the prompts that a chat template has written already.
+    `num_rendered` counts the prompts that a chat template has written already, `libraries` the problems that need
+    these ones, joined by commas.
     """
 
     num_problems: int
@@ -38,6 +41,7 @@ class CheckedFile:
     tests_by_type: dict[str, int]
     faults: tuple[FileFault, ...]
     num_rendered: int = 0
+    libraries: dict[str, int] = field(default_factory=dict)
 
     @property
     def num_faulty(self) -> int:
@@ -63,16 +67,20 @@ def check_file(path: Path, *, here: bool = True, read: Reader = read_problem_fil
     """
     found: list[FileFault] = []
     num_tests = num_with_references = num_rendered = 0
-    types = Counter[str]()
+    types, libraries = Counter[str](), Counter[str]()
     for item in read(path, found):
         problem = item.problem
         types[type(problem.tests).__name__] += 1
         num_tests += len(problem.tests.cases)
         num_with_references += bool(item.references)
         num_rendered += bool(rendered_mark(problem.prompt))
+        libraries[",".join(problem.libraries)] += 1
         found += (FileFault(problem.problem_id, fault) for fault in faults_of(problem, here=here))
     num_problems = types.total() + sum(fault.is_of_line for fault in found)
-    return CheckedFile(num_problems, num_tests, num_with_references, dict(types), tuple(found), num_rendered)
+    del libraries[""]
+    return CheckedFile(
+        num_problems, num_tests, num_with_references, dict(types), tuple(found), num_rendered, dict(libraries)
+    )
 
 
 def faults_of(problem: Problem, *, here: bool = True) -> list[str]:
@@ -99,3 +107,39 @@ def _faults(problem: Problem, tests: Tests, *, here: bool) -> list[str]:
         except InvalidSubmission as fault:
             found.append(fault)
     return list(map(str, found))
+
+
+async def library_fault(
+    grade: Callable[[Submission], Awaitable[object]], needed: Mapping[str, int], of: str, *errors: type[Exception]
+) -> str:
+    """One sentence when candidates cannot import what problems need; empty: they can. Grades an empty program.
+
+    `needed` counts the problems that need these libraries, joined by commas, `of` says of what they are a part.
+    `errors` are what `grade` raises for a submission that it refuses; others of them are raised.
+    """
+    wanted = tuple(sorted({name for names in needed for name in names.split(",")}))
+    if not wanted:
+        return ""
+    try:
+        await grade(Submission(StdinTests((StdinCase("", ""),)), "", libraries=wanted))
+    except errors as error:
+        _, found, rest = str(error).partition(CANNOT_IMPORT)
+        if not found:
+            raise
+        missing = rest.partition(" (")[0].split(", ")
+        number = sum(count for names, count in needed.items() if not set(missing).isdisjoint(names.split(",")))
+        return (
+            f"{number} of {of} need {', '.join(missing)}, which candidates cannot import: install it where they run"
+            " (verifier.libraries, verifier.sandbox.site_packages or the image), or leave these problems out"
+        )
+    return ""
+
+
+def library_fault_here(section: VerifierSection, needed: Mapping[str, int], of: str) -> str:
+    """As `library_fault`, by a sandbox of this machine. Starts none where nothing is needed. Not in an event loop."""
+
+    async def ask() -> str:
+        async with local_grader(section) as grader:
+            return await library_fault(grader.grade, needed, of, InvalidSubmission)
+
+    return asyncio.run(ask()) if needed else ""

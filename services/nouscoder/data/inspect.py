@@ -25,7 +25,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from nouscoder.config import VerifierSection
-from nouscoder.data.check import check_file
+from nouscoder.data.check import check_file, library_fault_here
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.importers.run import RENDERED
 from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProblem
@@ -259,17 +259,22 @@ def _first_line(verdict: Verdict) -> str:
     return verdict.detail.strip().partition("\n")[0][:200]
 
 
-def inspect_file(path: Path, *, as_json: bool, here: bool = True) -> tuple[str, int]:
+_HERE = VerifierSection()
+
+
+def inspect_file(path: Path, *, as_json: bool, here: VerifierSection | None = _HERE) -> tuple[str, int]:
     """(text to print, exit code). Raises ProblemFileError for a file with problems that cannot be graded.
 
-    With `as_json` the faults are in the text. `here`: see data/check.py.
+    With `as_json` the faults are in the text. `here`: how this machine grades; None where another one does.
     """
-    checked = check_file(path, here=here, read=read_referenced)
+    checked = check_file(path, here=here is not None, read=read_referenced)
+    lacking = library_fault_here(here, checked.libraries, f"{checked.num_problems} problems") if here else ""
     if as_json:
-        code = int(ProblemFileError.exit_code) if checked.faults else 0
-        return json.dumps(asdict(checked) | {"faults": list(map(str, checked.faults))}, indent=1), code
-    if checked.faults:
-        raise ProblemFileError(f"{path}: {checked.text()}")
+        faults = [*map(str, checked.faults), *([lacking] if lacking else [])]
+        code = int(ProblemFileError.exit_code) if faults else 0
+        return json.dumps(asdict(checked) | {"faults": faults}, indent=1), code
+    if checked.faults or lacking:
+        raise ProblemFileError(f"{path}: " + "\n".join(filter(None, (lacking, checked.text()))))
     types = ", ".join(f"{count} {name}" for name, count in checked.tests_by_type.items())
     warning = f"\n{checked.num_rendered} {RENDERED}" if checked.num_rendered else ""
     return (

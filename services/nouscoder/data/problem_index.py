@@ -136,6 +136,12 @@ class ProblemIndex:
         rows = self._database.execute("SELECT problem_id, languages FROM problems WHERE languages != ?", PYTHON)
         return {problem_id: tuple(languages.split(",")) for problem_id, languages in rows}
 
+    def libraries(self) -> dict[str, str]:
+        """The libraries, joined by commas, of each problem in the file that needs some."""
+        of_row = "json_extract(CAST(record AS TEXT), '$.rules.libraries')"
+        rows = self._database.execute(f"SELECT problem_id, {of_row} FROM problems WHERE {of_row} != '[]'")
+        return {problem_id: ",".join(json.loads(names)) for problem_id, names in rows}
+
     def texts(self) -> dict[str, PromptText]:
         """What the prompts of all problems in the file are made of, by problem, also of held-out ones."""
         rows = self._database.execute("SELECT problem_id, record FROM problems ORDER BY number")

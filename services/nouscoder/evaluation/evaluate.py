@@ -17,6 +17,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from dataclasses import asdict, dataclass
@@ -54,7 +55,7 @@ from nouscoder.evaluation.samples import (
     verdict_key,
 )
 from nouscoder.extras import MODEL_LIBRARIES, require
-from nouscoder.grade_files.answers import GradingTarget, answers_of
+from nouscoder.grade_files.answers import Answerer, GradingTarget, answers_of, library_fault_of
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.policy_folder.compose import CONFIG_FILE, with_yarn
@@ -252,6 +253,9 @@ class _Evaluation:
         """Sample and grade what is missing."""
         request = self.request
         async with AsyncExitStack() as stack:
+            target = GradingTarget(config.verifier, request.verifier, request.token, request.ca)
+            answer, grade_at_once = await stack.enter_async_context(answers_of(target, index))
+            await self._require_libraries(answer)
             sample: Sampler | None = None
             url, key = request.url, ""
             if request.checkpoint is not None and (asked := self.asked()):
@@ -262,11 +266,16 @@ class _Evaluation:
                 async def sample(job: SampleJob) -> dict[str, Any]:
                     return await sampled(server, request.sampling, job)
 
-            target = GradingTarget(config.verifier, request.verifier, request.token, request.ca)
-            answer, grade_at_once = await stack.enter_async_context(answers_of(target, index))
             advance = stack.enter_context(progress_bar("evaluating", len(self.jobs)))
             grading = SampleGrading(self.samples, self.verdicts, self.profiles, sample, answer, advance)
             await grading.run(self.jobs, request.at_once, grade_at_once)
+
+    async def _require_libraries(self, answer: Answerer) -> None:
+        """Raises CheckpointUnusable before anything is sampled that could not be graded."""
+        problems = {job.problem.problem_id: job.problem for job in self.jobs}
+        needed = Counter(",".join(one.rules.libraries) for one in problems.values() if one.rules.libraries)
+        if fault := await library_fault_of(answer, needed, f"{len(problems)} problems"):
+            raise CheckpointUnusable(f"{self.request.problems}: {fault}")
 
     def write(self) -> dict[str, Any]:
         """Write report.json and report.html."""

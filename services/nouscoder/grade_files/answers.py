@@ -16,7 +16,7 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -26,6 +26,7 @@ from typing import Any
 from nouscoder.client import AsyncClient, BadRequest, Unreachable
 from nouscoder.config import VerifierSection
 from nouscoder.data.bounded_files import SourceRow, read_records
+from nouscoder.data.check import library_fault
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.prompt import PYTHON
 from nouscoder.domain.reasoning import opened_by
@@ -175,6 +176,15 @@ def answers_of(
     if target.server:
         return _remote_answers(target.server, problems, target.token, target.ca)
     return _local_answers(target.verifier, problems)
+
+
+async def library_fault_of(answer: Answerer, needed: Mapping[str, int], of: str) -> str:
+    """As `library_fault` of data/check.py, by an answerer."""
+
+    async def grade(submission: Submission) -> object:
+        return await answer(Entry(0, 0, request=request_of(submission)))
+
+    return await library_fault(grade, needed, of, BadEntry, BadRequest)
 
 
 @asynccontextmanager

@@ -30,7 +30,15 @@ from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.estimates import USUAL_K, mean_pass_at_k
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import ExitCode, NousCoderError, Unusable, first_error
-from nouscoder.grade_files.answers import Answerer, BadEntry, Entry, GradingTarget, answers_of, read_entries
+from nouscoder.grade_files.answers import (
+    Answerer,
+    BadEntry,
+    Entry,
+    GradingTarget,
+    answers_of,
+    library_fault_of,
+    read_entries,
+)
 from nouscoder.progress_bar import progress_bar
 
 # The output of `nouscoder grade`: one JSON line an entry, in the order of the entries, flushed line by line.
@@ -226,6 +234,10 @@ async def _grade(request: FileRequest, config: Config) -> GradeSummary:
         answer, at_once = await stack.enter_async_context(
             answers_of(GradingTarget(config.verifier, request.server, request.token, request.ca), problems)
         )
+        if problems is not None:
+            needed, of = Counter(problems.libraries().values()), f"{len(problems.problem_ids)} problems"
+            lacking = await library_fault_of(answer, needed, of)
+            sys.stderr.write(f"warning: {request.problems}: {lacking}\n" if lacking else "")
         # Opened last, so that an earlier output is not overwritten when no service is available.
         out = stack.enter_context(opened_output(request.out, resume=request.resume))
         advance = stack.enter_context(progress_bar("grading", None))

@@ -31,7 +31,8 @@ from nouscoder.policy_folder.weights_files import (
 CONFIG_FILE = "config.json"
 _SUFFIXES = {".json", ".txt", ".model", ".jinja"}
 _WINDOWED = frozenset({"sliding_attention", "chunked_attention"})
-_OWN_ROPE = ("codegen", "gptj", "phi3", "phimoe")  # of phi3 transformers reads yarn as longrope
+# Of phi3 transformers reads yarn as longrope; of mixtral, minimax and recurrent_gemma it cannot compute it.
+_OWN_ROPE = ("codegen", "gptj", "phi3", "phimoe", "mixtral", "minimax", "recurrent_gemma", "granitemoehybrid")
 
 
 class CannotScale(Unusable):

@@ -9,30 +9,37 @@ run with problems that they cannot grade is refused, with the value of `problems
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from nouscoder.config import Config
+from nouscoder.data.check import library_fault
 from nouscoder.data.problem_index import all_held_out, has_index, in_languages, open_index
 from nouscoder.errors import Unusable
+from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 
 
 class LanguagesMissing(Unusable):
-    """The verifier lacks a language of the problems. The message names it, and what to do."""
+    """The verifier lacks a language or library of the problems. The message names it, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A set of problems: its name in messages, how many it has, and the languages of those not for Python alone."""
+    """A set of problems: its name in messages, how many it has, and the languages of those not for Python alone.
+
+    `libraries` counts the problems that need these libraries, joined by commas.
+    """
 
     what: str
     num_problems: int
     languages: Mapping[str, tuple[str, ...]]
+    libraries: Mapping[str, int]
 
     def others(self, languages: Collection[str]) -> list[tuple[str, ...]]:
         """The languages of the problems that allow one which is none of these."""
@@ -82,15 +89,19 @@ def _sentence(asked: _Asked, others: Sequence[tuple[str, ...]], has: Sequence[st
 
 
 async def require_languages(config: Config) -> None:
-    """Raises LanguagesMissing when the running verifier lacks a language of the problems that are not left out."""
+    """Raises LanguagesMissing when the running verifier lacks a language or library of the problems not left out."""
     found = await asyncio.to_thread(_asked, config)
-    if not any(asked.languages for asked in found):
+    if not any(asked.languages or asked.libraries for asked in found):
         return
     client = VerifierClient(
         config.verifier.grpc, credentials=channel_credentials(config.tls), token=verifier_token(config)
     )
     async with client as verifier:
         has = await verifier.languages()
+        for asked in found:
+            of = f"{asked.num_problems} {asked.what}"
+            if fault := await library_fault(verifier.grade, asked.libraries, of, PeerError):
+                raise LanguagesMissing(fault)
     for asked in found:
         if others := asked.others(has):
             needed = {language for own in asked.languages.values() for language in own} | {"python"}
@@ -116,9 +127,11 @@ def _asked(config: Config) -> list[_Asked]:
         with closing(open_index(config)) as index:
             names = {*index.problem_ids, *index.left_out}
             languages = {name: own for name, own in index.languages.items() if name in names}
-            found.append(_Asked("training problems", len(names), languages))
+            libraries = Counter(own for name, own in index.libraries().items() if name in names)
+            found.append(_Asked("training problems", len(names), languages, libraries))
     if measured_from.is_file():
         measured = in_languages(config, all_held_out(config))
         languages = {one.problem_id: one.languages for one in measured if one.languages != ("python",)}
-        found.append(_Asked("held-out problems", len(measured), languages))
+        libraries = Counter(",".join(one.libraries) for one in measured if one.libraries)
+        found.append(_Asked("held-out problems", len(measured), languages, libraries))
     return found

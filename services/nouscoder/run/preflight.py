@@ -16,12 +16,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from nouscoder.atomic_files import is_taken
-from nouscoder.config import Config, ConfigError, DecayKind, EnvironmentSection
+from nouscoder.config import Config, ConfigError, DecayKind, EnvironmentSection, VerifierSection
 from nouscoder.config.base import PathKind, keys_of
 from nouscoder.config.broker import EpochsCurriculum
 from nouscoder.config.devices import device_fault, has_gpu, no_gpu_in_torch
 from nouscoder.config.generation import GenerationSection
-from nouscoder.data.check import CheckedFile, check_file
+from nouscoder.data.check import CheckedFile, check_file, library_fault_here
 from nouscoder.data.problem_index import all_held_out, fitting, in_languages, open_index, prompt_lengths
 from nouscoder.data.prompt_lengths import are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.problem import Problem
@@ -224,7 +224,7 @@ def _problem_faults(config: Config) -> Iterator[str]:
         if config.recipe.data:  # a line of its own, so that a plan says it once
             yield "\n  ".join(["the recipe's problems are made with:", *config.recipe.data])
     else:
-        faults = [*fault_of("problems.train", lambda: require_gradable(train, here=grades_here(config)))]
+        faults = [*fault_of("problems.train", lambda: require_gradable(train, _section(config)))]
         yield from (faults := faults or [*fault_of("problems.train", lambda: _check_index(config))])
         if faults and problems.held_out_share and not config.evaluation.problems:
             return  # the held-out problems are in the same file
@@ -244,13 +244,20 @@ def _check_index(config: Config) -> None:
         raise ConfigError(f"no problem is left to train on{_because_of_languages(config, 'training')}")
 
 
-def require_gradable(file: Path, *, here: bool = True) -> None:
+def _section(config: Config) -> VerifierSection | None:
+    return config.verifier if grades_here(config) else None
+
+
+def require_gradable(file: Path, here: VerifierSection | None) -> None:
     """Raises ConfigError with the problems that no answer of could be graded, and Unusable for a file of another form.
 
-    Languages of answers that this machine lacks are none: those problems are left out (run/languages.py).
+    Languages of answers that this machine lacks are none: those problems are left out (run/languages.py). `here`: how
+    this machine grades; None where another one does.
     """
     stat = file.stat()
-    checked = _checked_file(file, stat.st_size, stat.st_mtime_ns, here)
+    checked = _checked_file(file, stat.st_size, stat.st_mtime_ns, here is not None)
+    if here and (fault := library_fault_here(here, checked.libraries, f"{checked.num_problems} problems")):
+        raise ConfigError(f"{file}: {fault}")
     faults = [one for one in checked.faults if not (_NOT_HERE in one.fault and one.fault.startswith(_OF_ANSWERS))]
     if len(faults) == 1:
         raise ConfigError(f"{file}, {faults[0]}")
@@ -267,7 +274,7 @@ def _check_held_out(config: Config) -> None:
     problems = config.problems
     if config.evaluation.problems or not problems.held_out_share:  # else they are in the training file
         file = config.evaluation.problems or config.in_run_folder(problems.held_out)
-        require_gradable(Path(file), here=grades_here(config))
+        require_gradable(Path(file), _section(config))
     if not in_languages(config, all_held_out(config)):
         raise ConfigError(f"no problem is left to evaluate on{_because_of_languages(config, 'held-out')}")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from nouscoder.config import Config, ConfigError
+from nouscoder.config import Config, ConfigError, VerifierSection
 from nouscoder.config.base import keys_of
 from nouscoder.policy_folder.inspection import engine_faults, faults_of, is_hub_id
 from nouscoder.run.preflight import fault_of, no_such, require_gradable
@@ -45,7 +45,7 @@ def _model_faults(folder: Path, model: str, engine: str) -> Iterator[str]:
 
 def _problem_faults(file: Path) -> Iterator[str]:
     if file.exists():
-        yield from fault_of("the problem file", lambda: require_gradable(file))
+        yield from fault_of("the problem file", lambda: require_gradable(file, VerifierSection()))
     else:
         yield f"the problem file: {no_such(file)}"
 

@@ -140,7 +140,7 @@ def fine_tune(
             else:
                 _take(folder, earlier, given, order, say)
             said = prompt_lines(config.generation.environment, config.in_run_folder(config.policy.path))
-            for line in [*said, *adapter_lines(config)]:
+            for line in [*said, *leak_lines(examples), *adapter_lines(config)]:
                 say(line)
         ranks.gather("the run folder is open")
         config = training_config(config, order.num_steps)
@@ -153,6 +153,14 @@ def fine_tune(
         summary = _summary(config, examples, lines, place)
         folder.write_json("summary.json", summary)
         return summary
+
+
+def leak_lines(examples: Examples) -> list[str]:
+    """What is to be said of validation examples whose prompt, token by token, is that of a training example."""
+    asked = {one.prompt_token_ids.tobytes() for one in examples.train}
+    number = sum(one.prompt_token_ids.tobytes() in asked for one in examples.validation)
+    of = f"{number} of {len(examples.validation)} validation examples have the prompt of a training example"
+    return [f"warning: {of}: the validation loss counts what is trained on"] if number else []
 
 
 def _trained(config: Config, examples: Examples, order: EpochOrder, ranks: Ranks) -> SupervisedTraining:

@@ -26,7 +26,7 @@ def reward_fn(
     batches = AdapterRewards()
 
     def code_reward(*, completions: Sequence[Completion], **columns: Any) -> Rewards:
-        requests = _requests(completions, columns[column], rules)
+        requests = _requests(completions, columns[column], columns.get("prompts"), rules)
         return batches.of(list(client.grade_many(requests, at_once=at_once)))
 
     return code_reward
@@ -39,12 +39,14 @@ def async_reward_fn(
     batches = AdapterRewards()
 
     async def code_reward(*, completions: Sequence[Completion], **columns: Any) -> Rewards:
-        requests = _requests(completions, columns[column], rules)
+        requests = _requests(completions, columns[column], columns.get("prompts"), rules)
         return batches.of([result async for result in client.grade_many(requests, at_once=at_once)])
 
     return code_reward
 
 
-def _requests(completions: Sequence[Completion], tests: Sequence[Any], rules: Rules) -> Iterator[dict[str, Any]]:
-    for completion, each in zip(completions, tests, strict=True):
-        yield {**rules, "completion": text_of(completion), "tests": each}
+def _requests(completions: Sequence[Completion], tests: Any, prompts: Any, rules: Rules) -> Iterator[dict[str, Any]]:
+    for completion, each, prompt in zip(completions, tests, prompts or [""] * len(completions), strict=True):
+        # The end of a prompt that is text may have opened the completion's reasoning.
+        asked = {"prompt": prompt[-100:]} if prompt and isinstance(prompt, str) else {}
+        yield {**rules, "completion": text_of(completion), "tests": each, **asked}

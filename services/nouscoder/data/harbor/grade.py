@@ -41,8 +41,8 @@ if "case" in given:
 elif "call" in given:
     name, args, kwargs = given["call"]
     owner, found = space.get("Solution"), space.get(name)
-    is_own = getattr(found, "__module__", None) == given["name"]
-    is_method = hasattr(owner, name) or (isinstance(owner, type) and not is_own)
+    is_other = getattr(found, "__module__", None) != given["name"]
+    is_method = hasattr(owner, name) or (isinstance(owner, type) and is_other)
     call = getattr(owner(), name) if is_method else found
     result = json.dumps(call(*args, **kwargs), default=lambda value: value.tolist())
 os.write(given["result"], result.encode())

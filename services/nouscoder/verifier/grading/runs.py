@@ -273,11 +273,12 @@ def _files(case: StdinCase) -> dict[str, bytes]:
     return {"input": encoded(case.input), "answer": encoded(case.output)}
 
 
-# Prints the first module of its arguments that cannot be found.
+# Prints the modules of its arguments that cannot be found.
 _FIND = """
 import importlib.util, sys
-print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None][:1])
+print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None], sep=", ")
 """
+CANNOT_IMPORT = "candidates here cannot import "
 
 
 class CandidateLibraries:
@@ -302,7 +303,7 @@ class CandidateLibraries:
             log.warning("candidates cannot import a library", extra={"library": missing})
             raise InvalidSubmission(
                 "tests.module" if missing in of_tests else "libraries",
-                f"candidates here cannot import {missing} (verifier.libraries)",
+                f"{CANNOT_IMPORT}{missing} (verifier.libraries)",
             )
         self._there.update(wanted)
 
