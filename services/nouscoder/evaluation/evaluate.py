@@ -60,6 +60,7 @@ from nouscoder.openai_server import OpenAIServer
 from nouscoder.policy_folder.compose import CONFIG_FILE, with_yarn
 from nouscoder.policy_folder.engine_choice import missing_engine, with_engine
 from nouscoder.policy_folder.inspection import context_tokens, downloaded, engine_faults, faults_of, is_hub_id
+from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
 from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog
@@ -77,11 +78,15 @@ class CheckpointUnusable(Unusable):
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """The policy in `folder`. With a YaRN factor it has factor * original_tokens positions (arXiv 2309.00071)."""
+    """The policy in `folder`. With a YaRN factor it has factor * original_tokens positions (arXiv 2309.00071).
+
+    Its chat template writes the day `date`.
+    """
 
     folder: Path
     yarn_factor: float = 0.0
     yarn_original_tokens: int = 0
+    date: str = ""
 
     @classmethod
     def named(cls, name: str, yarn_factor: float = 0.0, yarn_original_tokens: int = 0) -> ServedPolicy:
@@ -109,7 +114,7 @@ class ServedPolicy:
         """
         from nouscoder.generation.openai.api import longest_prompt
 
-        prompt = await longest_prompt(self.folder, requests)
+        prompt = await longest_prompt(self.folder, requests, self.date)
         wanted: int = max(request["max_tokens"] for request in requests)
         context = round(self.yarn_factor * self.yarn_original_tokens) or context_tokens(self.folder)
         if context is None or prompt + wanted <= context:
@@ -136,6 +141,8 @@ class ServedPolicy:
         with tempfile.TemporaryDirectory(prefix="nouscoder-policy-") as temporary:
             keys = Path(temporary) / "keys"
             keys.write_text(stored)
+            asking = {"environment": config.generation.environment.model_copy(update={"date": self.date})}
+            config = config.model_copy(update={"generation": config.generation.model_copy(update=asking)})
             served = _served(config, requests[0]["model"], await self.tokens_needed(requests), at_once, keys)
             folder = self._with_yarn(Path(temporary) / "policy") if self.yarn_factor else self.folder
             async with serving_folder(served, folder) as address:
@@ -220,6 +227,8 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
                 check_prompt(problems, request.sampling.prompt)
                 jobs = server_jobs(problems, request.sampling)
             evaluation = _Evaluation(request, jobs, profiles, samples, verdicts)
+            if request.sampling.prompt.date:
+                write_whole(request.out / PROMPT_FILE, prompt_json(request.sampling.prompt).encode())
             if request.checkpoint is not None and (asked := evaluation.asked()):
                 asyncio.run(request.checkpoint.tokens_needed(asked))
         asyncio.run(evaluation.fill(config, index))
