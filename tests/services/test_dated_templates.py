@@ -93,8 +93,8 @@ def test_a_template_writes_the_given_date_as_transformers_does_on_that_day(
 
     monkeypatch.setattr(chat_template_utils, "datetime", ThatDay)
     chat = [{"role": "user", "content": "Add."}]
-    theirs, _ = chat_template_utils.render_jinja_template([chat], chat_template=call + TURNS)
-    assert [text] == theirs
+    theirs: Any = chat_template_utils.render_jinja_template([chat], chat_template=call + TURNS)
+    assert [text] == theirs[0]
 
 
 def test_a_run_has_the_date_of_its_beginning_on_a_later_resume(dated: Path, later: Any) -> None:

@@ -57,14 +57,15 @@ from nouscoder.extras import MODEL_LIBRARIES, require
 from nouscoder.grade_files.answers import GradingTarget, answers_of
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.openai_server import OpenAIServer
-from nouscoder.policy_folder.compose import CONFIG_FILE, with_yarn
+from nouscoder.policy_folder.compose import CONFIG_FILE, merged_policy, with_yarn
 from nouscoder.policy_folder.engine_choice import missing_engine, with_engine
 from nouscoder.policy_folder.inspection import context_tokens, downloaded, engine_faults, faults_of, is_hub_id
-from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
-from nouscoder.policy_folder.weights_files import shards_of
+from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, prompt_lines, with_date, with_recorded_prompt
+from nouscoder.policy_folder.weights_files import is_adapter, shards_of
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog
 from nouscoder.report.evaluation_page import MOST_SHOWN, ShownSample, spread, write_evaluation_report
+from nouscoder.rpc.server import stop_event
 from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 
 # A policy folder as the model of an evaluation.
@@ -100,6 +101,18 @@ class ServedPolicy:
             exported = "; nouscoder export writes a policy of a run as a whole folder" if folder.is_dir() else ""
             raise CheckpointUnusable(f"--policy: {faults[0]}{exported}")
         return cls(folder.resolve(), yarn_factor, yarn_original_tokens)
+
+    def runnable(self, config: Config) -> Config:
+        """`config` with the engine for the policy. Raises CheckpointUnusable and ExtraMissing."""
+        config, _ = with_engine(config, self.folder, beside_learner=False)
+        how = "give --set generation.engine=vllm"
+        faults = engine_faults(self.folder, config.generation.engine, how=how) or missing_engine(config)
+        if faults:
+            raise CheckpointUnusable(f"--policy: {faults[0]}")
+        if fault := device_fault("generation.device", config.generation.device):
+            raise CheckpointUnusable(fault)
+        require("generation", *MODEL_LIBRARIES)
+        return config
 
     def model(self, name: str = "") -> str:
         """The name of the model: `name`, or that of the folder, and the digest of the weights. Reads every weight."""
@@ -166,6 +179,30 @@ def _served(config: Config, model: str, num_tokens: int, at_once: int, keys: Pat
     return config.model_copy(update={"generation": config.generation.model_copy(update=changed)})
 
 
+async def serve_policy(config: Config, name: str) -> None:
+    """Serve the policy in a folder, an adapter's with its base, or of a hub, in OpenAI's form until SIGTERM or SIGINT.
+
+    Raises as `runnable` and `named`, and what starting an engine raises.
+    """
+    from nouscoder.generation.openai.api import serving_folder
+
+    stop, given = stop_event(), Path(name)
+    with tempfile.TemporaryDirectory(prefix="nouscoder-policy-") as temporary:
+        whole = merged_policy(Path(temporary) / "policy", given) if is_adapter(given) else name
+        policy = ServedPolicy.named(str(whole))
+        config = with_date(with_recorded_prompt(policy.runnable(config), policy.folder), policy.folder)
+        ours, api = config.generation, config.generation.openai
+        own = {"http": api.http or "127.0.0.1:8000", "model": api.model or given.name or policy.folder.name}
+        changed: dict[str, Any] = {"max_running": 1, "engine_tokens_total": 0, "openai": api.model_copy(update=own)}
+        if "max_tokens_total" not in ours.model_fields_set:
+            changed["max_tokens_total"] = context_tokens(policy.folder) or ours.max_tokens_total
+        config = config.model_copy(update={"generation": ours.model_copy(update=changed)})
+        async with serving_folder(config, policy.folder) as address:
+            lines = [f"{name} is served as {own['model']} at http://{address}/v1"]
+            sys.stderr.write("\n".join([*lines, *prompt_lines(ours.environment, policy.folder), ""]))
+            await stop.wait()
+
+
 # The evaluation.
 
 
@@ -198,14 +235,7 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
     if [bool(request.url), request.samples is not None, request.checkpoint is not None].count(True) != 1:
         raise WrongUse("give one of --url (with --model), --policy and --samples")
     if request.checkpoint:
-        config, _ = with_engine(config, request.checkpoint.folder, beside_learner=False)
-        how = "give --set generation.engine=vllm"
-        faults = engine_faults(request.checkpoint.folder, config.generation.engine, how=how) or missing_engine(config)
-        if faults:
-            raise CheckpointUnusable(f"--policy: {faults[0]}")
-        if fault := device_fault("generation.device", config.generation.device):
-            raise CheckpointUnusable(fault)
-        require("generation", *MODEL_LIBRARIES)
+        config = request.checkpoint.runnable(config)
     with naming_storage_faults(request.out):
         made = make_folder(request.out)
         lock = lock_file(request.out / "lock", f"another evaluation works in {request.out}")
