@@ -280,7 +280,7 @@ GOOD = json.loads(prompt_json(PromptSettings("messages")))
     [
         ("", "Expecting value"),
         ("[" * 5000, "recursion|Expecting value"),
-        ("[]", "it must have the keys prompt_as, .*thinking and no others"),
+        ("[]", "it must have the keys prompt_as, .*date and no others"),
         (json.dumps({**GOOD, "chat_template": "x"}), "and no others"),
         (json.dumps({**GOOD, "prompt_as": "sms"}), "prompt_as: "),
         (json.dumps({**GOOD, "prompt_form": "mine"}), "prompt_form: "),

@@ -340,6 +340,27 @@ async def test_another_run_folder_of_the_same_name_is_refused_by_name(learner: B
     assert await learner.broker.status() == before
 
 
+async def test_a_second_run_of_the_name_is_refused_before_it_starts(
+    learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any, tmp_path: Path
+) -> None:
+    """The first goes on; its own folder is taken again, also where it has another place."""
+    name = learner.broker._config.run.name
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "config.toml").touch()
+    other = Broker(broker_rig.config(f"run.name={name}", f"run.root={tmp_path}"), redis.url, broker_rig.index)
+    before = await learner.broker.status()
+    for identity in (None, "cd" * 16):
+        if identity:
+            (folder / "identity.json").write_text(json.dumps({"run_id": identity}))
+        with pytest.raises(Refused, match=rf"another run of the name {name}, (ab){{16}} of .*give this run another"):
+            await other.check_state()
+    assert await learner.broker.status() == before
+    (folder / "identity.json").write_text(json.dumps({"run_id": learner.books.identity.run_id}))
+    await other.check_state()
+    await other.close()
+
+
 @pytest.mark.parametrize(("setting", "value"), [("run.seed", 7), ("broker.group_size", 2)])
 async def test_a_broker_with_other_settings_is_refused_by_name(
     learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any, setting: str, value: int

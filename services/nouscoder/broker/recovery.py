@@ -7,9 +7,10 @@ knows are counted as lost.
 
 INVARIANT: a group in the learner's state is never in flight after a restore, and the ledger balances before and after.
 
-A broker serves a run only with the seed, group size and problems that the run began with, which are in Redis. The
-learner's run id and folder are compared when it sends its state. Problems may be removed from the problem file during a
-run: their groups are given up (streams.py). A file with a new problem is refused.
+A broker serves a run only with the seed, group size and problems that the run began with, which are in Redis. The id
+in the run folder is compared by a broker that sees the folder, when it starts, and when the learner sends its state.
+Problems may be removed from the problem file during a run: their groups are given up (streams.py). A file with a new
+problem is refused.
 
 INVARIANT: the identity of a run is written to Redis once, when its first learner sends its state, and never changed.
 """
@@ -28,6 +29,7 @@ from nouscoder.broker.errors import BrokerUnavailable, Refused
 from nouscoder.broker.store import Store, Value
 from nouscoder.config import Config
 from nouscoder.domain.learner_state import Restored, RunIdentity, TrainedState
+from nouscoder.json_file import read_json_object
 from nouscoder.rpc.pairs import MANIFEST
 
 log = logging.getLogger(__name__)
@@ -119,13 +121,27 @@ async def check_state(store: Store, config: Config, problem_ids: Sequence[str]) 
         (identity,) = await store.fields("meta", "identity")
         if identity is None:
             return
-        check_settings(RunIdentity(**json.loads(identity)), config, "the run in Redis")
+        found = RunIdentity(**json.loads(identity))
+        _check_folder(found, config)
+        check_settings(found, config, "the run in Redis")
         began_with = await store.get("problems")
     except BrokerUnavailable as error:
         log.warning("the run in Redis is compared later", extra={"reason": str(error)})
         return
     if began_with is not None:
         _compare(began_with, problem_ids, config.run.name)
+
+
+def _check_folder(found: RunIdentity, config: Config) -> None:
+    """Raises Refused when the run folder, where this broker sees it, is not that of the run `found` in Redis."""
+    folder = config.run.folder
+    own = folder / "identity.json"  # learner/state/run_files.py
+    run_id = read_json_object(own, Refused).get("run_id") if own.is_file() else None
+    if (folder / "config.toml").is_file() and run_id != found.run_id:
+        raise Refused(
+            f"Redis holds another run of the name {config.run.name}, {found.run_id} of {found.folder}, which may still"
+            " be at work: give this run another run.name, or remove the other with `nouscoder runs rm`"
+        )
 
 
 def check_settings(found: RunIdentity, config: Config, whose: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,13 +83,14 @@ def eval_run(
     if checkpoint:
         model = checkpoint.model(model)
     config = load_config(config_file, overrides or [])
-    asked, lines = _asked(config, checkpoint.folder if checkpoint else None, prompt)
+    folder = out or _folder(model, samples)
+    asked, lines = _asked(config, checkpoint.folder if checkpoint else None, prompt, folder)
+    checkpoint = checkpoint and replace(checkpoint, date=asked.date)
     for line in () if samples else lines:
         typer.echo(line, err=True)
     settings = SamplingSettings(
         model, num_samples, temperature, top_p, max_tokens, seed, asked, json_fields("--extra", extra)
     )
-    folder = out or _folder(model, samples)
     dates, profiles = _window(window, since, until), tuple(profile or ())
     request = EvaluationRequest(
         problems, folder, settings, url, samples, dates, profiles, at_once, verifier, token, ca, all_tests, checkpoint
@@ -136,12 +138,23 @@ def _window(name: str, since: str, until: str) -> Any:
     return window_named(name) if name else Window(since, until)
 
 
-def _asked(config: Config, folder: Path | None, form: str) -> tuple[PromptSettings, list[str]]:
-    """How problems are asked, and what is to be said of it. `folder` is the policy's; None for a server."""
-    from nouscoder.policy_folder.prompt_file import prompt_lines, prompt_of, with_recorded_prompt
+def _asked(
+    config: Config, folder: Path | None, form: str, begun: Path | None = None
+) -> tuple[PromptSettings, list[str]]:
+    """How problems are asked, and what is to be said of it. `folder` is the policy's; None for a server.
+
+    An evaluation that was begun before in the folder `begun` goes on with its date.
+    """
+    from nouscoder.policy_folder.prompt_file import (
+        prompt_lines,
+        prompt_of,
+        recorded_prompt,
+        with_date,
+        with_recorded_prompt,
+    )
 
     if folder:
-        config = with_recorded_prompt(config, folder)
+        config = with_date(with_recorded_prompt(config, folder), folder, recorded_prompt(begun) if begun else None)
     environment = config.generation.environment
     if form:
         try:

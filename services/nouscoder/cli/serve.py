@@ -10,6 +10,7 @@ import typer
 
 from nouscoder.cli.options import ConfigOption, SetOption
 from nouscoder.config import load_config
+from nouscoder.errors import WrongUse
 from nouscoder.extras import MODEL_LIBRARIES, require
 from nouscoder.run.supervisor import wait_passively
 
@@ -31,6 +32,10 @@ def serve(
     http: Annotated[str | None, typer.Option(help="address of the HTTP API (verifier, generation), host:port")] = None,
     metrics: Annotated[str | None, typer.Option(help="address of the Prometheus page: host:port, or unix:PATH")] = None,
     broker: Annotated[bool, typer.Option("--broker", help="verifier: grade the broker's rollouts too")] = False,
+    policy: Annotated[
+        str,
+        typer.Option(help="generation: folder of a model or an adapter, or ORGANISATION/MODEL; no run"),
+    ] = "",
 ) -> None:
     """Run one service until SIGTERM."""
     from nouscoder.logs import configure_logs
@@ -40,6 +45,8 @@ def serve(
     given = {"grpc": grpc, of_http: http, "metrics": metrics}
     addresses = [f'{service.value}.{key}="{value}"' for key, value in given.items() if value is not None]
     config = load_config(config_file, [*(overrides or []), *addresses])
+    if policy and service is not Service.GENERATION:
+        raise WrongUse("--policy is for `serve generation`")
     wait_passively()
     configure_logs(service.value)
     if service is Service.VERIFIER:
@@ -60,6 +67,11 @@ def serve(
         uvloop.run(serve_broker(config))
     elif service is Service.GENERATION:
         require("generation", *MODEL_LIBRARIES)
+        if policy:
+            from nouscoder.evaluation.evaluate import serve_policy
+
+            asyncio.run(serve_policy(config, policy))
+            return
         from nouscoder.generation.service import serve as serve_generation
 
         if has_stages(config):

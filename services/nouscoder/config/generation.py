@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, field_validator, model_validator
@@ -57,6 +58,19 @@ class EnvironmentSection(Section):
     thinking: Literal["auto", "on", "off"] = Field(
         "auto", description="enable_thinking of the chat template; auto: as the template has it by default"
     )
+    date: str = Field(
+        "",
+        description="day that a chat template with strftime_now (Llama 3.2, SmolLM3, Granite) writes, such as"
+        " 2026-11-28; empty: the day on which a local run begins; other deployments must give it",
+    )
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _is_a_day(cls, value: object) -> str:
+        try:
+            return date.fromisoformat(str(value)).isoformat() if value else ""
+        except ValueError:
+            raise ValueError("a day is written as 2026-11-28") from None
 
 
 class ToolsSection(EnvironmentSection):

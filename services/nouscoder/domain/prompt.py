@@ -101,6 +101,7 @@ class PromptSettings:
     `prompt_as` is messages (in the policy's chat template), text, or auto: messages if the policy has a template.
     `prompt_template` stands around the form. `system_prompt` "auto" is the form's own system message, of which `plain`
     has none; an empty one is no message. `thinking` is on, off or auto, as the chat template has it by default.
+    `date` is the day that a chat template writes as the present one, such as 2026-11-28; empty: it writes none.
     """
 
     prompt_as: str = AUTO
@@ -108,6 +109,7 @@ class PromptSettings:
     prompt_template: str = PROMPT
     system_prompt: str = AUTO
     thinking: str = AUTO
+    date: str = ""
 
     @property
     def enable_thinking(self) -> bool | None:
@@ -122,6 +124,7 @@ class PromptSettings:
         if self.prompt_as != "text":
             parts += [f"thinking {self.thinking}"] if self.thinking != AUTO else []
             parts += ["its own system prompt"] if self.system_prompt not in ("", AUTO) else []
+            parts += [f"date {self.date}"] if self.date else []
         return ", ".join(parts)
 
     def resolved(self, has_chat_template: bool) -> Self:

@@ -58,13 +58,15 @@ from nouscoder.extras import MODEL_LIBRARIES, require
 from nouscoder.grade_files.answers import Answerer, GradingTarget, answers_of, library_fault_of
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.openai_server import OpenAIServer
-from nouscoder.policy_folder.compose import CONFIG_FILE, with_yarn
+from nouscoder.policy_folder.compose import CONFIG_FILE, merged_policy, with_yarn
 from nouscoder.policy_folder.engine_choice import missing_engine, with_engine
 from nouscoder.policy_folder.inspection import context_tokens, downloaded, engine_faults, faults_of, is_hub_id
-from nouscoder.policy_folder.weights_files import shards_of
+from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, prompt_lines, with_date, with_recorded_prompt
+from nouscoder.policy_folder.weights_files import is_adapter, shards_of
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog
 from nouscoder.report.evaluation_page import MOST_SHOWN, ShownSample, spread, write_evaluation_report
+from nouscoder.rpc.server import stop_event
 from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 
 # A policy folder as the model of an evaluation.
@@ -78,11 +80,15 @@ class CheckpointUnusable(Unusable):
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """The policy in `folder`. With a YaRN factor it has factor * original_tokens positions (arXiv 2309.00071)."""
+    """The policy in `folder`. With a YaRN factor it has factor * original_tokens positions (arXiv 2309.00071).
+
+    Its chat template writes the day `date`.
+    """
 
     folder: Path
     yarn_factor: float = 0.0
     yarn_original_tokens: int = 0
+    date: str = ""
 
     @classmethod
     def named(cls, name: str, yarn_factor: float = 0.0, yarn_original_tokens: int = 0) -> ServedPolicy:
@@ -97,6 +103,18 @@ class ServedPolicy:
             raise CheckpointUnusable(f"--policy: {faults[0]}{exported}")
         return cls(folder.resolve(), yarn_factor, yarn_original_tokens)
 
+    def runnable(self, config: Config) -> Config:
+        """`config` with the engine for the policy. Raises CheckpointUnusable and ExtraMissing."""
+        config, _ = with_engine(config, self.folder, beside_learner=False)
+        how = "give --set generation.engine=vllm"
+        faults = engine_faults(self.folder, config.generation.engine, how=how) or missing_engine(config)
+        if faults:
+            raise CheckpointUnusable(f"--policy: {faults[0]}")
+        if fault := device_fault("generation.device", config.generation.device):
+            raise CheckpointUnusable(fault)
+        require("generation", *MODEL_LIBRARIES)
+        return config
+
     def model(self, name: str = "") -> str:
         """The name of the model: `name`, or that of the folder, and the digest of the weights. Reads every weight."""
         digest = PolicyManifest(0, 0, str(self.folder), shards_of(self.folder)).digest[:_DIGEST_CHARACTERS]
@@ -110,7 +128,7 @@ class ServedPolicy:
         """
         from nouscoder.generation.openai.api import longest_prompt
 
-        prompt = await longest_prompt(self.folder, requests)
+        prompt = await longest_prompt(self.folder, requests, self.date)
         wanted: int = max(request["max_tokens"] for request in requests)
         context = round(self.yarn_factor * self.yarn_original_tokens) or context_tokens(self.folder)
         if context is None or prompt + wanted <= context:
@@ -137,6 +155,8 @@ class ServedPolicy:
         with tempfile.TemporaryDirectory(prefix="nouscoder-policy-") as temporary:
             keys = Path(temporary) / "keys"
             keys.write_text(stored)
+            asking = {"environment": config.generation.environment.model_copy(update={"date": self.date})}
+            config = config.model_copy(update={"generation": config.generation.model_copy(update=asking)})
             served = _served(config, requests[0]["model"], await self.tokens_needed(requests), at_once, keys)
             folder = self._with_yarn(Path(temporary) / "policy") if self.yarn_factor else self.folder
             async with serving_folder(served, folder) as address:
@@ -158,6 +178,30 @@ def _served(config: Config, model: str, num_tokens: int, at_once: int, keys: Pat
     api = OpenAISection(http="127.0.0.1:0", model=model, slots=at_once, max_requests=2 * at_once, tokens_file=str(keys))
     changed = {"max_tokens_total": num_tokens, "engine_tokens_total": 0, "max_running": 1, "openai": api}
     return config.model_copy(update={"generation": config.generation.model_copy(update=changed)})
+
+
+async def serve_policy(config: Config, name: str) -> None:
+    """Serve the policy in a folder, an adapter's with its base, or of a hub, in OpenAI's form until SIGTERM or SIGINT.
+
+    Raises as `runnable` and `named`, and what starting an engine raises.
+    """
+    from nouscoder.generation.openai.api import serving_folder
+
+    stop, given = stop_event(), Path(name)
+    with tempfile.TemporaryDirectory(prefix="nouscoder-policy-") as temporary:
+        whole = merged_policy(Path(temporary) / "policy", given) if is_adapter(given) else name
+        policy = ServedPolicy.named(str(whole))
+        config = with_date(with_recorded_prompt(policy.runnable(config), policy.folder), policy.folder)
+        ours, api = config.generation, config.generation.openai
+        own = {"http": api.http or "127.0.0.1:8000", "model": api.model or given.name or policy.folder.name}
+        changed: dict[str, Any] = {"max_running": 1, "engine_tokens_total": 0, "openai": api.model_copy(update=own)}
+        if "max_tokens_total" not in ours.model_fields_set:
+            changed["max_tokens_total"] = context_tokens(policy.folder) or ours.max_tokens_total
+        config = config.model_copy(update={"generation": ours.model_copy(update=changed)})
+        async with serving_folder(config, policy.folder) as address:
+            lines = [f"{name} is served as {own['model']} at http://{address}/v1"]
+            sys.stderr.write("\n".join([*lines, *prompt_lines(ours.environment, policy.folder), ""]))
+            await stop.wait()
 
 
 # The evaluation.
@@ -192,14 +236,7 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
     if [bool(request.url), request.samples is not None, request.checkpoint is not None].count(True) != 1:
         raise WrongUse("give one of --url (with --model), --policy and --samples")
     if request.checkpoint:
-        config, _ = with_engine(config, request.checkpoint.folder, beside_learner=False)
-        how = "give --set generation.engine=vllm"
-        faults = engine_faults(request.checkpoint.folder, config.generation.engine, how=how) or missing_engine(config)
-        if faults:
-            raise CheckpointUnusable(f"--policy: {faults[0]}")
-        if fault := device_fault("generation.device", config.generation.device):
-            raise CheckpointUnusable(fault)
-        require("generation", *MODEL_LIBRARIES)
+        config = request.checkpoint.runnable(config)
     with naming_storage_faults(request.out):
         made = make_folder(request.out)
         lock = lock_file(request.out / "lock", f"another evaluation works in {request.out}")
@@ -221,6 +258,8 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
                 check_prompt(problems, request.sampling.prompt)
                 jobs = server_jobs(problems, request.sampling)
             evaluation = _Evaluation(request, jobs, profiles, samples, verdicts)
+            if request.sampling.prompt.date:
+                write_whole(request.out / PROMPT_FILE, prompt_json(request.sampling.prompt).encode())
             if request.checkpoint is not None and (asked := evaluation.asked()):
                 asyncio.run(request.checkpoint.tokens_needed(asked))
         asyncio.run(evaluation.fill(config, index))

@@ -98,8 +98,9 @@ def sample_seed(seed: int, problem_id: str, position: int) -> int:
 
 def server_jobs(problems: Sequence[EvaluatedProblem], settings: SamplingSettings) -> list[SampleJob]:
     """The samples to ask a server for, position by position, so that all problems have a first sample early."""
+    day = {"date": settings.prompt.date} if settings.prompt.date else {}
     return [
-        SampleJob(problem, position, key_of({"request": settings.request(problem, position)}))
+        SampleJob(problem, position, key_of({"request": settings.request(problem, position), **day}))
         for position in range(settings.num_samples)
         for problem in problems
     ]

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -23,7 +24,7 @@ from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.agent import AgentSessions
-from nouscoder.generation.environments.base import SessionAbandoned, TaskRefused, ToolUnavailable
+from nouscoder.generation.environments.base import EnvironmentUnusable, SessionAbandoned, TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.rollouts import Rollouts, RunSampling
@@ -33,7 +34,7 @@ from nouscoder.generation.weights.source import FolderSource, LearnerMemory, Lea
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.json_file import read_json_object
 from nouscoder.policy_folder.identity import tokenizer_digests
-from nouscoder.policy_folder.prompt_file import prompt_lines, with_recorded_prompt
+from nouscoder.policy_folder.prompt_file import dateless, prompt_lines, with_recorded_prompt
 from nouscoder.private_folder import temporary_folder
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.convert import InvalidMessage
@@ -312,8 +313,16 @@ def _rollouts_differ(config: Config) -> bool:
 
 
 def _asking(config: Config, folder: Path) -> Config:
-    """`config` with what the policy's folder says of its prompt, where nobody has set it. Raises PromptFileUnusable."""
+    """`config` with what the policy's folder says of its prompt, where nobody has set it.
+
+    Raises PromptFileUnusable and EnvironmentUnusable.
+    """
     config = with_recorded_prompt(config, folder)
+    if dateless(config, folder):  # another day in each service, and after each start
+        raise EnvironmentUnusable(
+            f"the chat template of {folder} writes the date of the day, which must be one in the whole run:"
+            f" set generation.environment.date to the day of its beginning, such as {date.today()}"
+        )
     for line in prompt_lines(config.generation.environment, folder):
         log.info(line)
     return config

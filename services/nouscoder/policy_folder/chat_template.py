@@ -21,7 +21,9 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from nouscoder.domain.conversation import Message
@@ -50,9 +52,12 @@ class TemplateLimit(TemplateFailed):
 class ChatTemplate:
     """A template with the special tokens that it may write. It can be used by several threads."""
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str], folder: Path) -> None:
-        """`special_tokens` by their names in templates, such as bos_token. `folder` is named in messages."""
-        self._fixed = {"template": text, "special_tokens": dict(special_tokens)}
+    def __init__(self, text: str, special_tokens: Mapping[str, str], folder: Path, date: str = "") -> None:
+        """`special_tokens` by their names in templates, such as bos_token. `folder` is named in messages.
+
+        `date` is the day that strftime_now writes, at 0:00; empty: the time of the rendering.
+        """
+        self._fixed = {"template": text, "special_tokens": dict(special_tokens), "date": date}
         self._folder = folder
         self._places = threading.BoundedSemaphore(PROCESSES)
         self._idle: list[_Process] = []
@@ -151,7 +156,7 @@ def _end(process: subprocess.Popen[bytes], *channels: Any) -> None:
 
 def serve(channel: socket.socket) -> None:
     """Answer requests until the other side closes the channel, or until a limit is reached."""
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.utils import chat_template_utils
 
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     _limit(resource.RLIMIT_CORE, 0)
@@ -159,7 +164,11 @@ def serve(channel: socket.socket) -> None:
     for line in channel.makefile("rb"):
         _limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + CPU_S)
         try:
-            answer = _answer(json.loads(line), render_jinja_template)
+            request = json.loads(line)
+            if request["date"]:
+                day = datetime.fromisoformat(request["date"])
+                vars(chat_template_utils)["datetime"] = SimpleNamespace(now=lambda day=day: day)
+            answer = _answer(request, chat_template_utils.render_jinja_template)
         except MemoryError:
             answer = {"limit": f"needs more than {MEMORY_BYTES // 1024**2} MiB of memory"}
         channel.sendall(json.dumps(answer).encode() + b"\n")

@@ -16,8 +16,8 @@ from nouscoder.domain.prompt import PromptSettings
 from nouscoder.errors import ExitCode, NousCoderError, Unusable
 from nouscoder.json_file import read_json_object
 from nouscoder.policy_folder.identity import odd_tensor
-from nouscoder.policy_folder.inspection import config_faults, weights_faults
-from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
+from nouscoder.policy_folder.inspection import config_faults, downloaded, is_hub_id, weights_faults
+from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, recorded_prompt
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -86,6 +86,20 @@ def compose_policy(
             (part / PROMPT_FILE).write_text(prompt_json(prompt), encoding="utf8")
         if card:
             (part / "README.md").write_text(card, encoding="utf8")
+
+
+def merged_policy(to: Path, adapter: Path) -> Path:
+    """The new folder `to`: the adapter, merged into the base that it names. Raises PolicyFilesMissing."""
+    base = Path(str(read_json_object(adapter / ADAPTER_CONFIG_FILE, PolicyFilesMissing).get("base_model_name_or_path")))
+    if not base.is_dir() and is_hub_id(str(base)):
+        base = downloaded(str(base))
+    if not base.is_dir():
+        raise PolicyFilesMissing(
+            f"{adapter} is an adapter of {base}, which is no folder here: write its folder into {ADAPTER_CONFIG_FILE}"
+            " (base_model_name_or_path), or export the policy without --adapter"
+        )
+    compose_policy(to, base, adapter, prompt=recorded_prompt(adapter))
+    return to
 
 
 def link_weights(to: Path, weights: Path) -> None:

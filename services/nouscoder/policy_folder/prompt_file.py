@@ -2,7 +2,7 @@
 
 Runs and fine-tunings write it with every policy. Training, fine-tuning, evaluation and `serve generation` take from it
 what their configuration does not set, so that a policy is asked in its own words. The file is one JSON object with the
-five keys of PromptSettings.
+keys of PromptSettings; those of earlier releases have no date.
 
 INVARIANT: a file that is damaged or hostile is refused in one sentence. At most MOST_BYTES of it are read, and a text
 that it makes has the problem once.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, fields
+from datetime import date
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -21,7 +22,7 @@ from nouscoder.config import Config, EnvironmentSection
 from nouscoder.domain.prompt import PROMPT, PromptSettings
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import first_fault
-from nouscoder.policy_folder.inspection import has_chat_template
+from nouscoder.policy_folder.inspection import chat_template_text, has_chat_template
 
 PROMPT_FILE = "nouscoder_prompt.json"
 MOST_BYTES = 64 * 1024
@@ -43,7 +44,7 @@ def recorded_prompt(folder: Path) -> PromptSettings | None:
         if len(text) > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES // 1024} KiB")
         record = json.loads(text)
-        if not isinstance(record, dict) or set(record) != {*_KEYS}:
+        if not isinstance(record, dict) or {"date", *record} != {*_KEYS}:
             raise ValueError(f"it must have the keys {', '.join(_KEYS)} and no others")
         found = EnvironmentSection.model_validate(record)
         json.dumps(record, ensure_ascii=False).encode()  # half of a surrogate pair is no text
@@ -69,6 +70,22 @@ def with_recorded_prompt(config: Config, folder: Path) -> Config:
     unset = {name: value for name, value in asdict(recorded).items() if name not in environment.model_fields_set}
     changed = {"environment": environment.model_copy(update=unset)}
     return config.model_copy(update={"generation": generation.model_copy(update=changed)})
+
+
+def dateless(config: Config, folder: Path) -> bool:
+    """Whether the chat template of the policy in `folder` writes the present day, and `config` does not say which."""
+    environment = config.generation.environment
+    asked = environment.prompt_as != "text" and not environment.date
+    return asked and "strftime_now" in chat_template_text(folder)
+
+
+def with_date(config: Config, folder: Path, begun: PromptSettings | None = None) -> Config:
+    """`config` with a date for a policy that needs one and has none: that with which it has `begun`, or today."""
+    if not dateless(config, folder):
+        return config
+    day = begun.date if begun else date.today().isoformat()
+    environment = config.generation.environment.model_copy(update={"date": day})
+    return config.model_copy(update={"generation": config.generation.model_copy(update={"environment": environment})})
 
 
 def prompt_of(environment: EnvironmentSection, folder: Path) -> PromptSettings:

@@ -76,9 +76,13 @@ class PolicyTokenizer:
     `pad_id` pads batches. Token ids are below `vocabulary_size`. The chat template is the folder's, if any.
     """
 
-    def __init__(self, tokenizer: Any, stop_ids: frozenset[int], folder: Path) -> None:
-        """`tokenizer` is one of transformers, from `folder`, whose configuration names `stop_ids`."""
+    def __init__(self, tokenizer: Any, stop_ids: frozenset[int], folder: Path, date: str = "") -> None:
+        """`tokenizer` is one of transformers, from `folder`, whose configuration names `stop_ids`.
+
+        `date` is the day that the chat template writes; see ChatTemplate.
+        """
         self._tokenizer = tokenizer
+        self._date = date
         self._folder = folder
         self._configured_stop_ids = stop_ids
         self.eos_id: int = min(stop_ids) if tokenizer.eos_token_id is None else tokenizer.eos_token_id
@@ -274,7 +278,7 @@ class PolicyTokenizer:
     @cached_property
     def _template(self) -> ChatTemplate:
         inner = self._tokenizer
-        return ChatTemplate(inner.get_chat_template(), inner.special_tokens_map, self._folder)
+        return ChatTemplate(inner.get_chat_template(), inner.special_tokens_map, self._folder, self._date)
 
     def _encode(self, text: str, **how: bool) -> list[int]:
         try:
@@ -308,8 +312,8 @@ def _records(messages: Sequence[Message]) -> list[ChatMessage]:
     return [{"role": message.role.value, "content": message.content} for message in messages]
 
 
-def load_tokenizer(folder: Path) -> PolicyTokenizer:
-    """The tokenizer of a Hugging Face folder. Raises TokenizerError."""
+def load_tokenizer(folder: Path, date: str = "") -> PolicyTokenizer:
+    """The tokenizer of a Hugging Face folder, whose chat template writes the day `date`. Raises TokenizerError."""
     # The library would treat a missing path as the name of a model on a hub.
     if not folder.is_dir():
         raise TokenizerError(f"the policy folder {folder} does not exist")
@@ -328,4 +332,4 @@ def load_tokenizer(folder: Path) -> PolicyTokenizer:
         stop_ids |= {loaded.eos_token_id}
     if not stop_ids:
         raise TokenizerError(f"neither the tokenizer nor the configuration in {folder} has an end-of-sequence token")
-    return PolicyTokenizer(loaded, stop_ids, folder)
+    return PolicyTokenizer(loaded, stop_ids, folder, date)

@@ -39,7 +39,7 @@ from nouscoder.policy_folder.inspection import (
     has_chat_template,
     is_hub_id,
 )
-from nouscoder.policy_folder.prompt_file import PromptFileUnusable, prompt_lines, with_recorded_prompt
+from nouscoder.policy_folder.prompt_file import PromptFileUnusable, prompt_lines, with_date, with_recorded_prompt
 from nouscoder.run.asked_of_models import CannotCount, adapter_faults, adapter_lines, asked_of_models
 from nouscoder.run.held_out import leak_lines
 from nouscoder.run.languages import grades_here, left_out_sentences, missing_here, with_languages
@@ -165,14 +165,14 @@ def _is_on_a_hub(config: Config) -> bool:
 
 
 def with_policy_folder(config: Config) -> Config:
-    """The configuration with the folder of its policy, with what that says of its prompt, and with its engine.
+    """The configuration with the folder of its policy, with what that says of its prompt, the date, and its engine.
 
     A policy that is on a hub is downloaded. Raises HubUnavailable and PromptFileUnusable.
     """
     if _is_on_a_hub(config):
         config = config.changed(policy={"path": downloaded(str(config.policy.path))})
     folder = config.in_run_folder(config.policy.path)
-    return with_engine_here(with_recorded_prompt(config, folder))
+    return with_engine_here(with_date(with_recorded_prompt(config, folder), folder))
 
 
 def with_engine_here(config: Config) -> Config:

@@ -118,7 +118,7 @@ def _add_to_history(folder: RunFolder, run: Resumed, done: int) -> None:
 
 def note_given(folder: RunFolder, given: Given) -> None:
     """Note what was given at this start, without what is not a value."""
-    text = json.dumps({"file": given.file, "sets": given.sets}, ensure_ascii=False, indent=1)
+    text = json.dumps({"file": given.file, "sets": given.sets}, ensure_ascii=False, indent=1, default=str)
     write_whole(folder.path / GIVEN, without_secrets(text).encode(), private=True)
 
 

@@ -66,7 +66,8 @@ def room_for_answers(config: Config) -> Callable[[Task], bool]:
     """Whether prompt and answer of a task fit in generation.max_tokens_total, and the vocabulary has the prompt."""
     folder = config.in_run_folder(config.policy.path)
     try:
-        prompts = Prompts(load_tokenizer(folder), config.generation.environment)
+        environment = config.generation.environment
+        prompts = Prompts(load_tokenizer(folder, environment.date), environment)
     except (TokenizerError, EnvironmentUnusable) as error:
         raise Unusable(f"policy.path: {error}") from error
 

@@ -200,8 +200,9 @@ def _take(folder: RunFolder, earlier: Resumed, given: Given, order: EpochOrder, 
 def _examples(config: Config) -> Examples:
     policy = config.in_run_folder(config.policy.path)
     try:
-        tokenizer = load_tokenizer(policy)
-        encoder = Encoder(tokenizer, config.generation.environment)
+        environment = config.generation.environment
+        tokenizer = load_tokenizer(policy, environment.date)
+        encoder = Encoder(tokenizer, environment)
     except (TokenizerError, EnvironmentUnusable) as error:
         raise Unusable(f"policy.path: {error}") from error
     return read_examples(config.sft, encoder, tokenizer.vocabulary_size, context_tokens(policy), config.run.seed)

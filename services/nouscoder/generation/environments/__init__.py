@@ -25,7 +25,7 @@ def open_environment(
     """The environment that `config.generation.environment` names. Raises EnvironmentUnusable."""
     settings, max_tokens_total = config.generation.environment, config.generation.max_tokens_total
     try:
-        tokenizer = load_tokenizer(policy_folder)
+        tokenizer = load_tokenizer(policy_folder, settings.date)
     except TokenizerError as error:
         raise EnvironmentUnusable(str(error)) from error
     if isinstance(settings, AgentSection):

@@ -233,7 +233,7 @@ def counted(request: dict[str, Any]) -> dict[str, Any]:
     """{"counts"} in the order of the texts of {"folder", "environment", "texts": [PromptText, ...]}, or {"fault"}."""
     settings = EnvironmentSection.model_validate(request["environment"])
     try:
-        prompts = Prompts(load_tokenizer(Path(request["folder"])), settings)
+        prompts = Prompts(load_tokenizer(Path(request["folder"]), settings.date), settings)
         texts = [PromptText._make(text)._replace(languages=tuple(text[3])) for text in request["texts"]]
         return {"counts": prompts.count(texts)}
     except (TokenizerError, EnvironmentUnusable) as error:

@@ -306,15 +306,17 @@ async def serve_api(
     stack: AsyncExitStack,
     *,
     thinking: str = AUTO,
+    date: str = "",
     sessions: AgentSessions | LinkedSessions | None = None,
 ) -> None:
     """Serve on a listening socket until `stack` closes. `thinking` is for requests that say nothing of it.
 
-    `sessions` are those of agents, if any. Raises ApiKeysUnusable, TlsUnusable and EngineUnusable.
+    `date` is the day that the chat template writes. `sessions` are those of agents, if any.
+    Raises ApiKeysUnusable, TlsUnusable and EngineUnusable.
     """
     try:
         # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
-        encoder, decoder = [await asyncio.to_thread(load_tokenizer, folder) for _ in range(2)]
+        encoder, decoder = [await asyncio.to_thread(load_tokenizer, folder, date) for _ in range(2)]
         stop_ids = await asyncio.to_thread(lambda: decoder.stop_ids)  # it may wait for the chat template
     except TokenizerError as error:
         raise EngineUnusable(str(error)) from error
@@ -364,6 +366,7 @@ async def start_openai(
         "folder": str(folder),
         "capacity": min(most, context_tokens(folder) or most),
         "thinking": config.generation.environment.thinking,
+        "date": config.generation.environment.date,
     }
     listens = start_front(begin, desk, metrics, listening, stack, sessions)
     address = f"{settings.http.rpartition(':')[0]}:{listening.getsockname()[1]}"
@@ -389,10 +392,10 @@ async def serving_folder(config: Config, folder: Path) -> AsyncIterator[str]:
         yield await start_openai(config, folder, engine, policies, metrics.api, stack, waits=True)
 
 
-async def longest_prompt(folder: Path, requests: Iterable[dict[str, Any]]) -> int:
+async def longest_prompt(folder: Path, requests: Iterable[dict[str, Any]], date: str = "") -> int:
     """The most tokens that the prompt of one of these requests has. Raises EngineUnusable and ApiFault."""
     try:
-        encoder = PromptEncoder(await asyncio.to_thread(load_tokenizer, folder), sys.maxsize)
+        encoder = PromptEncoder(await asyncio.to_thread(load_tokenizer, folder, date), sys.maxsize)
     except TokenizerError as error:
         raise EngineUnusable(str(error)) from error
     longest = 0

@@ -188,7 +188,7 @@ async def serve(link_number: int, listening_number: int) -> None:
             settings = OpenAISection.model_validate(begin["settings"])
             folder, listening = Path(begin["folder"]), socket.socket(fileno=listening_number)
             parts = (begin["name"], folder, begin["capacity"], engine, counts, listening, stack)
-            await serve_api(settings, *parts, thinking=begin["thinking"], sessions=sessions)
+            await serve_api(settings, *parts, thinking=begin["thinking"], date=begin["date"], sessions=sessions)
         except Unusable as error:
             link.send({"unusable": str(error)})
             return
