@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -183,6 +184,18 @@ def parsed_python(code: object) -> ast.Module:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         _refuse_long_integer(error)
         raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
+
+
+def imported_libraries(*programs: str) -> tuple[str, ...]:
+    """The modules outside of the standard library that programs import. Raises Rejected."""
+    names = dict.fromkeys(
+        name.partition(".")[0]
+        for program in programs
+        for node in ast.walk(parsed_python(program))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    )
+    return tuple(name for name in names if name and name not in sys.stdlib_module_names)
 
 
 def joined_lines(value: Any) -> str:

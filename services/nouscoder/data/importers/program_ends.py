@@ -12,9 +12,16 @@ answer beside the expected values, in one process. So an answer can find these, 
 from __future__ import annotations
 
 import ast
-import sys
 
-from nouscoder.data.importers.fields import Reason, Rejected, Row, decoded, parsed_python, text
+from nouscoder.data.importers.fields import (
+    Reason,
+    Rejected,
+    Row,
+    decoded,
+    imported_libraries,
+    parsed_python,
+    text,
+)
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
@@ -93,26 +100,20 @@ def read_ds1000(row: Row, number: int) -> ReferencedProblem:
         tests=CheckerTests((StdinCase(context, reference),), JudgeProgram(_CHECKER, "python"), of_code=True),
         source="ds-1000",
         family=str(known.get("library") or ""),
-        libraries=_imported(context),
+        libraries=imported_libraries(*_programs(context)),
     )
     return ReferencedProblem(problem, (Reference(reference),))
 
 
-def _imported(context: str) -> tuple[str, ...]:
-    tree = parsed_python(context)
-    trees = [tree]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "[insert]" in node.value:
-            lines = [line for line in node.value.splitlines() if line.startswith(("import ", "from "))]
-            trees.append(parsed_python("\n".join(lines)))
-    names = dict.fromkeys(
-        name.partition(".")[0]
-        for one in trees
-        for node in ast.walk(one)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
-    )
-    return tuple(name for name in names if name and name not in sys.stdlib_module_names)
+def _programs(context: str) -> list[str]:
+    """The context, and the imports of the programs in its texts."""
+    texts = [
+        node.value
+        for node in ast.walk(parsed_python(context))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "[insert]" in node.value
+    ]
+    lines = [[line for line in text.splitlines() if line.startswith(("import ", "from "))] for text in texts]
+    return [context, *("\n".join(each) for each in lines)]
 
 
 FORMATS = {
