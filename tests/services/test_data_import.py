@@ -864,6 +864,15 @@ def verdicts(tmp_path: Path, problem_id: str, *programs: str) -> list[str]:
     return [json.loads(line)["verdict"] for line in (tmp_path / "verdicts").read_text().splitlines()]
 
 
+def test_a_library_that_only_the_tests_of_bigcodebench_import_is_required(tmp_path: Path) -> None:
+    """Three of the 148 hard tasks import faker in their tests alone; `libs` does not name it."""
+    test = "import unittest\nfrom faker import Faker\nclass T(unittest.TestCase):\n    def test_a(self): pass\n"
+    row = {"task_id": "B/1", "instruct_prompt": "Do it.", "test": test, "libs": "['json', 'numpy']"}
+    import_files("bigcodebench", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "out.parquet")
+    (item,) = read_parquet(tmp_path / "out.parquet")
+    assert item.problem.libraries == ("numpy", "faker")
+
+
 def test_a_bigcodebench_task_is_judged_by_each_of_its_test_methods(tmp_path: Path) -> None:
     row = {
         "task_id": "BigCodeBench/0",

@@ -102,10 +102,10 @@ def test_plain_is_no_template_and_a_file_is_its_own(tmp_path: Path) -> None:
 
 
 def test_limits_and_comparator_are_those_that_were_asked_for(tmp_path: Path) -> None:
-    asked = ("--time-limit", "6", "--memory-limit", "2GiB", "--float-tolerance", "1e-4", "--comparator", "lines")
+    asked = ("--time-limit", "6", "--memory-limit", "2GiB", "--float-tolerance", "1e-4", "--comparator", "kattis")
     (item,) = imported(tmp_path, "taco", [RUN], *asked)
     assert item.problem.limits == Limits(wall_time_s=6.0, cpu_time_s=6.0, memory_bytes=2 * 1024**3)
-    assert item.problem.comparator == Comparator(ComparatorKind.LINES, absolute_tolerance=1e-4)
+    assert item.problem.comparator == Comparator(ComparatorKind.KATTIS, absolute_tolerance=1e-4)
     (plain,) = imported(tmp_path, "taco", [RUN])
     assert (plain.problem.limits, plain.problem.comparator) == (Limits(), Comparator())
 

@@ -54,6 +54,8 @@ FILES = [
     ("reasoning", f"{GYM}/reasoning_gym/data/example.jsonl"),
     ("kattis", "Kattis/problemtools/examples"),
 ]
+MULTIPL_E = "deepseek-ai/DeepSeek-Coder/Evaluation/HumanEval/data"
+ANSWERS = "QwenLM/Qwen2.5-Coder/qwencoder-eval/base/outptus/qwen2.5-coder/7b-base/multipl-e"
 Program = tuple[str, str]  # the language and the code
 
 
@@ -148,11 +150,18 @@ async def rates(items: Sequence[ReferencedProblem]) -> tuple[Found, Found]:
         for is_right, program in [(True, right), (False, other), *((False, one) for one in wrong)]
         if program is not None and not (program == right and not is_right)
     ]
-    site = [str(Path(spec.origin).parents[1])] if (spec := find_spec("numpy")) and spec.origin else []
+    named = await graded(jobs)
+    right, wrong = ([(key, each) for is_right, key, each in named if is_right is want] for want in (True, False))
+    return right, wrong
+
+
+async def graded(jobs: Sequence[tuple[bool, ReferencedProblem, Program]]) -> list[tuple[bool, str, bool]]:
+    """(whether it is right, the problem, whether it was accepted) of each program."""
+    site = [Path(spec.origin).parents[1]] if (spec := find_spec("numpy")) and spec.origin else []
     verifier = load_config(None).verifier
-    sandbox = verifier.sandbox.model_copy(update={"site_packages": tuple(map(Path, site))})
+    sandbox = verifier.sandbox.model_copy(update={"site_packages": tuple(site)})
+    room = asyncio.Semaphore(16)
     async with local_grader(verifier.model_copy(update={"sandbox": sandbox})) as grader:
-        room = asyncio.Semaphore(16)
 
         async def is_accepted(item: ReferencedProblem, program: Program) -> bool:
             language, code = program
@@ -164,5 +173,33 @@ async def rates(items: Sequence[ReferencedProblem]) -> tuple[Found, Found]:
             return verdict.kind is VerdictKind.ACCEPTED
 
         found = await asyncio.gather(*(is_accepted(item, program) for _, item, program in jobs))
-    named = [(is_right, item.problem.problem_id, each) for (is_right, item, _), each in zip(jobs, found, strict=True)]
-    return tuple([(name, each) for is_right, name, each in named if is_right is want] for want in (True, False))  # type: ignore[return-value]
+    return [(is_right, item.problem.problem_id, each) for (is_right, item, _), each in zip(jobs, found, strict=True)]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("name", "language", "end"), [("cpp", "cpp", "\n}"), ("js", "javascript", ""), ("sh", "bash", "\n}")]
+)
+def test_multipl_e_judges_a_model_s_answers_as_their_authors_did(
+    tmp_path: Path, name: str, language: str, end: str
+) -> None:
+    """The answers of Qwen2.5-Coder-7B with the verdicts of its authors, which ran MultiPL-E's own tests."""
+    rows, answers = ROWS / MULTIPL_E / f"humaneval-{name}.jsonl", ROWS / ANSWERS / f"pred_{name}_output.jsonl"
+    if not rows.exists() or not answers.exists():
+        pytest.skip(f"NOUSCODER_REAL_ROWS has no {rows.name} or no {answers.name}")
+    summary = import_files("multipl-e", [rows], tmp_path / "problems.parquet")
+    theirs = json.loads((ROWS / ANSWERS / f"humaneval-{name}-details.json").read_text())
+    said = {key: found[0][1]["passed"] for key, found in theirs.items()}
+    made = {row["task_id"]: row["generation"] + end for row in map(json.loads, answers.read_text().splitlines())}
+    items = {
+        item.problem.problem_id.removesuffix(f"-{name}"): item for item in read_parquet(tmp_path / "problems.parquet")
+    }
+    jobs = [(said[key], item, (language, made[key])) for key, item in items.items() if key in said]
+    found = asyncio.run(graded(jobs))
+    right, wrong = ([(key, each) for is_right, key, each in found if is_right is want] for want in (True, False))
+    refused, accepted = [key for key, each in right if not each], [key for key, each in wrong if each]
+    print(f"\nmultipl-e {name}: {len(items)} rows, rejected {summary.rejected}")
+    print(f"  right accepted {len(right) - len(refused)} of {len(right)}, refused {refused}")
+    print(f"  wrong refused {len(wrong) - len(accepted)} of {len(wrong)}, accepted {accepted}")
+    assert len(refused) + len(accepted) <= 0.02 * len(found)

@@ -196,6 +196,12 @@ async def test_each_gold_answer_gets_a_ruling(process: MathProcess) -> None:
     assert await ruled(process, r"so \boxed{0.5}", r"\frac{1}{2}", "0.25", "1/2") == [accepted, wrong, accepted]
 
 
+async def test_a_gold_answer_in_money_is_a_number(process: MathProcess) -> None:
+    """Three of MATH-500's answers are written so; its own dollar sign is no mathematics in dollar signs."""
+    accepted, wrong = Ruling(VerdictKind.ACCEPTED), Ruling(VerdictKind.WRONG_ANSWER)
+    assert await ruled(process, r"\boxed{\$32,\!348}", r"\$32,\!348", r"\$32,349") == [accepted, wrong]
+
+
 async def test_what_was_compared_before_a_late_comparison_counts(process: MathProcess) -> None:
     rulings = await ruled(process, "5", "5", r"9^{9^{9}}", "5", limits=SHORT)
     late = VerdictKind.TIME_LIMIT_EXCEEDED

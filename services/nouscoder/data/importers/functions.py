@@ -13,7 +13,7 @@ asserts are parsed and never executed. A row with a statement of another form ke
 
 BigCodeBench (bigcode/bigcodebench): a task that needs libraries, with `test`, a unittest.TestCase. A row has task_id,
 complete_prompt, instruct_prompt, canonical_solution, code_prompt, test, entry_point and libs. Each test method becomes
-a case. `libs` beyond the standard library are a requirement of the problem (`libraries`).
+a case. `libs` and what the tests import, beyond the standard library, are a requirement of the problem (`libraries`).
 
 A test program of HumanEval+ and MBPP+ keeps `inputs` and `results` as literals and compares in a loop,
 `assertion(f(*inp), exp, atol)`. Only the plain comparison is taken: equal, or within atol. EvalPlus judges some tasks
@@ -283,12 +283,13 @@ def read_bigcodebench(row: Row, number: int) -> ReferencedProblem:
     cases = tuple(code + _RUN.format(case=case, method=method) for case, method in _methods(code))
     if not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test method")
+    listed = [str(name) for name in decoded(row.get("libs") or []) if name not in sys.stdlib_module_names]
     problem = Problem(
         problem_id=text(row, "task_id"),
         prompt=text(row, "instruct_prompt", "complete_prompt"),
         tests=AssertTests(cases),
         source="bigcodebench",
-        libraries=tuple(str(name) for name in decoded(row.get("libs") or []) if name not in sys.stdlib_module_names),
+        libraries=tuple(listed),
     )
     solution = optional_text(row, "canonical_solution")
     begin = optional_text(row, "code_prompt", "complete_prompt")

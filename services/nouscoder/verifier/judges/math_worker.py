@@ -245,8 +245,9 @@ def compare(golds: list[str], answer: str) -> Iterator[Code]:
         answer_code = Code.FAILED
     for gold in golds:
         try:
-            # The library parses a bare expression as LaTeX only inside dollar signs.
-            expected = parse(gold if "$" in gold or "\\boxed" in gold else f"${gold}$", parsing_timeout=None)
+            # The library parses a bare expression as LaTeX only inside dollar signs. `\$` is money.
+            is_latex = "$" in gold.replace("\\$", "") or "\\boxed" in gold
+            expected = parse(gold if is_latex else f"${gold}$", parsing_timeout=None)
         except Exception:
             expected = []
         if not expected:
