@@ -145,16 +145,10 @@ def _asked(
 
     An evaluation that was begun before in the folder `begun` goes on with its date.
     """
-    from nouscoder.policy_folder.prompt_file import (
-        prompt_lines,
-        prompt_of,
-        recorded_prompt,
-        with_date,
-        with_recorded_prompt,
-    )
+    from nouscoder.policy_folder.prompt_file import prompt_lines, prompt_of, with_date, with_recorded_prompt
 
     if folder:
-        config = with_date(with_recorded_prompt(config, folder), folder, recorded_prompt(begun) if begun else None)
+        config = with_date(with_recorded_prompt(config, folder), folder, begun)
     environment = config.generation.environment
     if form:
         try:

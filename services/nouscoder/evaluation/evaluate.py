@@ -155,8 +155,8 @@ class ServedPolicy:
         with tempfile.TemporaryDirectory(prefix="nouscoder-policy-") as temporary:
             keys = Path(temporary) / "keys"
             keys.write_text(stored)
-            asking = {"environment": config.generation.environment.model_copy(update={"date": self.date})}
-            config = config.model_copy(update={"generation": config.generation.model_copy(update=asking)})
+            environment = config.generation.environment.model_copy(update={"date": self.date})
+            config = config.changed(generation={"environment": environment})
             served = _served(config, requests[0]["model"], await self.tokens_needed(requests), at_once, keys)
             folder = self._with_yarn(Path(temporary) / "policy") if self.yarn_factor else self.folder
             async with serving_folder(served, folder) as address:
@@ -177,7 +177,7 @@ def _served(config: Config, model: str, num_tokens: int, at_once: int, keys: Pat
     # Evaluations wait for an answer as long as OpenAIServer does.
     api = OpenAISection(http="127.0.0.1:0", model=model, slots=at_once, max_requests=2 * at_once, tokens_file=str(keys))
     changed = {"max_tokens_total": num_tokens, "engine_tokens_total": 0, "max_running": 1, "openai": api}
-    return config.model_copy(update={"generation": config.generation.model_copy(update=changed)})
+    return config.changed(generation=changed)
 
 
 async def serve_policy(config: Config, name: str) -> None:
@@ -197,8 +197,7 @@ async def serve_policy(config: Config, name: str) -> None:
         changed: dict[str, Any] = {"max_running": 1, "engine_tokens_total": 0, "openai": api.model_copy(update=own)}
         if "max_tokens_total" not in ours.model_fields_set:
             changed["max_tokens_total"] = context_tokens(policy.folder) or ours.max_tokens_total
-        config = config.model_copy(update={"generation": ours.model_copy(update=changed)})
-        async with serving_folder(config, policy.folder) as address:
+        async with serving_folder(config.changed(generation=changed), policy.folder) as address:
             lines = [f"{name} is served as {own['model']} at http://{address}/v1"]
             sys.stderr.write("\n".join([*lines, *prompt_lines(ours.environment, policy.folder), ""]))
             await stop.wait()

@@ -63,13 +63,11 @@ def _unusable(file: Path, why: str) -> PromptFileUnusable:
 
 def with_recorded_prompt(config: Config, folder: Path) -> Config:
     """`config` with what the policy in `folder` says of its prompt, for unset keys. Raises PromptFileUnusable."""
-    generation, recorded = config.generation, recorded_prompt(folder)
+    environment, recorded = config.generation.environment, recorded_prompt(folder)
     if recorded is None:
         return config
-    environment = generation.environment
     unset = {name: value for name, value in asdict(recorded).items() if name not in environment.model_fields_set}
-    changed = {"environment": environment.model_copy(update=unset)}
-    return config.model_copy(update={"generation": generation.model_copy(update=changed)})
+    return config.changed(generation={"environment": environment.model_copy(update=unset)})
 
 
 def dateless(config: Config, folder: Path) -> bool:
@@ -79,13 +77,13 @@ def dateless(config: Config, folder: Path) -> bool:
     return asked and "strftime_now" in chat_template_text(folder)
 
 
-def with_date(config: Config, folder: Path, begun: PromptSettings | None = None) -> Config:
-    """`config` with a date for a policy that needs one and has none: that with which it has `begun`, or today."""
+def with_date(config: Config, folder: Path, begun: Path | None = None) -> Config:
+    """`config` with a date for a policy that needs one and has none: that recorded in the folder `begun`, or today."""
     if not dateless(config, folder):
         return config
-    day = begun.date if begun else date.today().isoformat()
-    environment = config.generation.environment.model_copy(update={"date": day})
-    return config.model_copy(update={"generation": config.generation.model_copy(update={"environment": environment})})
+    before = recorded_prompt(begun) if begun else None
+    day = before.date if before else date.today().isoformat()
+    return config.changed(generation={"environment": config.generation.environment.model_copy(update={"date": day})})
 
 
 def prompt_of(environment: EnvironmentSection, folder: Path) -> PromptSettings:
