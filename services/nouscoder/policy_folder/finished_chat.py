@@ -3,9 +3,10 @@
     prompt    what the template writes before an answer, with the beginning of an answer: it may open <think>
     answer    what its rendering of the conversation has after the prompt, up to the end of the turn
 
-INVARIANT: prompt and answer together are the template's own text of the conversation. There is one exception, because
-many templates leave the reasoning out of a finished answer: then the answer is as the policy writes it, with the
-reasoning. What a template leaves out else is refused by name.
+INVARIANT: prompt and answer together are the template's own text of the conversation. There are two exceptions. Many
+templates leave the reasoning out of a finished answer: then the answer is as the policy writes it, with the reasoning.
+Some write an empty reasoning into the prompt alone: then the answer follows it. What a template leaves out else is
+refused by name, and so is an answer that ends inside its reasoning.
 
 Later answers stand after earlier ones as the template writes these. Where it leaves their reasoning out, each answer is
 an example of its own; else one example has them all.
@@ -16,10 +17,12 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from nouscoder.domain.reasoning import CLOSED, CLOSING, OPENING, opened_by, parted
 from nouscoder.policy_folder.chat_template import ChatMessage
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
@@ -27,8 +30,7 @@ from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 Part = tuple[list[int], bool]
 
 OPEN, CLOSE = "<think>", "</think>"
-_TAG = r"((?:\w+:)?th(?:ink|ought)\w*)>\s*\Z"
-_OPENED, _CLOSED = re.compile("<" + _TAG), re.compile("</" + _TAG)
+_EMPTY = re.compile(rf"(?:{'|'.join(map(re.escape, CLOSING))})?\s*(?:{CLOSED.pattern})\s*\Z")
 _MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]|\]~b\]")
 _TAIL = 400  # characters of a prompt that may be its beginning of an answer
 
@@ -76,6 +78,7 @@ class FinishedChats:
 
         The last messages come first. Raises NotOfTemplate and TokenizerError.
         """
+        chat = self._readable([self._with_reasoning(message) for message in chat], tools)
         left = sorted(trained)
         self._check(chat[: left[-1] + 1], tools)
         answers = {place: self.answer(chat[: place + 1], tools) for place in left}
@@ -86,11 +89,6 @@ class FinishedChats:
             for place in [*left]:
                 one = answers[place]
                 end = self._end_within(one, last.prompt)
-                content = str(chat[place].get("content") or "")
-                if CLOSE in content and CLOSE not in one.text and self._tokenizer.spelled(content) in last.prompt:
-                    raise NotOfTemplate(
-                        f"the chat template writes the {OPEN} of an earlier answer as text: give reasoning_content"
-                    )
                 if end > done:
                     parts += self._parts(last.prompt, done, len(one.prompt), end)
                     done = end
@@ -117,67 +115,111 @@ class FinishedChats:
     def answer(self, chat: Sequence[ChatMessage], tools: Sequence[Any] = ()) -> Answer:
         """The last message, of the assistant, after the messages before it. Raises NotOfTemplate, TokenizerError."""
         *before, last = chat
-        (prompt,) = self._tokenizer.texts([before], self._thinking, tools=tools)
+        prompt = self._text(before, tools, next_answer=True)
         given: str = last.get("content") or ""
-        content: str = self._tokenizer.spelled(unmarked(self._tokenizer, prompt, given))
-        reasoning: str | None = last.get("reasoning_content")
-        final, is_field = content, reasoning is not None
-        if reasoning is None and CLOSE in content:
-            reasoning, _, final = content.partition(CLOSE)
-            reasoning, final = reasoning.strip().removeprefix(OPEN).strip("\n"), final.lstrip("\n")
-        if _CLOSED.search(prompt):
-            if reasoning and reasoning.strip():
+        begun = unmarked(self._tokenizer, prompt.removesuffix(opened_by(prompt)), given).lstrip()
+        if (opened := OPENING.match(begun)) and parted(begun)[1] is None:
+            raise NotOfTemplate(f"the answer ends inside its reasoning ({opened['tag']} is not closed): leave it out")
+        content = self._tokenizer.spelled(unmarked(self._tokenizer, prompt, given))
+        last = self._with_reasoning({**last, "content": content} if content else last)
+        content, reasoning = last.get("content") or "", last.get("reasoning_content")
+        if _EMPTY.search(prompt):
+            thought = content.partition(CLOSE)[0] if CLOSE in content else ""
+            if (reasoning or thought.replace(OPEN, "")).strip():
                 raise NotOfTemplate(
                     "the prompt ends the reasoning, and the answer has one: set generation.environment.thinking to"
                     ' "on", or leave the reasoning out'
                 )
-            content, reasoning, is_field = final, None, False
-        is_cut = reasoning is None and given.lstrip().startswith(OPEN)  # no </think>
-        if not is_cut:
-            choices = [] if reasoning is None else [{**last, "content": final, "reasoning_content": reasoning}]
-            plain = {name: value for name, value in last.items() if name != "reasoning_content"}
-            choices += [] if is_field else [{**plain, "content": content or last.get("content")}]
-            for message in choices:
-                text = self._finished([*before, message], tools, may_fail="tool_calls" not in last)
-                if text.startswith(prompt) and _keeps(text[len(prompt) :], (reasoning or "").strip(), final.strip()):
-                    return self._ended(prompt, text[len(prompt) :])
-        return self._as_written(before, prompt, content, reasoning if is_field else None, is_cut, tools)
+            content = content.rpartition(CLOSE)[2].lstrip("\n") if CLOSE in content else content
+            last = {name: value for name, value in last.items() if name != "reasoning_content"} | {"content": content}
+        text = self._text([*before, last], tools, may_fail="tool_calls" not in last)
+        for begin in (prompt, _EMPTY.sub("", prompt)):
+            written = (
+                text[len(begin) :] if begin == prompt else CLOSED.sub("", text[len(begin) :].lstrip("\n"), count=1)
+            )
+            if text.startswith(begin) and _keeps(opened_by(begin).strip(), written, content, reasoning):
+                return self._ended(prompt, written)
+        return self._as_written(before, prompt, last, tools)
 
-    def _as_written(
-        self, before: list[ChatMessage], prompt: str, content: str, reasoning: str | None, is_cut: bool, tools: Any
-    ) -> Answer:
+    def _as_written(self, before: list[ChatMessage], prompt: str, last: ChatMessage, tools: Any) -> Answer:
         """An answer that the finished conversation does not have as the policy writes it."""
-        mark = secrets.token_hex(16)
-        text = self._finished([*before, {"role": "assistant", "content": mark}], tools, may_fail=True)
-        begin, _, tail = text.rpartition(mark)
-        if opened := _OPENED.search(prompt):
-            if reasoning is not None:
-                content = f"{reasoning}\n{CLOSE}\n\n{content}"
-            elif CLOSE not in content and not is_cut:
-                raise NotOfTemplate(
-                    f"the chat template opens <{opened[1]}>, and the answer has no {CLOSE}: give the answer its"
-                    f" reasoning, or begin it with {CLOSE}"
-                )
-            content = content.lstrip().removeprefix(OPEN) if opened[1] != "think" else content
-            return self._ended(prompt, content.replace(CLOSE, f"</{opened[1]}>", 1) + tail)
-        if reasoning is not None:
+        content, reasoning = last.get("content") or "", last.get("reasoning_content")
+        opened, has_calls = opened_by(prompt).strip(), "tool_calls" in last
+        closing = CLOSING.get(opened, CLOSE)
+        if opened and reasoning is None and CLOSE not in content and closing not in content:
+            raise NotOfTemplate(
+                f"the chat template opens {opened}, and the answer has no {CLOSE}: give the answer its reasoning,"
+                f" or begin it with {CLOSE}"
+            )
+        if reasoning is not None and (has_calls or not opened):
             raise NotOfTemplate(
                 f"the chat template does not write reasoning_content: put it into content, between {OPEN} and {CLOSE}"
             )
-        if text and not (is_cut or CLOSE in content):
-            raise NotOfTemplate("the chat template does not write the answer after its own beginning of an answer")
-        lead = begin.removeprefix(prompt) if begin.startswith(prompt) else ""
+        mark = secrets.token_hex(16)
+        text = self._text([*before, {"role": "assistant", "content": mark}], tools, may_fail=True)
+        if has_calls or (text and not opened and CLOSE not in content):
+            what = "tool_calls" if has_calls else "the answer"
+            raise NotOfTemplate(f"the chat template does not write {what} after its own beginning of an answer")
+        begin, _, tail = text.rpartition(mark)
+        if reasoning is not None:
+            content = f"{reasoning}\n{closing}\n\n{content}"
+        elif opened and opened != OPEN:
+            content = content.lstrip().removeprefix(OPEN).replace(CLOSE, closing, 1)
+        lead = begin.removeprefix(prompt) if begin.startswith(prompt) and not opened else ""
         return self._ended(prompt, ("" if CLOSE in lead else lead) + content + tail)
 
-    def _finished(self, chat: Sequence[ChatMessage], tools: Any, *, may_fail: bool) -> str:
+    @cached_property
+    def _splits_traces(self) -> bool:
+        """Whether <think> of a content goes to reasoning_content: else it would be text, doubled or left out."""
+        thought, said = secrets.token_hex(8), secrets.token_hex(8)
+        answers = (
+            {"content": said, "reasoning_content": thought},
+            {"content": f"{OPEN}\n{thought}\n{CLOSE}\n\n{said}"},
+        )
+        asked = {"role": "user", "content": "-"}
+        field, plain = (self._text([asked, {"role": "assistant", **one}], (), may_fail=True) for one in answers)
+        return thought in field and (thought not in plain or plain.count(CLOSE) != field.count(CLOSE))
+
+    def _with_reasoning(self, message: ChatMessage) -> ChatMessage:
+        head, closing, final = (message.get("content") or "").partition(CLOSE)
+        head = head.strip()
+        if message["role"] != "assistant" or not closing or not (head.startswith(OPEN) or OPEN not in head):
+            return message
+        if message.get("reasoning_content") or not self._splits_traces:
+            return message
+        return {**message, "content": final.lstrip("\n"), "reasoning_content": head.removeprefix(OPEN).strip("\n")}
+
+    def _readable(self, chat: list[ChatMessage], tools: Sequence[Any]) -> list[ChatMessage]:
+        """The conversation with calls as the template takes them.
+
+        Arguments are an object or its JSON; a content that is not there is left out, null or empty. Raises as `parts`.
+        """
+        failed: TokenizerError | None = None
+        for content in ({}, {"content": None}, {"content": ""}):
+            for form in (lambda given: given, _as_object, _as_json):
+                found = [_called(message, form, content) for message in chat]
+                if found == chat and not any("tool_calls" in message for message in chat):
+                    return chat
+                try:
+                    text = self._text(found, tools)
+                except TokenizerError as error:
+                    failed = failed or error
+                    continue
+                calls = [call for message in found for call in message.get("tool_calls", ())]
+                if not any(_is_spoilt(call.get("function", call).get("arguments"), text) for call in calls):
+                    return found
+        raise failed or NotOfTemplate("the chat template does not write the arguments of tool_calls as JSON")
+
+    def _text(
+        self, chat: Sequence[ChatMessage], tools: Any, *, next_answer: bool = False, may_fail: bool = False
+    ) -> str:
         """The text of a conversation; empty when `may_fail` and the template takes no such answer."""
         try:
-            (text,) = self._tokenizer.texts([chat], self._thinking, next_answer=False, tools=tools)
+            return self._tokenizer.texts([chat], self._thinking, next_answer=next_answer, tools=tools)[0]
         except TokenizerError:
             if may_fail:
                 return ""
             raise
-        return text
 
     def _ended(self, prompt: str, written: str) -> Answer:
         if self._end and self._end in written:
@@ -188,7 +230,7 @@ class FinishedChats:
 
     def _check(self, chat: Sequence[ChatMessage], tools: Sequence[Any]) -> None:
         """Raises NotOfTemplate for a part of a conversation that the template leaves out."""
-        shape = json.dumps([[{**one, "content": bool(one["content"])} for one in chat], len(tools)], default=str)
+        shape = json.dumps([[{**one, "content": bool(one.get("content"))} for one in chat], len(tools)], default=str)
         if shape in self._written:
             return
         marks: dict[str, str] = {}
@@ -200,34 +242,68 @@ class FinishedChats:
         def marked(message: ChatMessage) -> dict[str, Any]:
             role, found = message["role"], {**message}
             found.pop("reasoning_content", None)
-            if message["content"]:
+            if message.get("content"):
                 beside = " beside tool_calls" if message.get("tool_calls") else ""
                 found["content"] = mark(f"the content of a message of {role}{beside}")
             if "name" in message and role != "tool":
                 found["name"] = mark(f"the name in a message of {role}")
             if "tool_calls" in message:
-                found["tool_calls"] = [_renamed(call, mark("a call of tool_calls")) for call in message["tool_calls"]]
+                calls = message["tool_calls"]
+                found["tool_calls"] = [_changed(call, name=mark("a call of tool_calls")) for call in calls]
             return found
 
         conversation = [marked(message) for message in chat]
-        named = [_renamed(tool, mark("a tool of tools")) for tool in tools]
-        text = self._finished(conversation, named, may_fail="tool_calls" not in chat[-1])
+        named = [_changed(tool, name=mark("a tool of tools")) for tool in tools]
+        text = self._text(conversation, named, may_fail="tool_calls" not in chat[-1])
         if not text:
-            (text,) = self._tokenizer.texts([conversation[:-1]], self._thinking, tools=named)
-            text += str(conversation[-1]["content"])
+            text = self._text(conversation[:-1], named, next_answer=True) + str(conversation[-1]["content"])
         lost = [what for found, what in marks.items() if found not in text]
         if lost:
             raise NotOfTemplate(f"the chat template does not write {lost[0]}")
         self._written.add(shape)
 
 
-def _renamed(described: Any, name: str) -> Any:
-    """A tool, or a call of one, under another name."""
+def _changed(described: Any, **fields: Any) -> Any:
+    """A tool, or a call of one, with other fields."""
     if isinstance(described, dict) and isinstance(described.get("function"), dict):
-        return {**described, "function": {**described["function"], "name": name}}
-    return {**described, "name": name} if isinstance(described, dict) else described
+        return {**described, "function": {**described["function"], **fields}}
+    return {**described, **fields} if isinstance(described, dict) else described
 
 
-def _keeps(written: str, reasoning: str, final: str) -> bool:
-    """Whether a finished answer has its reasoning and its text."""
-    return final in written and (not reasoning or written.count(reasoning) > final.count(reasoning))
+def _called(message: ChatMessage, form: Callable[[Any], Any], empty: ChatMessage) -> ChatMessage:
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        _changed(call, arguments=form(call.get("function", call).get("arguments"))) for call in message["tool_calls"]
+    ]
+    return {**empty, **{name: value for name, value in message.items() if value is not None}, "tool_calls": calls}
+
+
+def _as_object(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        raise NotOfTemplate("tool_calls: the arguments of a call are not JSON") from None
+
+
+def _as_json(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _is_spoilt(arguments: Any, text: str) -> bool:
+    """Whether arguments stand in a text as JSON within JSON, or as Python writes them."""
+    as_json = json.dumps(arguments, ensure_ascii=False)
+    return as_json in text if isinstance(arguments, str) else repr(arguments) != as_json and repr(arguments) in text
+
+
+def _keeps(opened: str, written: str, content: str, reasoning: str | None) -> bool:
+    """Whether a finished answer has its reasoning once, closed if the prompt opens it, and its text."""
+    thought, _, final = (
+        content.partition(CLOSE) if reasoning is None and CLOSE in content else (reasoning or "", "", content)
+    )
+    thought = thought.strip().removeprefix(OPEN).strip()
+    if opened and CLOSING[opened] not in written:
+        return False
+    if reasoning is None and CLOSE in content and written.count(CLOSE) != content.count(CLOSE):
+        return False
+    return final.strip() in written and (not thought or written.count(thought) > final.count(thought))

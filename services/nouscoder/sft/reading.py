@@ -295,7 +295,7 @@ class Encoder:
         if example.turns:
             trained.append(len(chat))
             chat.append({"role": "assistant", "content": example.turns[0].text})
-        yield from self._chats.parts(self._with_arguments(chat, tools), trained, tools)
+        yield from self._chats.parts(chat, trained, tools)
 
     def _chat(self, record: Record) -> list[ChatMessage]:
         """The messages, or those that a run makes of the prompt."""
@@ -307,18 +307,6 @@ class Encoder:
             )
         asked = self._prompts.messages_of(_task(record))
         return [{"role": message.role.value, "content": message.content} for message in asked]
-
-    def _with_arguments(self, chat: list[ChatMessage], tools: Sequence[Any]) -> list[ChatMessage]:
-        """The conversation with the arguments of calls as the template takes them: JSON, or what it stands for."""
-        calls = [call for message in chat for call in message.get("tool_calls", ())]
-        given = [call["function"]["arguments"] for call in calls if isinstance(call.get("function"), dict)]
-        texts = [arguments for arguments in given if isinstance(arguments, str)]
-        if not texts:
-            return chat
-        (text,) = self._tokenizer.texts([chat], self._thinking, next_answer=False, tools=tools)
-        if not any(json.dumps(one, ensure_ascii=False) in text for one in texts):
-            return chat
-        return [_with_read_arguments(message) for message in chat]
 
     def _of_run(self, chat: list[ChatMessage], turns: Sequence[Turn], chats: FinishedChats) -> list[Part]:
         """Turns of an environment: each answer and each reply follows the tokens before it, as in a run."""
@@ -375,19 +363,6 @@ def _tools(record: Record) -> list[Any]:
     if not isinstance(tools, list):
         raise BadExample("tools: not a list")
     return tools
-
-
-def _with_read_arguments(message: ChatMessage) -> ChatMessage:
-    """The message with the JSON of its calls' arguments read. Raises BadExample."""
-    calls = []
-    for call in message.get("tool_calls", ()):
-        try:
-            arguments = call["function"]["arguments"]
-            read = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except (ValueError, KeyError, TypeError):
-            raise BadExample("tool_calls: the arguments of a call are not JSON") from None
-        calls.append({**call, "function": {**call["function"], "arguments": read}})
-    return {**message, "tool_calls": calls} if calls else message
 
 
 # Reading.
