@@ -78,6 +78,19 @@ def test_an_opened_reasoning_is_closed_by_the_template_or_the_answer_is_refused(
         texts_of(tmp_path, STRIPPED, {"prompt": "1+1?", "completion": "2"})
 
 
+def test_an_answer_that_ends_inside_its_reasoning_is_refused(tmp_path: Path) -> None:
+    for template in (CHATML, OPENED, STRIPPED, LAST_THINKS):
+        with pytest.raises(BadExample, match="the answer ends inside its reasoning"):
+            texts_of(tmp_path, template, {"prompt": "1+1?", "completion": "<think>\nadd them and"})
+
+
+def test_an_answer_follows_an_empty_reasoning_that_only_the_prompt_has(tmp_path: Path) -> None:
+    closed = OPENED.replace("<think>\n'", "<think>\n\n</think>\n\n'")
+    (prompt, answer), _ = texts_of(tmp_path, closed, {"prompt": "1+1?", "completion": "2"})
+    assert prompt.endswith("assistant\n<think>\n\n</think>\n\n")
+    assert answer == "2<|im_end|>"
+
+
 def test_reasoning_content_is_written_by_the_template_or_refused(tmp_path: Path) -> None:
     answer = {"role": "assistant", "content": "2", "reasoning_content": "add"}
     (_, found), _ = texts_of(tmp_path, LAST_THINKS, {"messages": [ASKED, answer]})
