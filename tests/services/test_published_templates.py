@@ -28,8 +28,15 @@ TOKENS = re.compile(
     r"<[|\uff5c][^<>'\s{}]{1,40}[|\uff5c]>|<(?:start|end)_of_turn>|<turn\|>|<\|turn>|<SPECIAL_\d+>|\[/?[A-Z_]{3,}\]|</?s>"
     r"|\]~!?b\[?|\[e~\[|\[\|\w+\|\]|<seed:\w+>"
 )
-BEGIN, END = (f"<\uff5c{side}\u2581of\u2581sentence\uff5c>" for side in ("begin", "end"))
-ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", END, "<|return|>", "<|end|>")
+ENDS: tuple[str, ...] = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<\uff5cend▁of▁sentence\uff5c>",
+    "<|return|>",
+    "<|end|>",
+)
 ENDS += ("<|end_of_text|>", "[e~[", "</s>", "<SPECIAL_12>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>", "<|endoftext|>")
 
 ASKED = {"role": "user", "content": "1+1?"}
@@ -90,7 +97,9 @@ def folders() -> list[Path]:
 
 def family_of(template: str) -> Family:
     end = next(name for name in ENDS if name in template or name == ENDS[-1])
-    begin = next((name for name in ("<|begin_of_text|>", "<bos>", BEGIN) if name in template), "<s>")
+    begin = next(
+        (name for name in ("<|begin_of_text|>", "<bos>", "<\uff5cbegin▁of▁sentence\uff5c>") if name in template), "<s>"
+    )
     tokens = dict.fromkeys((begin, end, *TOKENS.findall(template)))
     return Family(template, tuple(tokens), end, (end,), end, (end,))
 
@@ -107,9 +116,18 @@ def as_json(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose calls have their arguments as JSON."""
     if "tool_calls" not in message:
         return message
-    functions = [(one, one["function"]) for one in message["tool_calls"]]
-    calls = [{**one, "function": {**f, "arguments": json.dumps(f["arguments"])}} for one, f in functions]
-    return {**message, "tool_calls": calls}
+    functions = [
+        {**one["function"], "arguments": json.dumps(one["function"]["arguments"])} for one in calls_of(message)
+    ]
+    return {
+        **message,
+        "tool_calls": [{**one, "function": f} for one, f in zip(calls_of(message), functions, strict=True)],
+    }
+
+
+def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = message["tool_calls"]
+    return found
 
 
 def empty(message: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +159,8 @@ def texts_of(theirs: Any, messages: list[dict[str, Any]], tools: list[Any]) -> l
 def compared(folder: Path, name: str) -> str:
     """`equal`, `as written`, a refusal, or how the text differs from the template's own."""
     messages, tools = CASES[name]
-    theirs, tokenizer = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    theirs: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     encoder = Encoder(tokenizer, SingleTurnSection(prompt_as="messages"))
     try:
         example = encoder.encode(example_of({"messages": messages, **({"tools": tools} if tools else {})}))
