@@ -240,3 +240,28 @@ async def test_a_checker_that_asks_for_another_pass_accepts_nothing(sandbox: Loc
     assert (verdict.kind, "another pass" in verdict.detail) == (VerdictKind.INTERNAL_ERROR, True)
     once = CheckerTests(CASES, JudgeProgram("import sys\nsys.exit(42)\n", "python", JudgeProtocol.KATTIS))
     assert (await grader.grade(Submission(once, "print(1)"))).kind is VerdictKind.ACCEPTED
+
+
+READS = JudgeProgram("raise SystemExit(int(input()) != 42)\n", "python")
+AT_START = JudgeProgram("raise ValueError\n", "python")
+
+
+@pytest.mark.parametrize(
+    ("interactor", "code", "kind"),
+    [
+        (READS, "import os, time\nos.close(1)\ntime.sleep(9)", VerdictKind.WRONG_ANSWER),
+        (READS, "import os\nos.close(1)\nos.read(0, 1)\nraise SystemExit(3)", VerdictKind.WRONG_ANSWER),
+        (READS, "pass", VerdictKind.WRONG_ANSWER),
+        (READS, "print('x', flush=True)\ninput()", VerdictKind.WRONG_ANSWER),
+        (AT_START, "print(1, flush=True)\ninput()", VerdictKind.INTERNAL_ERROR),
+        (AT_START, "import sys\nprint(len(sys.stdin.read()))", VerdictKind.INTERNAL_ERROR),
+    ],
+)
+async def test_whose_fault_the_crash_of_an_interactor_is(
+    sandbox: LocalSandbox, interactor: JudgeProgram, code: str, kind: VerdictKind
+) -> None:
+    """The program closed its output or said what it cannot read; or it failed by itself."""
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+    limits = Limits(wall_time_s=1, cpu_time_s=1)
+    verdict = await grader.grade(Submission(InteractiveTests(CASES, interactor), code, limits=limits))
+    assert verdict.kind is kind, verdict

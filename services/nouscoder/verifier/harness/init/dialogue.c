@@ -23,6 +23,7 @@
 static void pass_turn(struct run *run);
 static void note_work(struct session *s, struct run *run);
 static void note_said(struct run *run, uint64_t num_bytes);
+static void note_closed(struct run *run);
 static void note_heard(struct run *run);
 static void note_end(struct run *run);
 
@@ -72,6 +73,7 @@ static void write_waiting(struct run *run) {
         if (!m->num_waiting) m->first = 0;
     }
     if (m->sink >= 0 && m->is_ending && !m->num_waiting) {
+        note_closed(run);
         close(m->sink);
         m->sink = -1;
     }
@@ -261,7 +263,7 @@ struct side {
     _Atomic uint64_t partner_had_worked_ns; /* of its partner, when the wait began */
     _Atomic uint64_t sampled_ns, cpu_ns;    /* at the last sample */
     _Atomic uint64_t num_said; /* bytes that its partner could read */
-    _Atomic uint64_t has_ended;
+    _Atomic uint64_t has_closed, has_ended; /* its partner's input has ended; it has ended itself */
 };
 struct turns {
     struct side sides[2];
@@ -411,13 +413,19 @@ static void note_said(struct run *run, uint64_t num_bytes) {
     if (run->turns) atomic_store(&run->turns->sides[run->side].num_said, num_bytes);
 }
 
-/* Called when the program has ended: what it has not read is still in its pipe. */
+static void note_closed(struct run *run) {
+    if (run->turns) atomic_store(&run->turns->sides[run->side].has_closed, 1);
+}
+
+/* Called when the program has ended: what it has not read is still in its pipe. The end of its input is heard too. */
 static void note_heard(struct run *run) {
     struct relay *m = &run->relay;
-    uint64_t num_given = run->turns ? atomic_load(&run->turns->sides[!run->side].num_said) : m->num_input;
+    struct side *partner = run->turns ? &run->turns->sides[!run->side] : NULL;
+    uint64_t num_given = partner ? atomic_load(&partner->num_said) : m->num_input;
+    bool has_input_ended = partner ? atomic_load(&partner->has_closed) : m->sink < 0;
     int num_unread = 0;
     ioctl(m->in, FIONREAD, &num_unread);
-    run->has_heard = num_given > (uint64_t)num_unread;
+    run->has_heard = has_input_ended || num_given > (uint64_t)num_unread;
     close(m->in);
     m->in = -1;
 }
