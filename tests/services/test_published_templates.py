@@ -29,7 +29,7 @@ TOKENS = re.compile(
     r"|\]~!?b\[?|\[e~\[|\[\|\w+\|\]|<seed:\w+>"
 )
 BEGIN, END = (f"<\uff5c{side}\u2581of\u2581sentence\uff5c>" for side in ("begin", "end"))
-ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", END, "<|return|>", "<|end|>")
+ENDS: tuple[str, ...] = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", END, "<|return|>", "<|end|>")
 ENDS += ("<|end_of_text|>", "[e~[", "</s>", "<SPECIAL_12>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>", "<|endoftext|>")
 
 ASKED = {"role": "user", "content": "1+1?"}
@@ -141,14 +141,15 @@ def texts_of(theirs: Any, messages: list[dict[str, Any]], tools: list[Any]) -> l
 def compared(folder: Path, name: str) -> str:
     """`equal`, `as written`, a refusal, or how the text differs from the template's own."""
     messages, tools = CASES[name]
-    theirs, tokenizer = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    theirs: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     encoder = Encoder(tokenizer, SingleTurnSection(prompt_as="messages"))
     try:
         example = encoder.encode(example_of({"messages": messages, **({"tools": tools} if tools else {})}))
     except BadExample as error:
         return f"refused: {error}"
     ours = example.token_ids.tolist()
-    text = theirs.decode(ours)
+    text = str(theirs.decode(ours))
     lost = [one for part in (messages[-1].get("content"), messages[-1].get("reasoning_content"))
             for one in re.split("</?think>", part or "") if one.strip() not in text]  # fmt: skip
     if lost or name == "cut":
