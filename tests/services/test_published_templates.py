@@ -28,15 +28,8 @@ TOKENS = re.compile(
     r"<[|\uff5c][^<>'\s{}]{1,40}[|\uff5c]>|<(?:start|end)_of_turn>|<turn\|>|<\|turn>|<SPECIAL_\d+>|\[/?[A-Z_]{3,}\]|</?s>"
     r"|\]~!?b\[?|\[e~\[|\[\|\w+\|\]|<seed:\w+>"
 )
-ENDS: tuple[str, ...] = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<\uff5cend▁of▁sentence\uff5c>",
-    "<|return|>",
-    "<|end|>",
-)
+BEGIN, END = (f"<\uff5c{side}\u2581of\u2581sentence\uff5c>" for side in ("begin", "end"))
+ENDS: tuple[str, ...] = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", END, "<|return|>", "<|end|>")
 ENDS += ("<|end_of_text|>", "[e~[", "</s>", "<SPECIAL_12>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>", "<|endoftext|>")
 
 ASKED = {"role": "user", "content": "1+1?"}
@@ -97,9 +90,7 @@ def folders() -> list[Path]:
 
 def family_of(template: str) -> Family:
     end = next(name for name in ENDS if name in template or name == ENDS[-1])
-    begin = next(
-        (name for name in ("<|begin_of_text|>", "<bos>", "<\uff5cbegin▁of▁sentence\uff5c>") if name in template), "<s>"
-    )
+    begin = next((name for name in ("<|begin_of_text|>", "<bos>", BEGIN) if name in template), "<s>")
     tokens = dict.fromkeys((begin, end, *TOKENS.findall(template)))
     return Family(template, tuple(tokens), end, (end,), end, (end,))
 
@@ -116,18 +107,9 @@ def as_json(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose calls have their arguments as JSON."""
     if "tool_calls" not in message:
         return message
-    functions = [
-        {**one["function"], "arguments": json.dumps(one["function"]["arguments"])} for one in calls_of(message)
-    ]
-    return {
-        **message,
-        "tool_calls": [{**one, "function": f} for one, f in zip(calls_of(message), functions, strict=True)],
-    }
-
-
-def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = message["tool_calls"]
-    return found
+    functions = [(one, one["function"]) for one in message["tool_calls"]]
+    calls = [{**one, "function": {**f, "arguments": json.dumps(f["arguments"])}} for one, f in functions]
+    return {**message, "tool_calls": calls}
 
 
 def empty(message: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +149,7 @@ def compared(folder: Path, name: str) -> str:
     except BadExample as error:
         return f"refused: {error}"
     ours = example.token_ids.tolist()
-    text = theirs.decode(ours)
+    text = str(theirs.decode(ours))
     lost = [one for part in (messages[-1].get("content"), messages[-1].get("reasoning_content"))
             for one in re.split("</?think>", part or "") if one.strip() not in text]  # fmt: skip
     if lost or name == "cut":
