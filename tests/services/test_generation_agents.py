@@ -118,7 +118,7 @@ async def serving(
             await serve_api(OpenAISection(**settings), "mine", folder, CAPACITY, *parts, sessions=sessions)
         else:
             begin = {"settings": settings, "name": "mine", "folder": str(folder), "capacity": CAPACITY}
-            await start_front({**begin, "thinking": "auto"}, *parts, sessions=sessions)
+            await start_front({**begin, "thinking": "auto", "date": ""}, *parts, sessions=sessions)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=LIMIT_S))
         yield Service(rollouts, sessions, http)

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ class PolicyTokenizer:
     def turn_end(self) -> tuple[int, ...]:
         """Token ids [tokens] that the chat template writes after an answer, up to the first special one.
 
-        () without a template, or when it writes no special token there. It waits for the template at the first use.
+        Special ones that follow it at once belong to it, up to one that ends completions. () without a template, or
+        when it writes no special token there. It waits for the template at the first use.
         """
         if not self.has_chat_template:
             return ()
@@ -115,7 +117,11 @@ class PolicyTokenizer:
         ids = self._encode(text.rpartition(mark)[2], add_special_tokens=False, split_special_tokens=False)
         ends = self._configured_stop_ids.union(self._tokenizer.added_tokens_decoder)
         place = next((place for place, token_id in enumerate(ids) if token_id in ends), None)
-        return () if place is None else tuple(ids[: place + 1])
+        if place is None:
+            return ()
+        adjoining = [*takewhile(lambda at: ids[at] in ends, range(place, len(ids)))]
+        stop = next((at for at in adjoining if ids[at] in self._configured_stop_ids), place)
+        return tuple(ids[: stop + 1])
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:

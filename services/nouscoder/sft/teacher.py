@@ -97,4 +97,6 @@ def _completion(sample: dict[str, Any]) -> str:
     """The whole answer. A server that separates the reasoning has cut off its marks."""
     answer = answer_text(sample)
     reasoning = str(sample.get("reasoning", "")).encode("utf8", "replace").decode()
-    return f"<think>\n{reasoning.strip()}\n</think>\n\n{answer}" if reasoning else answer
+    if not reasoning:
+        return answer
+    return f"<think>\n{reasoning.strip()}" + (f"\n</think>\n\n{answer}" if answer else "")  # else it was cut off
