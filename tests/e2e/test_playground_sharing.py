@@ -78,7 +78,7 @@ STATE: dict[str, Any] = {
     "code": "print(input()[::-1])",
     "tests": {"type": "stdin", "cases": [{"input": "ab", "output": "ba"}]},
     "limits": {"wall_time_s": 3, "cpu_time_s": 2, "memory_bytes": 64 << 20},
-    "comparator": {"type": "lines", "float_tolerance": 0.5},
+    "comparator": {"type": "kattis", "float_tolerance": 0.5},
     "stop_on_first_failure": True,
 }
 

@@ -39,7 +39,7 @@ PROBLEMS = [
         f"ask {number}",
         StdinTests((StdinCase("in", f"{number % 3}"),)),
         Limits(wall_time_s=1.5),
-        Comparator(ComparatorKind.LINES, 0.5),
+        Comparator(ComparatorKind.KATTIS, 0.5),
         prelude=Prelude.LCB,
         profile=Profile.LCB if number % 2 else Profile.PROCESS,
         prompt_template="Solve {prompt}",

@@ -21,6 +21,7 @@ from nouscoder.cli.app import app
 from nouscoder.data.filters.run import read_recipe
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.domain.prompt import PromptSettings, PromptText
+from nouscoder.domain.submission import MathCase, MathTests
 
 ROOT = Path(__file__).parents[2]
 LAYOUTS = ROOT / "tests" / "data" / "layouts"
@@ -192,6 +193,7 @@ def test_skywork_trains_on_the_problems_of_the_authors_scripts(tmp_path: Path, s
     assert len(set(asks) & set(wanted)) >= 2
     wanted = [one for one in wanted if one in asks]  # rows without tests that can be read are left out
     assert asks == [*wanted, *wanted, "2 + 2?"]
+    assert chosen[-1].tests == MathTests((MathCase("4"),))  # the set has it as a list of one
 
 
 def test_a_fault_of_an_import_is_named_before_anything_is_made(tmp_path: Path) -> None:
