@@ -18,7 +18,6 @@ from nouscoder.data.problems import FileFault, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import rendered_mark
 from nouscoder.domain.submission import AssertTests, StdinCase, StdinTests, Submission, Tests
-from nouscoder.verifier.grading.grader import local_grader
 from nouscoder.verifier.grading.runs import CANNOT_IMPORT, judge_for
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, NotInstalled, faults
 from nouscoder.verifier.judges.asserting import is_short, require_long_python
@@ -139,6 +138,8 @@ def library_fault_here(section: VerifierSection, needed: Mapping[str, int], of: 
     """As `library_fault`, by a sandbox of this machine. Starts none where nothing is needed. Not in an event loop."""
 
     async def ask() -> str:
+        from nouscoder.verifier.grading.grader import local_grader  # the learner's image lacks its packages
+
         async with local_grader(section) as grader:
             return await library_fault(grader.grade, needed, of, InvalidSubmission)
 
