@@ -12,7 +12,14 @@ from prometheus_client import CollectorRegistry
 from tests.busy_cpu import on_a_busy_cpu
 
 from nouscoder.config import SandboxSection
-from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.submission import (
+    InteractiveTests,
+    JudgeProgram,
+    Limits,
+    StdinCase,
+    StdinTests,
+    Submission,
+)
 from nouscoder.domain.verdict import Verdict
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
@@ -163,3 +170,15 @@ async def test_what_a_program_leaves_behind_does_not_make_it_look_starved(name: 
     """Its processes are dead when the share of the CPU is measured. Other load of the machine may change it."""
     async with on_a_busy_cpu(SandboxSection(backend="runsc", slots=1), num_hogs=0) as (sandbox, end_hogs):
         assert not await looks_starved(sandbox, end_hogs, LEAVES_WORK[name])
+
+
+@pytest.mark.heavy
+async def test_an_interactor_waits_for_a_program_that_others_keep_from_the_cpu() -> None:
+    """Its own limit is 10 s longer. The program needs 1.6 s of CPU time of 2 s, and about 20 s of wall time here."""
+    code = "import time\nend = time.process_time() + 1.6\nwhile time.process_time() < end: pass\nprint(1)"
+    interactor = JudgeProgram("raise SystemExit(int(input()) != 1)", "python")
+    tests = InteractiveTests((StdinCase("", ""),), interactor)
+    async with on_a_busy_cpu(SandboxSection(slots=1), 12) as (sandbox, _):
+        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+        verdict = await grader.grade(Submission(tests, code, limits=Limits(wall_time_s=2, cpu_time_s=2)))
+    assert verdict.kind.value == "accepted", verdict

@@ -43,7 +43,7 @@ def library_folders(names: Iterable[str], shelves: Iterable[Path] | None = None)
 
 def is_hidden(folder: Path) -> bool:
     """Whether a sandbox has another folder in the place of this one, such as its own /tmp."""
-    return folder.resolve().parts[1] in _OWN_IN_SANDBOX
+    return any(part in _OWN_IN_SANDBOX for part in folder.resolve().parts[1:2])
 
 
 def _offered(name: str, shelves: list[Path]) -> Path:

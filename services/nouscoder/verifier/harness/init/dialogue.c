@@ -262,6 +262,7 @@ struct side {
     _Atomic uint64_t worked_ns;      /* the time in which it used the CPU, or was ready to */
     _Atomic uint64_t partner_had_worked_ns; /* of its partner, when the wait began */
     _Atomic uint64_t sampled_ns, cpu_ns;    /* at the last sample */
+    _Atomic uint64_t starved_ns; /* the time in which others kept it from the CPU */
     _Atomic uint64_t num_said; /* bytes that its partner could read */
     _Atomic uint64_t has_closed, has_ended; /* its partner's input has ended; it has ended itself */
 };
@@ -381,6 +382,15 @@ double free_wait_s(struct run *run) {
     if (worked < waits) waits = worked;
     double free_s = 1e-9 * (double)(atomic_load(&own->answered_ns) + waits);
     return free_s < run->spare_s ? free_s : run->spare_s;
+}
+
+void tell_starved(struct run *run) {
+    atomic_store(&run->turns->sides[run->side].starved_ns, (uint64_t)(1e9 * run->starved_s));
+}
+
+/* The time [s] by which an interactor, the guest, may last longer: its candidate was kept from the CPU for so long. */
+double host_starved_s(struct run *run) {
+    return run->turns && run->side ? 1e-9 * (double)atomic_load(&run->turns->sides[0].starved_ns) : 0;
 }
 
 /* Whether the main thread runs, or would if it had a CPU. */

@@ -166,13 +166,14 @@ static void note_starved(struct session *s, struct run *run) {
     int num_cpus = sched_getaffinity(0, sizeof cpus, &cpus) ? 1 : CPU_COUNT(&cpus);
     double by_others_s = fmin(longest_s - run->starved_before_s, num_cpus * elapsed_s - ran_s);
     run->starved_s = fmax(run->starved_s, fmin(fmin(by_others_s, elapsed_s), run->most_starved_s));
+    if (run->turns) tell_starved(run);
 }
 
 /* The wall time that the run has left [s]. What others took from it is looked at from half of its limit on. */
 double left_s(struct session *s, struct run *run) {
     double limit_s = run->program->wall_time_s;
     if (run->most_starved_s > 0 && now_s() - run->started_s > limit_s / 2) note_starved(s, run);
-    return run->started_s + limit_s + run->starved_s + free_wait_s(run) - now_s();
+    return run->started_s + limit_s + run->starved_s + free_wait_s(run) + host_starved_s(run) - now_s();
 }
 
 /* One test: its files, a fresh process, the wait for its end, and its result.
