@@ -40,9 +40,9 @@ class Untrained:
     def lines(self, folder: Path) -> list[str]:
         """For a person; none when every problem gave training and was measured."""
         number = sum(map(len, self.by_cause.values()))
-        heads = [f"{number} of {self.num_problems} training problems gave no training, all in {folder / FILE}:"]
+        head = f"{number} of {self.num_problems} training problems gave no training, all in {folder / FILE}:"
         return [
-            *heads[: len(self.by_cause)],
+            *([head] if self.by_cause else ()),
             *(f"  {self._line(cause, names)}" for cause, names in self.by_cause.items()),
             *(f"not measured, of the held-out problems: {self._line(*one)}" for one in self.not_measured.items()),
         ]
