@@ -226,6 +226,22 @@ async def test_what_came_due_while_another_ran_is_measured_after_the_training(
     assert run.kept == weights_and_checkpoint(4)
 
 
+async def test_a_version_that_came_later_than_asked_for_is_not_kept_twice(run: Run) -> None:
+    """The learner keeps version 4 for the evaluation that asked for 2, and 4 is due as well."""
+    keeping(run, 2)
+    run.scores = {4: 0.5}
+    run.publish(1)
+    async with run.evaluation() as periodic:
+        await periodic.step(run.status)
+        run.publish(4)
+        await periodic.step(run.status)
+        assert periodic._keeping is None
+        run.go_on.set()
+        await stepped_until_measured(run, periodic, [4])
+        run.finished = ["its batches are done"]
+    assert run.kept == weights_and_checkpoint(4)
+
+
 async def test_an_interrupted_evaluation_is_made_up_for(run: Run) -> None:
     keeping(run, 1)
     run.scores = {2: 0.5, 4: 0.5}

@@ -286,7 +286,7 @@ async def make_up(folder: RunFolder, services: RunServices, view: View) -> None:
     due = max([1, *numbered(folder.path / POLICIES)]) - 1
     missing = due // (config.evaluation.every_batches or due + 1) - len(numbered(folder.path / DURING, ".json"))
     if missing > 0:
-        view.say(f"{missing} evaluations were left out: more came due than evaluation.keep_put_off lets wait")
+        view.say(f"{missing} evaluations were left out: their policies were not kept (evaluation.keep_put_off)")
 
 
 async def announced_policy(config: Config, from_version: int, limit_s: float) -> PolicyManifest:
@@ -390,6 +390,7 @@ class PeriodicEvaluation:
         self._running: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._begun: dict[bool, int] = {}  # the version that is measured (True), and that which is only kept
+        self._is_known = False  # whether the learner has said which version is measured
         self._disk = asyncio.Lock()  # nothing is removed while a policy is only kept
         self._last_said = ""
 
@@ -419,7 +420,8 @@ class PeriodicEvaluation:
         elif self._running is None:
             self._begun[True] = version
             self._running = asyncio.create_task(self._evaluate(version), name="evaluation")
-        elif len(self._waiting()) < self._most_put_off and (self._keeping is None or self._keeping.done()):
+        elif self._is_known and not self._begun.get(False) and len(self._waiting()) < self._most_put_off:
+            self._begun[False] = version
             self._keeping = asyncio.create_task(self._keep(version), name="keeping")
 
     def _waiting(self) -> list[int]:
@@ -459,10 +461,12 @@ class PeriodicEvaluation:
     async def _measure(self, from_version: int, *, only_keep: bool = False) -> dict[str, Any] | None:
         """The record of a policy whose weights and checkpoint are kept; None when it is put off, as by a newer one."""
         config, run, version = self._services.config, self._folder.path, from_version
-        self._begun[not only_keep] = from_version
+        self._begun[not only_keep], self._is_known = from_version, only_keep and self._is_known
         try:
             async with kept_checkpoint(config, from_version) as version:
-                self._begun[not only_keep] = version
+                if version == self._begun.get(only_keep):
+                    raise NotKept("it is kept already")
+                self._begun[not only_keep], self._is_known = version, True
                 manifest = await announced_policy(config, version, config.evaluation.limit_s)
                 await asyncio.to_thread(keep_weights, run, version)
                 if not only_keep and manifest.policy_version != version:
