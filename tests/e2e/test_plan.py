@@ -232,10 +232,22 @@ def write_inputs(root: Path) -> None:
     alphabet, end = pre_tokenizers.ByteLevel.alphabet(), "<|end|>"
     trainer = trainers.BpeTrainer(vocab_size=512, initial_alphabet=alphabet, special_tokens=[end], show_progress=False)
     tokenizer.train_from_iterator((one.prompt for one in problems), trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end, chat_template=TEMPLATE)
+    make: Any = PreTrainedTokenizerFast
+    fast = make(tokenizer_object=tokenizer, eos_token=end, pad_token=end, chat_template=TEMPLATE)
     fast.save_pretrained(root / "model")
-    sizes = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048, "eos_token_id": 0}
+    sizes: dict[str, Any] = {
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+    }
+    heads: dict[str, Any] = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "eos_token_id": 0,
+    }
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).save_pretrained(root / "model")
 
