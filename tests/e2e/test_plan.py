@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.config import load_config
+from nouscoder.data.importers.run import import_files
+from nouscoder.data.problem_parquet import load_problems
+from nouscoder.data.problems import save_problems
 from nouscoder.demo.prepare import prepare
+
+DATA = Path(__file__).parents[1] / "data" / "code_contests_165.json.gz"
 
 STAGES = """
 [run]
@@ -190,3 +198,97 @@ def test_stages_share_one_generation_process_until_one_needs_another_engine(
     assert "generation.max_tokens_total 384 is more than the 190 tokens" in said
     log = (run.folder / "logs" / "generation.log").read_text()
     assert log.count('"listening"') == 2, "two processes served three stages"
+
+
+# A published recipe of three stages, scaled down by --set alone.
+
+RECIPE = "nouscoder-14b-gspo"
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+SCALED = (
+    *("policy.path=model", "problems.train=train.jsonl", "problems.held_out=held_out.jsonl", "run.root=runs"),
+    *("run.total_batches=4", "broker.batch_size=32", "broker.lease_s=2.0", "broker.batch_lease_s=3.0"),
+    "broker.drop_zero_variance=false",  # a policy with random weights solves nothing
+    *("generation.max_tokens_total=1600", "generation.sampling.max_new_tokens=24", "generation.max_running=64"),
+    *("learner.microbatch_tokens=4000", "evaluation.every_batches=1"),
+    *("evaluation.max_tokens_total=1700", "evaluation.max_new_tokens=32"),
+    *("plan.stages.40k.generation.max_tokens_total=1700", "plan.stages.1.generation.sampling.max_new_tokens=32"),
+    *("plan.stages.40k.learner.microbatch_tokens=4000", "plan.stages.yarn.evaluation.max_tokens_total=5120"),
+    "plan.stages.yarn.yarn.original_tokens=2048",
+)
+
+
+def write_inputs(root: Path) -> None:
+    """15 real problems, and a Qwen3 with random weights and bytes as its first tokens, whose template can think."""
+    import_files("rllm_contests", [DATA], root / "all.parquet")
+    problems = sorted(load_problems(root / "all.parquet"), key=lambda one: len(one.prompt))
+    save_problems(root / "train.jsonl", problems[:12])
+    save_problems(root / "held_out.jsonl", problems[12:15])
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet, end = pre_tokenizers.ByteLevel.alphabet(), "<|end|>"
+    trainer = trainers.BpeTrainer(vocab_size=512, initial_alphabet=alphabet, special_tokens=[end], show_progress=False)
+    tokenizer.train_from_iterator((one.prompt for one in problems), trainer)
+    make: Any = PreTrainedTokenizerFast
+    fast = make(tokenizer_object=tokenizer, eos_token=end, pad_token=end, chat_template=TEMPLATE)
+    fast.save_pretrained(root / "model")
+    sizes: dict[str, Any] = {
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+    }
+    heads: dict[str, Any] = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "eos_token_id": 0,
+    }
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).save_pretrained(root / "model")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_a_recipe_scaled_down_by_set_alone_and_killed_twice_ends_whole(
+    tmp_path: Path, loop_run: Callable[..., Any]
+) -> None:
+    write_inputs(tmp_path)
+    run = loop_run(name=f"runs/{RECIPE}")
+    run.output = tmp_path / "out"
+    command = [sys.executable, "-m", "nouscoder", "train", "--recipe", RECIPE]
+    command += [part for value in SCALED for part in ("--set", value)]
+
+    def begin(*more: str) -> None:
+        with run.output.open("ab") as output:
+            run.process = subprocess.Popen([*command, *more], stdout=output, stderr=output, cwd=tmp_path)
+
+    begin()
+    for stage, reached in (("01-32k", 4), ("02-40k", 8)):
+        run.until(lambda stage=stage, reached=reached: len(lines(run, stage)) >= reached, f"a step of {stage}", 300)
+        run.kill_tree()
+        run.wait_until_gone(60)
+        begin("--resume")
+    assert run.wait(300) == 0, run.text()[-3000:]
+    print(run.text())
+    for stage, context in (("01-32k", 1700), ("02-40k", 1700), ("03-yarn", 5120)):
+        summary = record(run, f"{stage}/summary.json")
+        steps = 0 if stage == "03-yarn" else 16
+        assert [line["step"] for line in lines(run, stage)] == list(range(1, steps + 1))
+        assert (summary["balanced"], summary["steps"]) == (True, steps)
+        files = [*(run.folder / stage).glob("evaluation_*.json"), *(run.folder / stage / "evaluations").glob("*.json")]
+        found = {one["policy_version"]: one for one in (json.loads(file.read_text()) for file in files)}
+        left_out = f"{3 - len(found.keys() & {1, 2, 3})} evaluations were left out"
+        assert not steps or {1, 2, 3} <= found.keys() or left_out in run.text()
+        for one in found.values():  # as the authors evaluate
+            sampling = one["sampling"]
+            assert (one["num_problems"], one["num_rollouts"]) == (3, 48)
+            assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens_total"]) == (0.6, 0.95, context)
+    rope = record(run, "03-yarn/policy/config.json")
+    scaling = rope.get("rope_parameters") or rope["rope_scaling"]
+    assert (scaling["factor"], rope["max_position_embeddings"]) == (2.5, 5120)
+    assert [stage["finished"] for stage in record(run, "plan.json")["stages"]] == [True] * 3

@@ -50,7 +50,7 @@ def config_of(root: Path) -> Config:
         steps_per_batch=2, learning_rate=1e-2, peak_flops=1e9, checkpoint_every_batches=100, keep_checkpoints=1
     )
     run = RunSection(root=root, seed=5, total_batches=NUM_BATCHES)
-    return Config(run=run, learner=learner, evaluation=EvaluationSection(every_batches=1))
+    return Config(run=run, learner=learner, evaluation=EvaluationSection(every_batches=1, keep_put_off=0))
 
 
 class Scored:
@@ -145,7 +145,7 @@ async def _train(config: Config, folder: RunFolder, broker: Any) -> None:
     folder.close()
 
 
-async def measure(config: Config, manifest: PolicyManifest) -> dict[str, Any]:
+async def measure(config: Config, manifest: PolicyManifest, **_: bool) -> dict[str, Any]:
     """The given score of a version."""
     return {"policy_version": manifest.policy_version, "pass_at_1": SCORES[manifest.policy_version]}
 

@@ -186,6 +186,16 @@ async def test_the_version_never_decreases(bench: Bench, tmp_path: Path) -> None
     assert (await bench.status()).policy_version == 2
 
 
+async def test_after_a_training_evaluations_go_back_to_an_older_version(bench: Bench, tmp_path: Path) -> None:
+    newest, older = published(tmp_path, 2), published(tmp_path, 1)
+    await bench.update(newest)
+    for manifest, version in ((older, 1), (newest, 2)):
+        request = generation_pb2.UpdatePolicyRequest(manifest=MANIFEST.to(manifest), older=True)
+        await bench.stub.UpdatePolicy(request)
+        (rollout,) = await bench.generate([task(7)])
+        assert {span.policy_version for span in rollout.versions} == {version}
+
+
 async def test_pause_stops_between_two_steps_and_resume_continues(bench: Bench, tmp_path: Path) -> None:
     await bench.update(published(tmp_path, 0))
     await bench.stub.Pause(generation_pb2.GenerationServicePauseRequest(), timeout=60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from nouscoder.learner.publication.published import PolicyPublisher, StagedPolic
 from nouscoder.retry import Retry
 from nouscoder.rpc.generation_client import PolicyReplaced
 from nouscoder.run import evaluation
-from nouscoder.run.evaluation import NotKept, PeriodicEvaluation, kept_checkpoint_folder, recorded_evaluations
+from nouscoder.run.evaluation import NotKept, PeriodicEvaluation, kept_checkpoint_folder, make_up, recorded_evaluations
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.view import PlainView
 
@@ -67,13 +67,13 @@ class Run:
         """The learner keeps the checkpoint of the first version from `from_version` on."""
         await until(lambda: self.version >= from_version)
         version = self.version
-        kept_checkpoint_folder(self.folder.path, version).mkdir(parents=True)
+        kept_checkpoint_folder(self.folder.path, version).mkdir(parents=True, exist_ok=True)
         yield version
 
     async def announced_policy(self, config: Config, from_version: int, limit_s: float) -> PolicyManifest:
         return PolicyManifest(self.version, self.version, "", (Shard("model.safetensors", "0" * 64, 1),))
 
-    async def measure(self, config: Config, manifest: PolicyManifest) -> dict[str, Any]:
+    async def measure(self, config: Config, manifest: PolicyManifest, *_: object, **how: bool) -> dict[str, Any]:
         self.measured.append(manifest.policy_version)
         await self.go_on.wait()
         return {"policy_version": manifest.policy_version, "pass_at_1": self.scores[manifest.policy_version]}
@@ -103,9 +103,20 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
+def keeping(run: Run, most: int) -> None:
+    """Let as many policies wait."""
+    section = run.config.evaluation.model_copy(update={"keep_put_off": most})
+    run.config = run.config.model_copy(update={"evaluation": section})
+
+
 @pytest.fixture
 async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
-    settings = ["evaluation.every_batches=2", "evaluation.end_after_no_gain=2", "run.total_batches=100"]
+    settings = [
+        "evaluation.every_batches=2",
+        "evaluation.keep_put_off=0",
+        "evaluation.end_after_no_gain=2",
+        "run.total_batches=100",
+    ]
     config = load_config(None, [f'run.root="{tmp_path}"', *settings])
     folder = RunFolder.create(config)
     folder.write_json("evaluation_before.json", {"policy_version": 0, "pass_at_1": 0.1})
@@ -186,6 +197,68 @@ async def test_a_policy_that_was_replaced_is_not_measured_but_a_later_one_is(
         await stepped_until_measured(run, periodic, [2, 3])
     assert [each.policy_version for each in recorded_evaluations(run.folder.path)] == [0, 3]
     assert run.kept == weights_and_checkpoint(3)
+
+
+async def test_what_came_due_while_another_ran_is_measured_after_the_training(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Versions 4 and 6 come due while version 2 is measured, and 8 too; two may wait."""
+    keeping(run, 2)
+    run.scores = {2: 0.5, 4: 0.7, 6: 0.4}
+    async with run.evaluation() as periodic:
+        for version in range(1, 10):
+            run.publish(version)
+            await periodic.step(run.status)
+            if version == 2:
+                await until(lambda: run.measured == [2])
+            if version % 2 == 0 and periodic._keeping is not None:
+                await periodic._keeping
+        run.finished = ["its batches are done"]
+        run.go_on.set()
+    assert run.kept == [name for version in (2, 4, 6) for name in weights_and_checkpoint(version)]
+    view = PlainView(Console(soft_wrap=True))
+    await make_up(run.folder, cast(Any, run), view)
+    assert run.measured == [2, 4, 6]
+    said = capsys.readouterr().out
+    assert "pass@1 of version 4, which was put off: 0.700" in said
+    assert "1 evaluations were left out" in said
+    evaluation.drop_worse(run.folder.path)
+    assert run.kept == weights_and_checkpoint(4)
+
+
+async def test_a_version_that_came_later_than_asked_for_is_not_kept_twice(run: Run) -> None:
+    """The learner keeps version 4 for the evaluation that asked for 2, and 4 is due as well."""
+    keeping(run, 2)
+    run.scores = {4: 0.5}
+    run.publish(1)
+    async with run.evaluation() as periodic:
+        await periodic.step(run.status)
+        run.publish(4)
+        await periodic.step(run.status)
+        assert periodic._keeping is None
+        run.go_on.set()
+        await stepped_until_measured(run, periodic, [4])
+        run.finished = ["its batches are done"]
+    assert run.kept == weights_and_checkpoint(4)
+
+
+async def test_an_interrupted_evaluation_is_made_up_for(run: Run) -> None:
+    keeping(run, 1)
+    run.scores = {2: 0.5, 4: 0.5}
+    run.publish(2)
+    with suppress(NousCoderError):
+        async with run.evaluation() as periodic:
+            await periodic.step(run.status)
+            await until(lambda: run.measured == [2])
+            raise NousCoderError("killed")
+    run.go_on.set()
+    run.publish(3)
+    async with run.evaluation() as periodic:
+        await periodic.step(run.status)  # version 4 is due next; version 2 waits
+        run.publish(4)
+        await stepped_until_measured(run, periodic, [2, 4])
+    await make_up(run.folder, cast(Any, run), PlainView(Console(quiet=True)))
+    assert [each.policy_version for each in recorded_evaluations(run.folder.path)] == [0, 2, 4]
 
 
 async def test_an_evaluation_that_is_not_possible_ends_the_run_with_its_reason(

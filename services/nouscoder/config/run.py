@@ -350,6 +350,12 @@ class EvaluationSection(Section):
     every_batches: int = Field(
         0, ge=0, description="pass@1 is measured after this many batches too, while training goes on; 0: it is not"
     )
+    keep_put_off: int = Field(
+        2,
+        ge=0,
+        description="policies whose evaluation was put off, by another one or an interruption, that are kept at most,"
+        " with their checkpoints, and measured after the training",
+    )
     samples: int = Field(1, ge=1, description="rollouts for each problem; pass@k is known for k up to this number")
     problems: InputFile = Field(
         "",

@@ -172,14 +172,16 @@ async def evaluate(
     pin_limit_s: float = 3600.0,
     progress: Progress = lambda done, total: None,
     evaluation: bool = True,
+    older: bool = False,
 ) -> Evaluation:
     """Sample `samples` rollouts of every problem and grade each when it is ready.
 
     `progress` is called with the number of verdicts and the total. With a manifest, `source` must first use that
     policy, and keeps it until all is sampled, for `pin_limit_s` seconds at most; both are asked for again after each
     interruption. `sampling.seed` seeds the whole evaluation, and the seed of each rollout derives from it.
-    `evaluation`: with the context of evaluations, which is that of the training otherwise. Raises EvaluationError,
-    PeerError or PeerUnreachable, and PolicyReplaced when a newer policy is in use.
+    `evaluation`: with the context of evaluations, which is that of the training otherwise. `older`: the training is
+    over, so the policy may be older than that in use; PolicyReplaced without it. Raises EvaluationError, PeerError or
+    PeerUnreachable.
     """
     tasks = evaluation_tasks(problems, samples, sampling)
     if not tasks:
@@ -199,7 +201,7 @@ async def evaluate(
 
         try:
             async with asyncio.TaskGroup() as gradings:
-                pinning = None if manifest is None else Pinning(manifest, pin_limit_s)
+                pinning = None if manifest is None else Pinning(manifest, pin_limit_s, older)
 
                 def took(rollout: Rollout) -> None:
                     gradings.create_task(grade(rollout))
@@ -232,10 +234,11 @@ def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampli
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """The policy that is measured, and for how long it is kept in use at most."""
+    """The policy that is measured, for how long it is kept in use at most, and whether a newer one may be in use."""
 
     manifest: PolicyManifest
     limit_s: float
+    older: bool = False
 
 
 async def sample_tasks(
@@ -261,7 +264,7 @@ async def sample_tasks(
         try:
             pin = None
             if pinning is not None:
-                await source.use_policy(pinning.manifest)
+                await source.use_policy(pinning.manifest, older=pinning.older)
                 pin = Pin(pinning.manifest.policy_version, pinning.limit_s)
             async with asyncio.TaskGroup() as calls:
                 for part in _parts(missing.values()):

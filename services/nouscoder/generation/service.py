@@ -200,12 +200,12 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def UpdatePolicy(  # noqa: N802
         self, request: generation_pb2.UpdatePolicyRequest, context: Context
     ) -> generation_pb2.UpdatePolicyResponse:
-        """Load a policy. After an error the old weights stay in use.
+        """Load a policy, with `older` also one that is. After an error the old weights stay in use.
 
         FAILED_PRECONDITION for one that is older, INVALID_ARGUMENT when its files are not the manifest's or do not fit.
         """
         manifest = MANIFEST.of(request.manifest)
-        pause_s = await self._policies.update(manifest)
+        pause_s = await self._policies.update(manifest, older=request.older)
         return generation_pb2.UpdatePolicyResponse(policy_version=manifest.policy_version, pause_s=pause_s)
 
     async def Pause(  # noqa: N802

@@ -214,10 +214,11 @@ def state_of(file: Path) -> FileState:
 def shards_of(folder: Path) -> tuple[Shard, ...]:
     """The weights of a folder as shards of a manifest. Reads every byte. Raises WeightsMissing."""
     with ThreadPoolExecutor(READERS) as readers:
-        return tuple(readers.map(_shard, weights_files(folder)))
+        return tuple(readers.map(shard_of, weights_files(folder)))
 
 
-def _shard(file: Path) -> Shard:
+def shard_of(file: Path) -> Shard:
+    """A file as a manifest names it. Raises WeightsMissing."""
     try:
         return Shard(file.name, sha256_of(file), file.stat().st_size)
     except OSError as error:

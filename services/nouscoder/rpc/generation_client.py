@@ -70,15 +70,15 @@ class GenerationClient(ServiceClient["generation_pb2_grpc.GenerationServiceAsync
         version = answer.policy_version if answer.has_policy else None
         return GenerationStatus(version, answer.running_rollouts, answer.num_tokens, answer.idle_s)
 
-    async def use_policy(self, manifest: PolicyManifest) -> None:
+    async def use_policy(self, manifest: PolicyManifest, *, older: bool = False) -> None:
         """Make the service behind this channel sample from this policy (an address may lead to several services).
 
-        Raises PeerUnreachable when it does not answer in time, PolicyReplaced when it uses a newer one already, and
-        PeerRefused when it refuses the policy.
+        With `older`, after the training, also from one older than that in use. Raises PeerUnreachable when it does not
+        answer in time, PolicyReplaced when it uses a newer one already, and PeerRefused when it refuses the policy.
         """
         if (await self.status(_START_LIMIT_S)).policy_version == manifest.policy_version:
             return
-        request = generation_pb2.UpdatePolicyRequest(manifest=MANIFEST.to(manifest))
+        request = generation_pb2.UpdatePolicyRequest(manifest=MANIFEST.to(manifest), older=older)
         with _replaced():
             await self._call(lambda: self._stub.UpdatePolicy(request, timeout=_POLICY_LIMIT_S))
 

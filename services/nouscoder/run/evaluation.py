@@ -21,9 +21,13 @@ run early. Training goes on meanwhile. The generation worker that samples the ev
 measured until all of it is sampled, and takes over the newest policy then; other workers follow the learner. Its
 rollouts for the training are older for that time, within the bound of staleness.
 
+A policy that comes due while another one is measured, or whose evaluation is interrupted, waits in kept/: generation
+goes back to it after the training (`make_up`). At most `evaluation.keep_put_off` wait; then a later policy is measured.
+
 INVARIANT: a recorded evaluation is of one policy version, whose weights and checkpoint were kept before that. While no
-evaluation runs, only those of the best policy are left of what was kept. A run that fulfils its condition for an early
-end is ended by the next step. At most one evaluation runs at a time, and it is over when the block ends.
+evaluation runs, only those of the best policy and of those that wait are left of what was kept. A run that fulfils its
+condition for an early end is ended by the next step. At most one evaluation runs at a time, and it is over when the
+block ends.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -47,10 +51,18 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
+from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS, Evaluation, evaluate
 from nouscoder.policy_folder.compose import PolicyFilesMissing, has_weights, link_weights
 from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
-from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, shards_of, weights_files
+from nouscoder.policy_folder.weights_files import (
+    ADAPTER_FILE,
+    WeightsMissing,
+    WeightsUnusable,
+    is_adapter,
+    shard_of,
+    shards_of,
+    weights_files,
+)
 from nouscoder.recorded_evaluations import DURING, RecordedEvaluations, evaluation_files
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
@@ -114,10 +126,16 @@ def kept_checkpoint_folder(run: Path, policy_version: int) -> Path:
     return run / _KEPT / f"{_number(policy_version)}{_CHECKPOINT}"
 
 
-def drop_worse(run: Path) -> None:
-    """Remove what is kept of all policies but the best, and what a crash left. Call it while the learner keeps none."""
+def put_off(run: Path, most: int) -> list[int]:
+    """The versions that wait for their evaluation with whole weights and checkpoints: the first `most` of them."""
+    kept = [version for version in numbered(run / _KEPT) if kept_checkpoint_folder(run, version).is_dir()]
+    return [version for version in kept if not (run / evaluation_file(version)).exists()][:most]
+
+
+def drop_worse(run: Path, waiting: Collection[int] = ()) -> None:
+    """Remove all that is kept but of the best policy and those that wait. Call it while the learner keeps none."""
     kept, best = run / _KEPT, best_of(recorded_evaluations(run)).policy_version
-    stay = {_number(best), kept_checkpoint_folder(run, best).name}
+    stay = {f"{_number(version)}{ending}" for version in (best, *waiting) for ending in ("", _CHECKPOINT)}
     for folder in [*kept.iterdir()] if kept.is_dir() else []:
         if _OF_A_VERSION.match(folder.name) and folder.name not in stay:
             remove(folder)
@@ -190,9 +208,13 @@ async def evaluate_once(folder: RunFolder, services: RunServices, view: View, wh
 
 
 async def measure(
-    config: Config, manifest: PolicyManifest, progress: Callable[[int, int], None] = lambda done, total: None
+    config: Config,
+    manifest: PolicyManifest,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    older: bool = False,
 ) -> dict[str, Any]:
-    """The record of an evaluation of this policy. Raises EVALUATION_ERRORS and CannotEvaluate."""
+    """The record of an evaluation, after the training also of an `older` policy. Raises EVALUATION_ERRORS."""
     credentials = channel_credentials(config.tls)
     sampling = config.evaluating.generation.sampling.record(Sampling, seed=config.evaluation_seed)
     evaluation = await evaluate(
@@ -204,6 +226,7 @@ async def measure(
         manifest=manifest,
         pin_limit_s=config.evaluation.limit_s,
         progress=progress,
+        older=older,
     )
     return evaluation_record(evaluation, sampling, config.evaluating.generation.max_tokens_total)
 
@@ -220,21 +243,50 @@ async def while_alive(services: RunServices, work: Coroutine[Any, Any, Answer]) 
         task.cancel()
 
 
-def first_policy(config: Config) -> PolicyManifest:
-    """Version 0: the initial weights of the run. Raises CannotEvaluate."""
-    folder = config.in_run_folder(config.policy.path)
+def first_policy(config: Config, policy_version: int = 0) -> PolicyManifest:
+    """The initial weights of the run, or a later version that is on its disk. Raises CannotEvaluate."""
+    first = config.in_run_folder(config.policy.path)
     try:
+        folder = weights_folder(config, policy_version)
+        base = first_policy(config) if is_adapter(folder) else None
+        shards = shards_of(folder) if base is None else (shard_of(folder / ADAPTER_FILE),)
         return PolicyManifest(
-            policy_version=0,
-            step=0,
+            policy_version=policy_version,
+            step=policy_version * config.learner.steps_per_batch,
             folder=str(folder),
-            shards=shards_of(folder),
+            shards=shards,
             transport=config.generation.policy_from,
-            weights=weights_digest(weights_files(folder)),
-            tokenizer=tokenizer_digests(folder),
+            base=base,
+            weights="" if policy_version else weights_digest(weights_files(folder)),
+            tokenizer=tokenizer_digests(first),
         )
-    except (WeightsMissing, WeightsUnusable, OSError) as error:
-        raise CannotEvaluate(f"the first policy cannot be read: {error}") from error
+    except (NoSuchVersion, WeightsMissing, WeightsUnusable, OSError) as error:
+        raise CannotEvaluate(f"policy version {policy_version} cannot be read: {error}") from error
+
+
+async def make_up(folder: RunFolder, services: RunServices, view: View) -> None:
+    """Measure the policies that wait, after the training, and say how many were never measured.
+
+    One that cannot be measured is left out, with its reason. Raises what `services.check` raises.
+    """
+    config = services.config
+
+    async def measured(version: int) -> dict[str, Any]:
+        manifest = await asyncio.to_thread(first_policy, config, version)
+        return await measure(config, manifest, partial(view.progress, f"evaluation of version {version}"), older=True)
+
+    for version in put_off(folder.path, config.evaluation.keep_put_off):
+        try:
+            record = await while_alive(services, services.evaluation_retry.call(partial(measured, version)))
+        except (CannotEvaluate, *EVALUATION_ERRORS) as error:
+            view.say(f"the evaluation of version {version}, which was put off, is left out: {error}")
+            continue
+        folder.write_json(evaluation_file(version), record)
+        view.say(f"pass@1 of version {version}, which was put off: {evaluated_of(record).pass_at_1:.3f}")
+    due = max([1, *numbered(folder.path / POLICIES)]) - 1
+    missing = due // (config.evaluation.every_batches or due + 1) - len(numbered(folder.path / DURING, ".json"))
+    if missing > 0:
+        view.say(f"{missing} evaluations were left out: their policies were not kept (evaluation.keep_put_off)")
 
 
 async def announced_policy(config: Config, from_version: int, limit_s: float) -> PolicyManifest:
@@ -332,10 +384,14 @@ class PeriodicEvaluation:
         self._folder = folder
         self._services = services
         self._view = view
-        self._every = section.every_batches
+        self._every, self._most_put_off = section.every_batches, section.keep_put_off
         self._end = EarlyEnd(section.end_at_pass_at_1, section.end_after_no_gain)
         self._evaluations = recorded_evaluations(folder.path)
         self._running: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._begun: dict[bool, int] = {}  # the version that is measured (True), and that which is only kept
+        self._is_known = False  # whether the learner has said which version is measured
+        self._disk = asyncio.Lock()  # nothing is removed while a policy is only kept
         self._last_said = ""
 
     async def __aenter__(self) -> Self:
@@ -345,13 +401,10 @@ class PeriodicEvaluation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait for the evaluation that runs. After an error it is cancelled. Raises what `step` raises."""
-        if self._running is None:
-            return
-        if kind is None:
-            await self._running
-            return
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
+        tasks = [task for task in (self._running, self._keeping) if task is not None]
+        for task in tasks if kind is not None else []:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=kind is not None)
 
     async def step(self, status: RunStatus | None) -> None:
         """Begin to measure a policy when that is due; end the run when its condition is met. Raises NousCoderError."""
@@ -362,12 +415,24 @@ class PeriodicEvaluation:
             return
         if reason := self._end.reason(self._evaluations):
             await self._finish_run(reason)
-        elif self._running is None and (version := self._due(status.policy_version)) is not None:
+        elif (version := self._due(status.policy_version)) is None:
+            return
+        elif self._running is None:
+            self._begun[True] = version
             self._running = asyncio.create_task(self._evaluate(version), name="evaluation")
+        elif self._is_known and not self._begun.get(False) and len(self._waiting()) < self._most_put_off:
+            self._begun[False] = version
+            self._keeping = asyncio.create_task(self._keep(version), name="keeping")
+
+    def _waiting(self) -> list[int]:
+        """The versions that wait, without that which is being measured."""
+        found = put_off(self._folder.path, self._most_put_off + 1)
+        return [version for version in found if version != self._begun.get(True)][: self._most_put_off]
 
     def _due(self, policy_version: int) -> int | None:
-        """The version to measure next, if the next batch may make it; None when it is not yet due."""
-        due = max((each.policy_version for each in self._evaluations), default=0) + self._every
+        """The version to measure or to keep next, if the next batch may make it; None when it is not yet due."""
+        known = [each.policy_version for each in self._evaluations]
+        due = max([0, *known, *self._waiting(), *self._begun.values()]) + self._every
         version = max(due, policy_version)
         # The evaluation after the run measures the last version.
         is_due = policy_version >= due - 1 and version < self._services.config.run.total_batches
@@ -385,21 +450,37 @@ class PeriodicEvaluation:
             self._folder.write_json(evaluation_file(evaluated.policy_version), record)
             self._evaluations = recorded_evaluations(self._folder.path)
             view.say(f"pass@1 on held-out problems of version {evaluated.policy_version}: {evaluated.pass_at_1:.3f}")
-        await asyncio.to_thread(drop_worse, self._folder.path)
+        async with self._disk:
+            await asyncio.to_thread(drop_worse, self._folder.path, self._waiting())
 
-    async def _measure(self, from_version: int) -> dict[str, Any] | None:
+    async def _keep(self, from_version: int) -> None:
+        """Keep a policy that is measured after the training."""
+        async with self._disk:
+            await self._measure(from_version, only_keep=True)
+
+    async def _measure(self, from_version: int, *, only_keep: bool = False) -> dict[str, Any] | None:
         """The record of a policy whose weights and checkpoint are kept; None when it is put off, as by a newer one."""
-        config = self._services.config
+        config, run, version = self._services.config, self._folder.path, from_version
+        self._begun[not only_keep], self._is_known = from_version, only_keep and self._is_known
         try:
             async with kept_checkpoint(config, from_version) as version:
+                if version == self._begun.get(only_keep):
+                    raise NotKept("it is kept already")
+                self._begun[not only_keep], self._is_known = version, True
                 manifest = await announced_policy(config, version, config.evaluation.limit_s)
-                if manifest.policy_version != version:
+                await asyncio.to_thread(keep_weights, run, version)
+                if not only_keep and manifest.policy_version != version:
                     raise PolicyReplaced(f"version {manifest.policy_version} is published already")
-                await asyncio.to_thread(keep_weights, self._folder.path, version)
-                return await measure(config, manifest)
+                if not only_keep:
+                    return await measure(config, manifest)
+            reason = "another one runs"
         except (NotKept, CannotEvaluate, PolicyReplaced, PolicyFilesMissing, WeightsMissing) as error:
-            self._say_once(f"the evaluation of version {from_version}, or of a later one, is put off: {error}")
-            return None
+            reason = str(error)
+        finally:
+            self._begun.pop(not only_keep, None)
+        when = "until the training has ended" if version in self._waiting() else "to a later version"
+        self._say_once(f"the evaluation of version {version} is put off {when}: {reason}")
+        return None
 
     def _say_once(self, message: str) -> None:
         """Say it unless it was the last that was said so: the learner may be away for many steps."""

@@ -64,7 +64,14 @@ from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.report.page import write_report
 from nouscoder.report.untrained import FILE, Untrained, untrained
 from nouscoder.run.console.feed import Feed
-from nouscoder.run.evaluation import PeriodicEvaluation, drop_worse, evaluate_once, log_evaluations, while_alive
+from nouscoder.run.evaluation import (
+    PeriodicEvaluation,
+    drop_worse,
+    evaluate_once,
+    log_evaluations,
+    make_up,
+    while_alive,
+)
 from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, lines_when_stopped, summarize
 from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
@@ -141,6 +148,7 @@ async def run_loop(
                 ledger = await watch_until_ended(folder, services, view, started_s - earlier_s, sinks.look)
                 left = await note_untrained(folder, services.config)
 
+                await make_up(folder, services, view)
                 after = await evaluate_once(folder, services, view, "after")
                 await asyncio.to_thread(drop_worse, folder.path)
                 await asyncio.to_thread(log_evaluations, folder.path)

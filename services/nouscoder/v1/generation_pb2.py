@@ -26,7 +26,7 @@ from nouscoder.v1 import policy_pb2 as nouscoder_dot_v1_dot_policy__pb2
 from nouscoder.v1 import rollout_pb2 as nouscoder_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dnouscoder/v1/generation.proto\x12\x0cnouscoder.v1\x1a\x19nouscoder/v1/policy.proto\x1a\x1anouscoder/v1/rollout.proto\"h\n\x0fGenerateRequest\x12!\n\x05tasks\x18\x01 \x03(\x0b\x32\x12.nouscoder.v1.Task\x12\x1e\n\x03pin\x18\x02 \x01(\x0b\x32\x11.nouscoder.v1.Pin\x12\x12\n\nevaluation\x18\x03 \x01(\x08\".\n\x03Pin\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0f\n\x07limit_s\x18\x02 \x01(\x01\"\"\n\x10GenerateResponse\x12\x0e\n\x06record\x18\x01 \x01(\x0c\"E\n\x13UpdatePolicyRequest\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.nouscoder.v1.PolicyManifest\"?\n\x14UpdatePolicyResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0f\n\x07pause_s\x18\x02 \x01(\x01\"0\n\x1dGenerationServicePauseRequest\x12\x0f\n\x07limit_s\x18\x01 \x01(\x01\" \n\x1eGenerationServicePauseResponse\" \n\x1eGenerationServiceResumeRequest\"!\n\x1fGenerationServiceResumeResponse\" \n\x1eGenerationServiceStatusRequest\"\xc5\x01\n\x1fGenerationServiceStatusResponse\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x04\x12\x12\n\nhas_policy\x18\x03 \x01(\x08\x12\x18\n\x10running_rollouts\x18\x04 \x01(\r\x12\x18\n\x10waiting_rollouts\x18\x05 \x01(\r\x12\x12\n\nnum_tokens\x18\x06 \x01(\x04\x12\x0e\n\x06paused\x18\x07 \x01(\x08\x12\x0e\n\x06idle_s\x18\x08 \x01(\x01\"\x15\n\x13ServeNextRunRequest\"(\n\x14ServeNextRunResponse\x12\x10\n\x08run_name\x18\x01 \x01(\t2\xc0\x04\n\x11GenerationService\x12K\n\x08Generate\x12\x1d.nouscoder.v1.GenerateRequest\x1a\x1e.nouscoder.v1.GenerateResponse0\x01\x12U\n\x0cUpdatePolicy\x12!.nouscoder.v1.UpdatePolicyRequest\x1a\".nouscoder.v1.UpdatePolicyResponse\x12\x62\n\x05Pause\x12+.nouscoder.v1.GenerationServicePauseRequest\x1a,.nouscoder.v1.GenerationServicePauseResponse\x12\x65\n\x06Resume\x12,.nouscoder.v1.GenerationServiceResumeRequest\x1a-.nouscoder.v1.GenerationServiceResumeResponse\x12\x65\n\x06Status\x12,.nouscoder.v1.GenerationServiceStatusRequest\x1a-.nouscoder.v1.GenerationServiceStatusResponse\x12U\n\x0cServeNextRun\x12!.nouscoder.v1.ServeNextRunRequest\x1a\".nouscoder.v1.ServeNextRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dnouscoder/v1/generation.proto\x12\x0cnouscoder.v1\x1a\x19nouscoder/v1/policy.proto\x1a\x1anouscoder/v1/rollout.proto\"h\n\x0fGenerateRequest\x12!\n\x05tasks\x18\x01 \x03(\x0b\x32\x12.nouscoder.v1.Task\x12\x1e\n\x03pin\x18\x02 \x01(\x0b\x32\x11.nouscoder.v1.Pin\x12\x12\n\nevaluation\x18\x03 \x01(\x08\".\n\x03Pin\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0f\n\x07limit_s\x18\x02 \x01(\x01\"\"\n\x10GenerateResponse\x12\x0e\n\x06record\x18\x01 \x01(\x0c\"T\n\x13UpdatePolicyRequest\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.nouscoder.v1.PolicyManifest\x12\r\n\x05older\x18\x02 \x01(\x08\"?\n\x14UpdatePolicyResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0f\n\x07pause_s\x18\x02 \x01(\x01\"0\n\x1dGenerationServicePauseRequest\x12\x0f\n\x07limit_s\x18\x01 \x01(\x01\" \n\x1eGenerationServicePauseResponse\" \n\x1eGenerationServiceResumeRequest\"!\n\x1fGenerationServiceResumeResponse\" \n\x1eGenerationServiceStatusRequest\"\xc5\x01\n\x1fGenerationServiceStatusResponse\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x04\x12\x12\n\nhas_policy\x18\x03 \x01(\x08\x12\x18\n\x10running_rollouts\x18\x04 \x01(\r\x12\x18\n\x10waiting_rollouts\x18\x05 \x01(\r\x12\x12\n\nnum_tokens\x18\x06 \x01(\x04\x12\x0e\n\x06paused\x18\x07 \x01(\x08\x12\x0e\n\x06idle_s\x18\x08 \x01(\x01\"\x15\n\x13ServeNextRunRequest\"(\n\x14ServeNextRunResponse\x12\x10\n\x08run_name\x18\x01 \x01(\t2\xc0\x04\n\x11GenerationService\x12K\n\x08Generate\x12\x1d.nouscoder.v1.GenerateRequest\x1a\x1e.nouscoder.v1.GenerateResponse0\x01\x12U\n\x0cUpdatePolicy\x12!.nouscoder.v1.UpdatePolicyRequest\x1a\".nouscoder.v1.UpdatePolicyResponse\x12\x62\n\x05Pause\x12+.nouscoder.v1.GenerationServicePauseRequest\x1a,.nouscoder.v1.GenerationServicePauseResponse\x12\x65\n\x06Resume\x12,.nouscoder.v1.GenerationServiceResumeRequest\x1a-.nouscoder.v1.GenerationServiceResumeResponse\x12\x65\n\x06Status\x12,.nouscoder.v1.GenerationServiceStatusRequest\x1a-.nouscoder.v1.GenerationServiceStatusResponse\x12U\n\x0cServeNextRun\x12!.nouscoder.v1.ServeNextRunRequest\x1a\".nouscoder.v1.ServeNextRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,25 +40,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATERESPONSE']._serialized_start=256
   _globals['_GENERATERESPONSE']._serialized_end=290
   _globals['_UPDATEPOLICYREQUEST']._serialized_start=292
-  _globals['_UPDATEPOLICYREQUEST']._serialized_end=361
-  _globals['_UPDATEPOLICYRESPONSE']._serialized_start=363
-  _globals['_UPDATEPOLICYRESPONSE']._serialized_end=426
-  _globals['_GENERATIONSERVICEPAUSEREQUEST']._serialized_start=428
-  _globals['_GENERATIONSERVICEPAUSEREQUEST']._serialized_end=476
-  _globals['_GENERATIONSERVICEPAUSERESPONSE']._serialized_start=478
-  _globals['_GENERATIONSERVICEPAUSERESPONSE']._serialized_end=510
-  _globals['_GENERATIONSERVICERESUMEREQUEST']._serialized_start=512
-  _globals['_GENERATIONSERVICERESUMEREQUEST']._serialized_end=544
-  _globals['_GENERATIONSERVICERESUMERESPONSE']._serialized_start=546
-  _globals['_GENERATIONSERVICERESUMERESPONSE']._serialized_end=579
-  _globals['_GENERATIONSERVICESTATUSREQUEST']._serialized_start=581
-  _globals['_GENERATIONSERVICESTATUSREQUEST']._serialized_end=613
-  _globals['_GENERATIONSERVICESTATUSRESPONSE']._serialized_start=616
-  _globals['_GENERATIONSERVICESTATUSRESPONSE']._serialized_end=813
-  _globals['_SERVENEXTRUNREQUEST']._serialized_start=815
-  _globals['_SERVENEXTRUNREQUEST']._serialized_end=836
-  _globals['_SERVENEXTRUNRESPONSE']._serialized_start=838
-  _globals['_SERVENEXTRUNRESPONSE']._serialized_end=878
-  _globals['_GENERATIONSERVICE']._serialized_start=881
-  _globals['_GENERATIONSERVICE']._serialized_end=1457
+  _globals['_UPDATEPOLICYREQUEST']._serialized_end=376
+  _globals['_UPDATEPOLICYRESPONSE']._serialized_start=378
+  _globals['_UPDATEPOLICYRESPONSE']._serialized_end=441
+  _globals['_GENERATIONSERVICEPAUSEREQUEST']._serialized_start=443
+  _globals['_GENERATIONSERVICEPAUSEREQUEST']._serialized_end=491
+  _globals['_GENERATIONSERVICEPAUSERESPONSE']._serialized_start=493
+  _globals['_GENERATIONSERVICEPAUSERESPONSE']._serialized_end=525
+  _globals['_GENERATIONSERVICERESUMEREQUEST']._serialized_start=527
+  _globals['_GENERATIONSERVICERESUMEREQUEST']._serialized_end=559
+  _globals['_GENERATIONSERVICERESUMERESPONSE']._serialized_start=561
+  _globals['_GENERATIONSERVICERESUMERESPONSE']._serialized_end=594
+  _globals['_GENERATIONSERVICESTATUSREQUEST']._serialized_start=596
+  _globals['_GENERATIONSERVICESTATUSREQUEST']._serialized_end=628
+  _globals['_GENERATIONSERVICESTATUSRESPONSE']._serialized_start=631
+  _globals['_GENERATIONSERVICESTATUSRESPONSE']._serialized_end=828
+  _globals['_SERVENEXTRUNREQUEST']._serialized_start=830
+  _globals['_SERVENEXTRUNREQUEST']._serialized_end=851
+  _globals['_SERVENEXTRUNRESPONSE']._serialized_start=853
+  _globals['_SERVENEXTRUNRESPONSE']._serialized_end=893
+  _globals['_GENERATIONSERVICE']._serialized_start=896
+  _globals['_GENERATIONSERVICE']._serialized_end=1472
 # @@protoc_insertion_point(module_scope)

@@ -111,6 +111,11 @@ class UpdatePolicyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MANIFEST_FIELD_NUMBER: _builtins.int
+    OLDER_FIELD_NUMBER: _builtins.int
+    older: _builtins.bool
+    """Load it also when a newer one is in use. Only for evaluations after the training: rollouts of a training never get
+    older weights.
+    """
     @_builtins.property
     def manifest(self) -> _policy_pb2.PolicyManifest:
         """Its manifest."""
@@ -119,10 +124,11 @@ class UpdatePolicyRequest(_message.Message):
         self,
         *,
         manifest: _policy_pb2.PolicyManifest | None = ...,
+        older: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "older", b"older"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

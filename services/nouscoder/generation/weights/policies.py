@@ -1,10 +1,11 @@
 """Loads published policies into one engine: those that a client requests, and those that the broker announces.
 
-INVARIANT: the version in use never decreases, and weights are loaded only from files, or bytes in memory, with the size
-and SHA-256 that the manifest names. One policy is loaded at a time. Of those that came meanwhile the newest is loaded
-next, and the older ones only if it fails. While a policy is pinned none is loaded. A policy that does not come from the
-learner's memory is taken from its files. One that cannot be loaded leaves the previous one in use. No policy is taken
-whose maker has another tokenizer, and version 0 of the learner has the tensors of version 0 in use (PoliciesDiffer).
+INVARIANT: the version in use decreases only when a client asks for that, after the training. Weights are loaded only
+from files, or bytes in memory, with the size and SHA-256 that the manifest names. One policy is loaded at a time. Of
+those that came meanwhile the newest is loaded next, and the older ones only if it fails. While a policy is pinned none
+is loaded. A policy that does not come from the learner's memory is taken from its files. One that cannot be loaded
+leaves the previous one in use. No policy is taken whose maker has another tokenizer, and version 0 of the learner has
+the tensors of version 0 in use (PoliciesDiffer).
 `follow_policies` ends only with an error: PoliciesDiffer, without any policy, after three policies in a row that could
 not be loaded, or when no policy follows one that the learner removed.
 """
@@ -92,11 +93,17 @@ class Policies:
         async with self._taken:
             await self._taken.wait_for(lambda: self._version >= policy_version)
 
-    async def update(self, manifest: PolicyManifest) -> float:
+    async def update(self, manifest: PolicyManifest, *, older: bool = False) -> float:
         """Load a policy that a client requests; that in use changes nothing. Returns the seconds of the pause.
 
-        Raises PolicyRefused for an older version or other weights of the same one, PoliciesDiffer and PolicyUnusable.
+        With `older` an older version is loaded too. Raises PolicyRefused for one without that or for other weights of
+        the same version, PoliciesDiffer and PolicyUnusable.
         """
+        if older and manifest.policy_version < self._version:
+            self._check_tokenizer(manifest)
+            files = await self._source.files_of(manifest)
+            async with self._turn(manifest.policy_version):
+                return await self._take(manifest, files)
         pause_s = await self._taken_if_newer(manifest)
         return self._known_again(manifest) if pause_s is None else pause_s
 

@@ -282,7 +282,7 @@ class PolicyFiles:
 
     def __init__(self, files: RunFiles) -> None:
         self._first = files.policy
-        self._published = files.policies
+        self._published, self._kept = files.policies, files.kept
         self._digests: dict[Path, tuple[FileState, str]] = {}
 
     def first(self) -> list[PolicyFile]:
@@ -302,7 +302,7 @@ class PolicyFiles:
 
     def open_published(self, policy_version: int, name: str, sha256: str) -> BinaryIO:
         """Open a shard of a version. It stays readable when it is pruned later. Raises NoSuchPolicyFile."""
-        folders = [version_folder(self._published, policy_version)]
+        folders = [version_folder(parent, policy_version) for parent in (self._published, self._kept)]
         if policy_version == 0:
             # The input files of the run: the first evaluation measures them, and they are the base of adapters.
             folders.append(self._first)
