@@ -376,6 +376,9 @@ async def _ended(answers: AsyncGenerator[int, None]) -> str:
 # Evaluations during the training.
 
 
+_MEASURED, _ONLY_KEPT = True, False  # what is done with a version
+
+
 class PeriodicEvaluation:
     """The evaluations during one run. `step` is called repeatedly during the run. Use as `async with`."""
 
@@ -389,7 +392,7 @@ class PeriodicEvaluation:
         self._evaluations = recorded_evaluations(folder.path)
         self._running: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
-        self._begun: dict[bool, int] = {}  # the version that is measured (True), and that which is only kept
+        self._begun: dict[bool, int] = {}  # the version that is _MEASURED, and that which is _ONLY_KEPT, while it is
         self._is_known = False  # whether the learner has said which version is measured
         self._disk = asyncio.Lock()  # nothing is removed while a policy is only kept
         self._last_said = ""
@@ -418,16 +421,16 @@ class PeriodicEvaluation:
         elif (version := self._due(status.policy_version)) is None:
             return
         elif self._running is None:
-            self._begun[True] = version
+            self._begun[_MEASURED] = version
             self._running = asyncio.create_task(self._evaluate(version), name="evaluation")
-        elif self._is_known and not self._begun.get(False) and len(self._waiting()) < self._most_put_off:
-            self._begun[False] = version
+        elif self._is_known and not self._begun.get(_ONLY_KEPT) and len(self._waiting()) < self._most_put_off:
+            self._begun[_ONLY_KEPT] = version
             self._keeping = asyncio.create_task(self._keep(version), name="keeping")
 
     def _waiting(self) -> list[int]:
         """The versions that wait, without that which is being measured."""
         found = put_off(self._folder.path, self._most_put_off + 1)
-        return [version for version in found if version != self._begun.get(True)][: self._most_put_off]
+        return [version for version in found if version != self._begun.get(_MEASURED)][: self._most_put_off]
 
     def _due(self, policy_version: int) -> int | None:
         """The version to measure or to keep next, if the next batch may make it; None when it is not yet due."""
@@ -461,12 +464,13 @@ class PeriodicEvaluation:
     async def _measure(self, from_version: int, *, only_keep: bool = False) -> dict[str, Any] | None:
         """The record of a policy whose weights and checkpoint are kept; None when it is put off, as by a newer one."""
         config, run, version = self._services.config, self._folder.path, from_version
-        self._begun[not only_keep], self._is_known = from_version, only_keep and self._is_known
+        own, other = (_ONLY_KEPT, _MEASURED) if only_keep else (_MEASURED, _ONLY_KEPT)
+        self._begun[own], self._is_known = from_version, only_keep and self._is_known
         try:
             async with kept_checkpoint(config, from_version) as version:
-                if version == self._begun.get(only_keep):
+                if version == self._begun.get(other):
                     raise NotKept("it is kept already")
-                self._begun[not only_keep], self._is_known = version, True
+                self._begun[own], self._is_known = version, True
                 manifest = await announced_policy(config, version, config.evaluation.limit_s)
                 await asyncio.to_thread(keep_weights, run, version)
                 if not only_keep and manifest.policy_version != version:
@@ -477,7 +481,7 @@ class PeriodicEvaluation:
         except (NotKept, CannotEvaluate, PolicyReplaced, PolicyFilesMissing, WeightsMissing) as error:
             reason = str(error)
         finally:
-            self._begun.pop(not only_keep, None)
+            self._begun.pop(own, None)
         when = "until the training has ended" if version in self._waiting() else "to a later version"
         self._say_once(f"the evaluation of version {version} is put off {when}: {reason}")
         return None
