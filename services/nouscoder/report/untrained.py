@@ -19,10 +19,10 @@ from nouscoder.domain.run_status import DeadLetter, GivenUpFor, RunStatus
 
 FILE = "untrained.json"
 _NAMED = 3  # problems of a cause in a line; the file has all
-_OTHER_LANGUAGE = "may be answered in a language that problems.languages lacks"
-_TOO_LONG = "have a longer prompt than max_tokens_total allows"
-_NO_ADVANTAGE = "were in batches with equal rewards alone, so without an advantage"
-_NOT_WHOLE = "had no complete group: abandoned, too old, refused, or unfinished at the end"
+_OTHER_LANGUAGE = "in a language that problems.languages lacks"
+_TOO_LONG = "with a longer prompt than max_tokens_total allows"
+_NO_ADVANTAGE = "in batches with equal rewards alone, so without an advantage"
+_NOT_WHOLE = "without a complete group: abandoned, too old, refused, or unfinished at the end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +91,16 @@ def _cause(
     record: ProblemStatistics | None, failed: DeadLetter | None, place: int | None, state: CurriculumState
 ) -> str:
     if record is not None and record.filtered < record.groups:
-        return "had complete groups that were too old, or left over at the end"
+        return "with complete groups that were too old, or left over at the end"
     if record is not None:
         of_all = {record.sampled: "every answer was accepted", 0: "no answer was accepted"}
-        return f"were filtered: {of_all.get(record.accepted, 'the rewards of each group were equal')}"
+        return f"filtered: {of_all.get(record.accepted, 'the rewards of each group were equal')}"
     if failed is not None:
         is_ours = failed.reason is GivenUpFor.INTERNAL_ERROR
-        return "could not be graded: internal_error" if is_ours else "were given up: their leases were lost too often"
+        return "not graded: internal_error" if is_ours else "given up: their leases were lost too often"
     if place is None:
-        return "are left out by broker.curriculum"
-    return _NOT_WHOLE if place < state.cursor else "were not reached before the end"
+        return "left out by broker.curriculum"
+    return _NOT_WHOLE if place < state.cursor else "not reached before the end"
 
 
 def _trained(config: Config) -> dict[str, bool]:
