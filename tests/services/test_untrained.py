@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -82,3 +84,29 @@ async def test_each_problem_that_gave_no_training_has_its_cause(
     assert "7 of 8 training problems gave no training" in write_report(folder).read_text()
     assert f"  1 not reached before the end: {never}" in nouscoder("report", str(folder)).stdout
     assert json.loads(nouscoder("report", str(folder), "--json").stdout)["untrained"] == asdict(found)
+
+
+# Packages that the learner's image lacks, where the coordinator of an external run works.
+ABSENT = "redis networkx websockets httpx sortedcontainers pytest obstore opentelemetry cachetools uvloop"
+ENDS = f"""
+import json, sys
+from types import SimpleNamespace
+sys.modules.update(dict.fromkeys({ABSENT!r}.split()))
+import nouscoder.learner.service, nouscoder.run.loop, nouscoder.run.languages
+from nouscoder.config import load_config
+from nouscoder.domain.curriculum import CurriculumState
+from nouscoder.report.untrained import untrained
+status = SimpleNamespace(num_problems=2, left_out_problems=0, refused_reason="")
+print(json.dumps(dict(untrained(load_config(None, sys.argv[1:]), CurriculumState(), (), status).by_cause)))
+"""
+
+
+def test_a_run_ends_in_an_image_without_the_packages_of_broker_and_grader(tmp_path: Path) -> None:
+    tests = StdinTests((StdinCase("1", "2"),))
+    save_problems(tmp_path / "train.jsonl", [Problem("a", "Add one.", tests), Problem("b", "Add two.", tests)])
+    save_problems(tmp_path / "held.jsonl", [Problem("held", "New.", tests)])
+    files = f"problems.train={tmp_path}/train.jsonl", f"problems.held_out={tmp_path}/held.jsonl"
+    command = [sys.executable, "-c", ENDS, *files, f"run.root={tmp_path}"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == {"not reached before the end": ["a", "b"]}

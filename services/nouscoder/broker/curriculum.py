@@ -22,10 +22,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from nouscoder.broker.store import Store, Value
 from nouscoder.config import Config
 from nouscoder.config.broker import (
     EpochsCurriculum,
@@ -40,6 +40,9 @@ from nouscoder.data.pass_rates import read_pass_rates
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics, potential
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import Body
+
+if TYPE_CHECKING:  # a learner's image, which asks for the order of problems, has no client of Redis
+    from nouscoder.broker.store import Store, Value
 
 log = logging.getLogger(__name__)
 

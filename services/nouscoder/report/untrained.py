@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from nouscoder.broker.curriculum import open_curriculum
 from nouscoder.config import Config
 from nouscoder.data.problem_index import all_held_out, fitting, has_index, in_languages, open_index
 from nouscoder.domain.advantage import has_signal
@@ -62,8 +63,6 @@ def read_untrained(folder: Path) -> Untrained | None:
 
 def untrained(config: Config, state: CurriculumState, letters: Iterable[DeadLetter], status: RunStatus) -> Untrained:
     """By the files of a run, and what its broker says at the end. Reads the problem files."""
-    from nouscoder.broker.curriculum import open_curriculum  # it imports Redis' client
-
     records = {one.problem_id: one for one in state.problems}
     failed = {one.problem_id: one for one in letters}
     found: dict[str, list[str]] = {}
