@@ -60,6 +60,7 @@ class ChatCompletion:
     reasoning: str
     finish_reason: str
     num_tokens: int | None
+    prefill: str = ""  # the tag of reasoning that the prompt has opened; only our own server says it
 
 
 class OpenAIServer:
@@ -204,6 +205,7 @@ def _completion(record: dict[str, Any]) -> ChatCompletion:
         reasoning=str(message.get("reasoning_content") or message.get("reasoning") or ""),
         finish_reason=str(choice.get("finish_reason") or ""),
         num_tokens=None if num_tokens is None else int(num_tokens),
+        prefill=str(message.get("prefill") or ""),
     )
 
 

@@ -132,8 +132,9 @@ def test_trls_first_batch_ends_when_no_service_was_ever_there_and_a_later_one_do
 async def test_trl_sends_the_end_of_a_prompt_that_may_have_opened_the_reasoning(url: str) -> None:
     async with AsyncClient(url, IMPATIENT) as client:
         reward = trl.async_reward_fn(client)
-        prompts = ["Write it.<think>\n", "Write it.", [{"role": "user", "content": "Write it."}]]
-        assert await reward(completions=[RIGHT] * 3, tests=[PAIRS] * 3, prompts=prompts) == [-1.0, 1.0, 1.0]
+        asked = {"role": "user", "content": "Write it.<think>"}
+        prompts = ["Write it.<think>\n", "Write it.", [asked], [asked, {"role": "assistant", "content": "<think>"}]]
+        assert await reward(completions=[RIGHT] * 4, tests=[PAIRS] * 4, prompts=prompts) == [-1.0, 1.0, 1.0, -1.0]
 
 
 async def test_the_other_adapters_name_a_fault_of_the_data_set(url: str, caplog: pytest.LogCaptureFixture) -> None:

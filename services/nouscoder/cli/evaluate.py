@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, RunByDefault, SetOption, goes_on, json_fields
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, Opened, RunByDefault, SetOption, goes_on, json_fields
 from nouscoder.config import Config, load_config
 from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.domain.submission import Profile
@@ -57,6 +57,7 @@ def eval_run(
         ),
     ] = "",
     extra: Annotated[str, typer.Option(help="JSON object of further fields of each request")] = "{}",
+    prefill: Opened = "",
     profile: Annotated[
         list[Profile] | None, typer.Option(help="grading semantics; give it twice to compare; default: the problems'")
     ] = None,
@@ -89,7 +90,7 @@ def eval_run(
     for line in () if samples else lines:
         typer.echo(line, err=True)
     settings = SamplingSettings(
-        model, num_samples, temperature, top_p, max_tokens, seed, asked, json_fields("--extra", extra)
+        model, num_samples, temperature, top_p, max_tokens, seed, asked, json_fields("--extra", extra), prefill
     )
     dates, profiles = _window(window, since, until), tuple(profile or ())
     request = EvaluationRequest(

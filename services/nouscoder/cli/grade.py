@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, SetOption, goes_on
+from nouscoder.cli.options import ConfigOption, JsonOption, Opened, SetOption, goes_on
 from nouscoder.config import load_config
 
 
@@ -25,6 +25,7 @@ def grade(
     ca: Annotated[Path | None, typer.Option(help="PEM file of the authority of the service's certificate")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="keep the verdicts that --out has already")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="bad lines do not change the exit code")] = False,
+    prefill: Opened = "",
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
@@ -32,7 +33,7 @@ def grade(
     """Grade a file and print a summary with pass@k. Exit code 0 when each line got a verdict, not internal_error."""
     from nouscoder.grade_files.grade_file import FileRequest, grade_file
 
-    request = FileRequest(file, out, problems, server, token, ca, resume, skip_bad)
+    request = FileRequest(file, out, problems, server, token, ca, resume, skip_bad, prefill)
     with goes_on("--resume keeps the verdicts that --out has" if out else "with --out FILE it can go on"):
         summary, code = grade_file(request, load_config(config_file, overrides or []))
     text = json.dumps(summary.record()) if as_json else summary.text()

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nouscoder.domain.reasoning import CLOSING, opened_by
 from nouscoder.errors import WrongUse
 
 ConfigOption = Annotated[
@@ -18,6 +19,17 @@ ConfigOption = Annotated[
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="change one value")]
 AGAIN = "the same command goes on where it stopped"
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+def _prefill(given: str) -> str:
+    if given and not opened_by(given):
+        raise WrongUse(f"--prefill {given!r:.80} ends with none of {', '.join(CLOSING)}")
+    return given
+
+
+Opened = Annotated[
+    str, typer.Option(callback=_prefill, help="tag with which the chat template opens reasoning, such as '<think>'")
+]
 
 
 class RunByDefault(typer.core.TyperGroup):

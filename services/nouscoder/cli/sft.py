@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, RunByDefault, SetOption, goes_on, json_fields
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, Opened, RunByDefault, SetOption, goes_on, json_fields
 from nouscoder.config import load_config
 
 sft_app = typer.Typer(
@@ -78,6 +78,7 @@ def sft_sample(
     max_tokens: Annotated[int, typer.Option(min=1, help="of one answer")] = 32_768,
     seed: Annotated[int, typer.Option(help="of the sampling; each answer has a seed of its own")] = 0,
     extra: Annotated[str, typer.Option(help="JSON object of further fields of each request")] = "{}",
+    prefill: Opened = "",
     at_once: Annotated[int, typer.Option(min=1, help="requests to the server at the same time")] = 16,
     verifier: Annotated[str | None, typer.Option(help="URL of a grading service; default: this machine")] = None,
     token: Annotated[str | None, typer.Option(help="the service's token; default: NOUSCODER_TOKEN")] = None,
@@ -95,7 +96,7 @@ def sft_sample(
     config = load_config(config_file, overrides or [])
     asked = config.generation.environment.record(PromptSettings).resolved(has_chat_template=True)
     sampling = SamplingSettings(
-        model, num_samples, temperature, top_p, max_tokens, seed, asked, json_fields("--extra", extra)
+        model, num_samples, temperature, top_p, max_tokens, seed, asked, json_fields("--extra", extra), prefill
     )
     request = EvaluationRequest(
         problems=problems,

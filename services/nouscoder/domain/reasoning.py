@@ -10,6 +10,7 @@ then the tag belongs to the answer, which is read as if the policy had written i
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 _FINAL = "<|channel|>final<|message|>"
 CLOSING = {
@@ -30,14 +31,48 @@ CLOSED = re.compile(_CLOSINGS)
 TAGS = f"{_OPENINGS}|{_CLOSINGS}"
 _END_OF_PROMPT = re.compile(rf"(?:{_OPENINGS})\s*\Z")
 _MOST_CHARS = 100  # of the end of a prompt
+TAG_TOKENS = 16  # of a tag there, at most
 # Tokens that make up tags. Tokenizers that call them special leave them out of a text.
 TOKENS = frozenset({*CLOSING, *CLOSING.values(), "<|channel|>", "<|message|>", "<|channel>", "<channel|>"})
 
 
-def opened_by(prompt: str) -> str:
-    """The opening tag with which a prompt ends, and the white space after it; empty for another prompt."""
-    found = _END_OF_PROMPT.search(prompt[-_MOST_CHARS:])
+def opened_by(prompt: object) -> str:
+    """The opening tag with which a prompt ends, and the white space after it; empty for another prompt.
+
+    A prompt is a text, or messages of which the last may begin the answer.
+    """
+    if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) and prompt[-1].get("role") == "assistant":
+        prompt = prompt[-1].get("content")
+    found = _END_OF_PROMPT.search(prompt[-_MOST_CHARS:]) if isinstance(prompt, str) else None
     return "" if found is None else found.group()
+
+
+def begun_by(prompt: object, answer: str) -> str:
+    """The answer behind the tag that its prompt has opened. A server may have written that tag before the answer."""
+    return answer if OPENING.match(answer.lstrip()) else opened_by(prompt) + answer
+
+
+@dataclass(slots=True)
+class UnknownPrompts:
+    """How many completions close reasoning that they do not open, and how many have no tag."""
+
+    closing: int = 0
+    untagged: int = 0
+
+    def add(self, completion: str) -> None:
+        """Count a completion behind what is known of its prompt."""
+        opened, closed = OPENING.search(completion), CLOSED.search(completion)
+        self.closing += closed is not None and (opened is None or closed.start() < opened.start())
+        self.untagged += opened is closed is None
+
+    def warning(self) -> str:
+        """What to say when some completions show that the prompts open reasoning; those without a tag may be in it."""
+        if not (self.closing and self.untagged):
+            return ""
+        return (
+            f"warning: {self.closing} completions close reasoning that their prompt has opened; {self.untagged} have no"
+            " tag, and may have been cut inside it: give --prefill '<think>', or the field prompt with each\n"
+        )
 
 
 def parted(text: str) -> tuple[str, str | None]:

@@ -29,6 +29,7 @@ from nouscoder.config import Config, OpenAISection
 from nouscoder.config.devices import device_fault
 from nouscoder.data.problem_index import ProblemIndex, open_index_of
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.reasoning import UnknownPrompts
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable, WrongUse
 from nouscoder.evaluation.outcomes import REPORT, Outcome, ProblemOutcomes, results
@@ -252,7 +253,7 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
             for profile in profiles:
                 check_profile(problems, profile)
             if request.samples is not None:
-                jobs = given_jobs(request.samples, problems, index.problem_ids, samples)
+                jobs = given_jobs(request.samples, problems, index.problem_ids, samples, request.sampling.prefill)
             else:
                 check_prompt(problems, request.sampling.prompt)
                 jobs = server_jobs(problems, request.sampling)
@@ -319,9 +320,14 @@ class _Evaluation:
         """Write report.json and report.html."""
         request, first = self.request, self.profiles[0].value
         found: dict[str, ProblemOutcomes] = {}
+        prompts = UnknownPrompts()
         for job in sorted(self.jobs, key=lambda job: job.position):
+            sample = self.samples.get(job.key)
+            if "completion" in sample and not sample.get("reasoning"):
+                prompts.add(sample["completion"])
             one = found.setdefault(job.problem.problem_id, ProblemOutcomes(job.problem))
             one.samples.append(self._outcome(job))
+        sys.stderr.write(prompts.warning())
         record = {
             "model": request.sampling.model,
             "problem_file": request.problems.name,

@@ -26,7 +26,7 @@ from typing import Any
 
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.prompt import PromptSettings, PromptText
-from nouscoder.domain.reasoning import opened_by
+from nouscoder.domain.reasoning import begun_by, opened_by
 from nouscoder.domain.submission import Profile
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import NousCoderError, Unusable, first_error
@@ -49,6 +49,7 @@ class SamplingSettings:
     """How an evaluation samples: its own settings, never those of a run. `extra` are further fields of each request.
 
     A `prompt` as text is completed as it is; in any other a server writes the chat template around the messages.
+    `prefill` is the tag of reasoning with which that template ends a prompt, where the server does not say it.
     """
 
     model: str
@@ -59,6 +60,7 @@ class SamplingSettings:
     seed: int = 0
     prompt: PromptSettings = PromptSettings()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    prefill: str = ""
 
     def request(self, problem: EvaluatedProblem, position: int) -> dict[str, Any]:
         """The request of the sample at this position of the problem."""
@@ -98,9 +100,10 @@ def sample_seed(seed: int, problem_id: str, position: int) -> int:
 
 def server_jobs(problems: Sequence[EvaluatedProblem], settings: SamplingSettings) -> list[SampleJob]:
     """The samples to ask a server for, position by position, so that all problems have a first sample early."""
-    day = {"date": settings.prompt.date} if settings.prompt.date else {}
+    kept = {"date": settings.prompt.date} if settings.prompt.date else {}
+    kept |= {"prefill": settings.prefill} if settings.prefill else {}
     return [
-        SampleJob(problem, position, key_of({"request": settings.request(problem, position), **day}))
+        SampleJob(problem, position, key_of({"request": settings.request(problem, position), **kept}))
         for position in range(settings.num_samples)
         for problem in problems
     ]
@@ -111,10 +114,12 @@ async def sampled(server: OpenAIServer, settings: SamplingSettings, job: SampleJ
     request = settings.request(job.problem, job.position)
     is_code = job.problem.rules.text_is_code
     answer = await (server.complete(**request) if "messages" in request else server.complete_text(**request))
+    asked = opened_by(request.get("prompt")) or settings.prefill or answer.prefill
+    text = answer.text if is_code or answer.reasoning else begun_by(asked, answer.text)
     return {
         "problem_id": job.problem.problem_id,
         "position": job.position,
-        **({"code": answer.text} if is_code else {"completion": opened_by(request.get("prompt", "")) + answer.text}),
+        "code" if is_code else "completion": text,
         "reasoning": answer.reasoning,
         "finish_reason": answer.finish_reason,
         "num_tokens": answer.num_tokens,
@@ -122,7 +127,7 @@ async def sampled(server: OpenAIServer, settings: SamplingSettings, job: SampleJ
 
 
 def given_jobs(
-    path: Path, problems: Sequence[EvaluatedProblem], all_ids: Sequence[str], log: RecordLog
+    path: Path, problems: Sequence[EvaluatedProblem], all_ids: Sequence[str], log: RecordLog, prefill: str = ""
 ) -> list[SampleJob]:
     """The samples of a file, which are copied to the log. `all_ids` are the problems of the whole problem file.
 
@@ -132,7 +137,7 @@ def given_jobs(
     anywhere = set(all_ids)
     positions: Counter[str] = Counter()
     jobs = []
-    for entry in read_entries(path, all_ids):
+    for entry in read_entries(path, all_ids, prefill):
         fault = entry.fault or ("" if entry.is_sample else "it has tests of its own")
         if not fault and entry.problem_id not in anywhere:
             fault = f"the problem file has no problem {entry.problem_id!r:.80}"

@@ -29,7 +29,7 @@ from nouscoder.data.bounded_files import SourceRow, read_records
 from nouscoder.data.check import library_fault
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.prompt import PYTHON
-from nouscoder.domain.reasoning import opened_by
+from nouscoder.domain.reasoning import begun_by, opened_by
 from nouscoder.domain.submission import MathTests, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.errors import Unusable
 from nouscoder.store.tests import TestStore
@@ -59,17 +59,20 @@ class Entry:
     fault: str = ""
 
 
-def read_entries(path: Path, problem_ids: Sequence[str] | None) -> Iterator[Entry]:
-    """The entries of a file, `-` for standard input. `problem_ids` are those of --problems. Raises UnreadableFile."""
+def read_entries(path: Path, problem_ids: Sequence[str] | None, prefill: str = "") -> Iterator[Entry]:
+    """The entries of a file, `-` for standard input. `problem_ids` are those of --problems. Raises UnreadableFile.
+
+    `prefill` is the tag of reasoning with which the prompts of completions ended that come without a prompt.
+    """
     for record in read_records(path):
         if record.fault or not isinstance(record.value, dict | list):
             yield Entry(record.number, record.number, fault=record.fault or "not a JSON object")
         elif isinstance(record.value, list):
             yield from _generations(record, record.value, problem_ids)
         elif "tests" in record.value or problem_ids is None:
-            yield _own_request(record.number, record.value)
+            yield _own_request(record.number, {"prompt": prefill, **record.value} if prefill else record.value)
         else:
-            yield from _samples(record.number, record.value)
+            yield from _samples(record.number, record.value, prefill)
 
 
 def _own_request(number: int, record: dict[str, Any]) -> Entry:
@@ -83,7 +86,7 @@ def _own_request(number: int, record: dict[str, Any]) -> Entry:
     return Entry(number, entry_id, problem_id, request)
 
 
-def _samples(number: int, record: dict[str, Any]) -> Iterator[Entry]:
+def _samples(number: int, record: dict[str, Any], prefill: str) -> Iterator[Entry]:
     entry_id = record.get("id", number)
     name = next((record[key] for key in _NAMES if key in record), None)
     if name is None:
@@ -97,13 +100,13 @@ def _samples(number: int, record: dict[str, Any]) -> Iterator[Entry]:
     key, field = found[0]
     given = record.get("language") if field == "code" else None
     language = {"language": language_name(given)} if isinstance(given, str) else {}
-    prompt = record.get("prompt")
-    opened = opened_by(prompt) if field == "completion" and isinstance(prompt, str) else ""
+    asked = opened_by(record.get("prompt")) or ("" if record.get("reasoning") else prefill)
     texts = record[key] if isinstance(record[key], list) else [record[key]]
     for at, text in enumerate(texts):
         own_id = entry_id if len(texts) == 1 else f"{entry_id}/{at}"
         if isinstance(text, str):
-            yield Entry(number, own_id, str(name), {field: opened + text} | language, is_sample=True)
+            whole = begun_by(asked, text) if field == "completion" else text
+            yield Entry(number, own_id, str(name), {field: whole} | language, is_sample=True)
         else:
             yield Entry(number, own_id, str(name), fault=f"{key} is not text")
 

@@ -28,6 +28,7 @@ from nouscoder.config import Config
 from nouscoder.data.bounded_files import STDIN
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.estimates import USUAL_K, mean_pass_at_k
+from nouscoder.domain.reasoning import UnknownPrompts, begun_by
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import ExitCode, NousCoderError, Unusable, first_error
 from nouscoder.grade_files.answers import (
@@ -124,6 +125,7 @@ class GradeSummary:
     num_failed: int = 0
     bad_lines: list[str] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)  # of the first failures of the service
+    prompts: UnknownPrompts = field(default_factory=UnknownPrompts)
 
     def add(self, number: int, problem_id: str, record: dict[str, Any]) -> None:
         """Count a line of the output."""
@@ -205,6 +207,7 @@ class FileRequest:
     ca: Path | None = None
     resume: bool = False
     skip_bad: bool = False
+    prefill: str = ""
 
 
 def grade_file(request: FileRequest, config: Config) -> tuple[GradeSummary, int]:
@@ -225,7 +228,7 @@ async def _grade(request: FileRequest, config: Config) -> GradeSummary:
     summary = GradeSummary()
     async with AsyncExitStack() as stack:
         problems = None if request.problems is None else stack.enter_context(closing(open_index_of(request.problems)))
-        entries = read_entries(request.file, None if problems is None else problems.problem_ids)
+        entries = read_entries(request.file, None if problems is None else problems.problem_ids, request.prefill)
         if request.resume and request.out is not None:
             _skip_graded(request.out, entries, summary)
         first = next(entries, None)
@@ -243,6 +246,7 @@ async def _grade(request: FileRequest, config: Config) -> GradeSummary:
         advance = stack.enter_context(progress_bar("grading", None))
         if first is not None:
             await _Grading(answer, at_once, out, summary, advance).run(first, entries)
+            sys.stderr.write(summary.prompts.warning())
     return summary
 
 
@@ -306,6 +310,9 @@ class _Grading:
             entry, task = item
             record = await task
             self._summary.add(entry.number, entry.problem_id, record)
+            asked = entry.request or {}
+            if isinstance(asked.get("completion"), str):
+                self._summary.prompts.add(begun_by(asked.get("prompt"), asked["completion"]))
             self._out.write(json.dumps(record) + "\n")
             self._out.flush()
             self._advance(1)

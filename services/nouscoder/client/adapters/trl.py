@@ -47,6 +47,8 @@ def async_reward_fn(
 
 def _requests(completions: Sequence[Completion], tests: Any, prompts: Any, rules: Rules) -> Iterator[dict[str, Any]]:
     for completion, each, prompt in zip(completions, tests, prompts or [""] * len(completions), strict=True):
-        # The end of a prompt that is text may have opened the completion's reasoning.
-        asked = {"prompt": prompt[-100:]} if prompt and isinstance(prompt, str) else {}
+        # The end of a prompt, or of messages whose last begins the answer, may have opened the completion's reasoning.
+        last = {"content": prompt} if isinstance(prompt, str) else (prompt or [{}])[-1]
+        begin = last.get("content") if last.get("role", "assistant") == "assistant" else None
+        asked = {"prompt": begin[-100:]} if begin and isinstance(begin, str) else {}
         yield {**rules, "completion": text_of(completion), "tests": each, **asked}

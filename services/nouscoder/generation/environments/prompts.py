@@ -19,7 +19,7 @@ from typing import Any
 from nouscoder.config.generation import EnvironmentSection
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.prompt import PromptSettings, PromptText
-from nouscoder.domain.reasoning import opened_by
+from nouscoder.domain.reasoning import TAG_TOKENS, opened_by
 from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, int32
 from nouscoder.generation.engines.base import PromptTooLong, SampleRequest, seed_from
@@ -29,7 +29,6 @@ from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, l
 # The rollouts of a group have the same prompt, and their tasks arrive one after another.
 _CACHED_PROMPTS = 256
 _COUNTED_AT_ONCE = 256
-_TAG_TOKENS = 16  # of a tag at the end of a prompt, at most
 
 
 class Episode:
@@ -200,7 +199,7 @@ class Prompts:
         template or the policy has written `<think>`.
         """
         stopped = answer.finish_reason is FinishReason.STOP and answer.token_ids[-1] in self._stop_ids
-        opened = opened_by("".join(self._tokenizer.pieces(given[-_TAG_TOKENS:])))
+        opened = opened_by("".join(self._tokenizer.pieces(given[-TAG_TOKENS:])))
         return opened + self._tokenizer.decode(answer.token_ids[:-1] if stopped else answer.token_ids)
 
     def _encode_prompt(self, asked: PromptText) -> list[int]:

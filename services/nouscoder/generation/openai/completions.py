@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nouscoder.domain.conversation import Message, Role
+from nouscoder.domain.reasoning import TAG_TOKENS, opened_by
 from nouscoder.domain.rollout import Sampling
 from nouscoder.formats.json_values import give_way
 from nouscoder.generation.engines.base import GuestEngine, seed_from
@@ -167,10 +168,12 @@ class Serving:
 class AnswerForm:
     """How one answer is written, whole or in parts: as a chat completion, or as the completion of a text."""
 
-    def __init__(self, serving: Serving, *, is_chat: bool, with_logprobs: bool) -> None:
+    def __init__(self, serving: Serving, *, is_chat: bool, with_logprobs: bool, prefill: str = "") -> None:
+        """`prefill` is the tag of reasoning with which the prompt of a chat ends."""
         self._name = serving.name
         self._decode = serving.decode
         self._is_chat = is_chat
+        self._prefill = {"prefill": prefill} if prefill else {}
         self._with_logprobs = with_logprobs
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._created = int(time.time())
@@ -222,7 +225,7 @@ class AnswerForm:
         if not self._is_chat:
             return {"text": text}
         if not is_part:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+            return {"message": {"role": "assistant", "content": text, "refusal": None, **self._prefill}}
         role = {} if index in self._begun else {"role": "assistant"}
         self._begun.add(index)
         return {"delta": {**role, "content": text}}
@@ -298,7 +301,8 @@ class Completions:
         self._check_model(request.model)
         place.take(request.n)
         prompt = await self._serving.encoder.of_chat(request, place.client)
-        form = AnswerForm(self._serving, is_chat=True, with_logprobs=request.logprobs)
+        opened = opened_by(self._serving.decode(prompt[-TAG_TOKENS:]))
+        form = AnswerForm(self._serving, is_chat=True, with_logprobs=request.logprobs, prefill=opened)
         return self._prepared(request, [prompt], request.most_tokens, form, place.client)
 
     async def of_text(self, body: bytes, place: RequestPlace) -> PreparedRequest:

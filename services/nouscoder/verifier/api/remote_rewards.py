@@ -23,7 +23,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nouscoder.domain.reasoning import opened_by
+from nouscoder.domain.reasoning import begun_by
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, reward_of_verdict
 from nouscoder.formats.body import ListOf
@@ -68,7 +68,7 @@ class GetRewardRequest(BaseModel):
         found = []
         for number, (query, prompt, label) in enumerate(zip(self.query, self.prompts, self.labels, strict=True)):
             try:
-                answer = opened_by(prompt) + answer_in(query, prompt)
+                answer = begun_by(prompt, answer_in(query, prompt))
                 record = {**request_of_label(label, values), "completion": answer}
                 found.append(parse_submission(json_bytes(record), values))
             except InvalidSubmission as error:
@@ -165,7 +165,7 @@ def add_get_reward(app: FastAPI, grader: Grading, enter: Callable[[], None], max
 
 
 class _Sample(BaseModel):
-    """One request. Unknown fields are ignored. A prompt that is text may have opened the response's reasoning."""
+    """One request. Unknown fields are ignored. The prompt may have opened the response's reasoning."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -191,8 +191,8 @@ def _sampled_submission(body: bytes, values: ValueCount) -> Submission:
     """Raises InvalidSubmission naming the invalid field."""
     sample = parsed_as(_Sample, body)
     try:
-        opened = opened_by(sample.prompt) if isinstance(sample.prompt, str) else ""
-        request = {**request_of_label(sample.label, values), "completion": opened + sample.response}
+        answer = begun_by(sample.prompt, sample.response)
+        request = {**request_of_label(sample.label, values), "completion": answer}
         return parse_submission(json_bytes(request), values)
     except InvalidSubmission as error:
         raise type(error)(f"label.{error.field}", str(error).removeprefix(f"{error.field}: ")) from None

@@ -138,6 +138,7 @@ class SubmitRequest(_Lenient):
         return Submission(
             tests=StdinTests(tuple(_cases(config.provided_data.test, values or ValueCount.unbounded()))),
             completion=self.completion,
+            prompt=str(config.extra.get("prompt", "")),
             language=language_name(config.language),
             limits=Limits(wall_time_s, min(300.0, _CPU_PER_WALL * wall_time_s)),
             comparator=Comparator(float_tolerance=_TOLERANCE, ignore_case=True),

@@ -84,7 +84,7 @@ class FoundProgram(NamedTuple):
 
 def text_to_grade(submission: Submission) -> FoundProgram | None:
     """The program in a submission's completion, or the answer for math tests. None when there is nothing to grade."""
-    completion = reasoning.opened_by(submission.prompt) + (submission.completion or "")
+    completion = reasoning.begun_by(submission.prompt, submission.completion or "")
     if not isinstance(submission.tests, MathTests):
         return extract_program(completion, submission.languages, submission.profile)
     _, answer = reasoning.parted(completion)
