@@ -326,3 +326,9 @@ def test_task_seeds_differ_by_run_and_rollout_and_fit_every_engine() -> None:
 def test_a_lease_call_admits_the_groups_that_cover_it() -> None:
     rules = RunRules.of(load_config(None, ["broker.group_size=4", "broker.batch_size=8", "broker.pipeline_k=3"]).broker)
     assert [groups_wanted(rules, tasks) for tasks in (1, 4, 5)] == [1, 1, 2]
+
+
+def test_problems_of_equal_potential_are_ordered_by_name_and_not_by_rounding() -> None:
+    assert 4 * 0.2 * (1 - 0.2) != 4 * 0.8 * (1 - 0.8), "by rounding"
+    assert potential(0.2) == potential(0.8)
+    assert potential_stages({"b": 0.2, "a": 0.8}, 2, epochs=1)[0].problem_ids == ("a",)

@@ -12,7 +12,7 @@ from nouscoder.cli.recipes import plan_text
 from nouscoder.config import ConfigError, DapoSettings, dump_config, load_config
 from nouscoder.domain.plan import EarlyEnd, Evaluated, NextStage, StageHistory, StartFrom, best_of, next_stage
 
-SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+SCORES = st.lists(st.integers(0, 1000).map(lambda one: one / 1000), min_size=1, max_size=8)
 
 
 def evaluations(*scores: float) -> tuple[Evaluated, ...]:
@@ -161,3 +161,12 @@ def test_a_faulty_stage_is_one_sentence(tmp_path: Path, text: str, sentence: str
         load_config(file)
     assert sentence in str(fault.value)
     assert len(str(fault.value).splitlines()) == 1
+
+
+def test_evaluations_that_differ_by_rounding_alone_are_equal() -> None:
+    """The mean of the same shares is 0.19999999999999998 or 0.20000000000000004, by their order."""
+    low, high = (Evaluated(version, sum(each) / 3) for version, each in enumerate([(0.1, 0.4, 0.1), (0.1, 0.1, 0.4)]))
+    assert low.pass_at_1 < 0.2 < high.pass_at_1, "by rounding"
+    assert best_of([low, high]) == best_of([high, low]) == low
+    assert EarlyEnd(no_gain=1).reason([low, high]) is not None
+    assert EarlyEnd(pass_at_1=0.2).reason([low]) is not None

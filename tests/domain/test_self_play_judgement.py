@@ -129,7 +129,7 @@ def test_a_judgement_follows_the_votes(solvers: list[tuple[str | None, ...]], ag
     accepted = agree <= right < len(solvers) and not (others > right and others >= agree)
     assert (found.reason is None) == accepted
     rate = found.pass_rate
-    assert found.reward == (4 * rate * (1 - rate) if accepted else 0)
+    assert found.reward == pytest.approx(4 * rate * (1 - rate) if accepted else 0, abs=1e-12)
     assert 0 <= found.reward <= 1
     if found.reason is Rejection.OTHER_ANSWER:
         assert others > right

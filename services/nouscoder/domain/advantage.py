@@ -38,6 +38,7 @@ class Overlong(StrEnum):
 # of the largest, for sums of a few thousand terms, or by no more than this, for terms near 1 that cancel to 0.
 EQUAL_SHARE = 1e-12
 EQUAL_DIFFERENCE = 1e-15
+SCORE_DIGITS = 12  # shares from 0 to 1 that are equal in these digits differ by rounding alone
 
 
 def has_signal(rewards: Sequence[float]) -> bool:

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nouscoder.domain.advantage import SCORE_DIGITS
+
 
 class GroupOutcome(NamedTuple):
     """Rollouts of one complete group."""
@@ -90,7 +92,7 @@ class CurriculumState:
 
 def potential(pass_rate: float) -> float:
     """4p(1 - p) (R1-Code-Interpreter): 1 for a problem that is solved half of the time, 0 for always or never."""
-    return 4 * pass_rate * (1 - pass_rate)
+    return round(4 * pass_rate * (1 - pass_rate), SCORE_DIGITS)
 
 
 def task_seed(run_seed: int, rollout_id: str) -> int:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nouscoder.domain.advantage import SCORE_DIGITS
+
 
 class StartFrom(StrEnum):
     """The policy of the stage before that a stage begins with: the last one, or the best by evaluation."""
@@ -39,7 +41,7 @@ class EarlyEnd:
 
     def reason(self, evaluations: Sequence[Evaluated]) -> str | None:
         """Why the run is over, None when it is not. `evaluations` are in order of their versions."""
-        scores = [evaluated.pass_at_1 for evaluated in evaluations]
+        scores = [round(evaluated.pass_at_1, SCORE_DIGITS) for evaluated in evaluations]
         if self.pass_at_1 and scores and max(scores) >= self.pass_at_1:
             return f"pass@1 {max(scores):.3f} on held-out problems has reached {self.pass_at_1:g}"
         if self.no_gain and len(scores) > self.no_gain:
@@ -74,7 +76,7 @@ def best_of(evaluations: Sequence[Evaluated]) -> Evaluated:
     """The evaluation with the highest pass@1; the earliest version of equal ones. Raises ValueError without any."""
     if not evaluations:
         raise ValueError("the stage has no evaluation, so none of its policies is the best")
-    return min(evaluations, key=lambda evaluated: (-evaluated.pass_at_1, evaluated.policy_version))
+    return min(evaluations, key=lambda one: (-round(one.pass_at_1, SCORE_DIGITS), one.policy_version))
 
 
 def next_stage(starts: Sequence[StartFrom], histories: Sequence[StageHistory]) -> NextStage | None:

@@ -60,10 +60,7 @@ class Entry:
 
 
 def read_entries(path: Path, problem_ids: Sequence[str] | None, prefill: str = "") -> Iterator[Entry]:
-    """The entries of a file, `-` for standard input. `problem_ids` are those of --problems. Raises UnreadableFile.
-
-    `prefill` is the tag of reasoning with which the prompts of completions ended that come without a prompt.
-    """
+    """The entries of a file, `-` for stdin. `problem_ids` are those of --problems. Raises UnreadableFile."""
     for record in read_records(path):
         if record.fault or not isinstance(record.value, dict | list):
             yield Entry(record.number, record.number, fault=record.fault or "not a JSON object")

@@ -169,7 +169,6 @@ class AnswerForm:
     """How one answer is written, whole or in parts: as a chat completion, or as the completion of a text."""
 
     def __init__(self, serving: Serving, *, is_chat: bool, with_logprobs: bool, prefill: str = "") -> None:
-        """`prefill` is the tag of reasoning with which the prompt of a chat ends."""
         self._name = serving.name
         self._decode = serving.decode
         self._is_chat = is_chat
