@@ -315,6 +315,18 @@ async def test_messages_are_written_in_the_chat_template(tmp_path: Path) -> None
     assert list(asked[0].prompt_token_ids) == CHARACTERS.encode(wanted), "the name of a special token is a text"
 
 
+async def test_a_prompt_that_opens_the_reasoning_is_told_with_the_answer(tmp_path: Path) -> None:
+    CHARACTERS.save(tmp_path)
+    template = "{{ messages[0].content }}{% if enable_thinking is not defined %}<think>{{ '\\n' }}{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    async with serving(tmp_path, tmp_path, script=lambda request: []) as service:
+        asked = {"messages": [{"role": "user", "content": "?"}]}
+        opened = await service.ask(**asked)
+        closed = await service.ask(**asked, chat_template_kwargs={"enable_thinking": False})
+    messages = [answer["choices"][0]["message"] for answer in (opened, closed)]
+    assert [message.get("prefill") for message in messages] == ["<think>\n", None]
+
+
 async def refusal(service: Service, status: int, path: str = CHAT, **fields: Any) -> dict[str, Any]:
     """The error of a request that is refused."""
     answer = await service.post(path, request_of(path, **fields))
