@@ -83,6 +83,14 @@ def test_the_samples_are_those_of_the_policy_in_the_folder(place: Path, monkeypa
     assert evaluated("--policy", "first") == first
 
 
+@pytest.mark.heavy
+def test_a_template_that_opens_the_reasoning_begins_the_answers_as_in_training(place: Path) -> None:
+    """They had no tag before, so code of a reasoning that was cut was accepted, and no_code in training."""
+    (place / "first" / "chat_template.jinja").write_text("{{ bos_token + messages[-1].content + '<think>\\n' }}")
+    found = stored(evaluated("--policy", "first"))
+    assert found == {name: "<think>\n" + greedy(place / "first", f"{text}<think>\n") for name, text in PROMPTS.items()}
+
+
 def test_other_weights_under_the_same_name_are_another_model(place: Path) -> None:
     before = ServedPolicy.named("first").model("mine")
     (place / "second" / "model.safetensors").replace(place / "first" / "model.safetensors")
