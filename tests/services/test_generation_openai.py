@@ -320,7 +320,7 @@ async def test_a_prompt_that_opens_the_reasoning_is_told_with_the_answer(tmp_pat
     template = "{{ messages[0].content }}{% if enable_thinking is not defined %}<think>{{ '\\n' }}{% endif %}"
     (tmp_path / "chat_template.jinja").write_text(template)
     async with serving(tmp_path, tmp_path, script=lambda request: []) as service:
-        asked = {"messages": [{"role": "user", "content": "?"}]}
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}]}
         opened = await service.ask(**asked)
         closed = await service.ask(**asked, chat_template_kwargs={"enable_thinking": False})
     messages = [answer["choices"][0]["message"] for answer in (opened, closed)]
