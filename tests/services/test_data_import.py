@@ -360,6 +360,14 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
     (
         "math",
         "math-1",
+        {"problem": "?", "solution": "2\n#### 1,018", "answer": None},
+        MathTests((MathCase("1018"),)),
+        (),
+    ),
+    ("math", "math-1", {"problem": "?", "solution": ["so"], "answer": ["$2$"]}, MathTests((MathCase("$2$"),)), ()),
+    (
+        "math",
+        "math-1",
         {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "34"}},
         MathTests((MathCase("34"),)),
         (),
