@@ -10,7 +10,7 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: release check-arm64 demo demo-real test test-heavy test-soak test-real test-models test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-release test-documents docs test-docs test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
+.PHONY: release check-arm64 demo demo-real test test-heavy test-soak test-real test-models model-table test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-release test-documents docs test-docs test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -61,6 +61,11 @@ test-real: .venv/dev.ready
 # At the end it prints a line for each.
 test-models: .venv/dev.ready
 	$(BIN)/pytest -n 2 -rP -m soak tests/e2e/test_every_model_type.py tests/services/test_whole_checkpoints.py
+
+# Every model type in one table, in a minute: templates, tensors of written folders, the share of adapters, YaRN. Templates
+# are those of trl, or of the folder NOUSCODER_TEMPLATES.
+model-table: .venv/dev.ready $(if $(NOUSCODER_TEMPLATES),,.venv-trainers/ready)
+	$(BIN)/pytest -q -m soak tests/services/test_table_of_types.py
 
 # The whole attack corpus on this host, as a service without root, through gVisor, and on the pods of KUBECONFIG.
 test-corpus: .venv/dev.ready

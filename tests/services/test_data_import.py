@@ -321,9 +321,10 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
             "text": "Do it.",
             "code": "def f(a): return a",
             "test_list": ["assert f(1) == 2"],
-            "test_setup_code": "import math",
+            "test_setup_code": "root = Node(1)",
+            "test_imports": ["import math"],
         },
-        AssertTests(("assert f(1) == 2",), "import math"),
+        AssertTests(("root = Node(1)\nassert f(1) == 2",), "import math"),
         ("def f(a): return a",),
     ),
     (
@@ -357,6 +358,14 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
         (),
     ),
     ("math", "math-1", {"question": "?", "answer": "2 + 2 = 4\n#### 1,004"}, MathTests((MathCase("1004"),)), ()),
+    (
+        "math",
+        "math-1",
+        {"problem": "?", "solution": "2\n#### 1,018", "answer": None},
+        MathTests((MathCase("1018"),)),
+        (),
+    ),
+    ("math", "math-1", {"problem": "?", "solution": ["so"], "answer": ["$2$"]}, MathTests((MathCase("$2$"),)), ()),
     (
         "math",
         "math-1",
@@ -868,9 +877,10 @@ def test_a_library_that_only_the_tests_of_bigcodebench_import_is_required(tmp_pa
     """Three of the 148 hard tasks import faker in their tests alone; `libs` does not name it."""
     test = "import unittest\nfrom faker import Faker\nclass T(unittest.TestCase):\n    def test_a(self): pass\n"
     row = {"task_id": "B/1", "instruct_prompt": "Do it.", "test": test, "libs": "['json', 'numpy']"}
+    row["canonical_solution"] = "    return pd.read_excel(path)"  # pandas imports openpyxl by itself
     import_files("bigcodebench", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "out.parquet")
     (item,) = read_parquet(tmp_path / "out.parquet")
-    assert item.problem.libraries == ("numpy", "faker")
+    assert item.problem.libraries == ("numpy", "openpyxl", "faker")
 
 
 def test_a_bigcodebench_task_is_judged_by_each_of_its_test_methods(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ may need numpy in the sandbox. Source: tools/humaneval and tools/mbpp of evalplu
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 
@@ -218,8 +219,9 @@ def read_mbpp(row: Row, number: int) -> ReferencedProblem:
     if not task_id or not isinstance(listed, list) or not listed:
         raise Rejected(Reason.NO_TESTS, "task_id or test_list is missing")
     imports = "\n".join(decoded(row.get("test_imports") or []) or [])
-    setup = "\n".join(part for part in (imports, optional_text(row, "test_setup_code")) if part)
-    tests, comparator = _mbpp_tests(optional_text(row, "test"), listed, setup)
+    setup = optional_text(row, "test_setup_code")  # behind the program, whose classes it may use
+    cases = [f"{setup}\n{checked(case)}" if setup else case for case in listed]
+    tests, comparator = _mbpp_tests(optional_text(row, "test"), cases, imports)
     problem = Problem(
         problem_id=f"Mbpp/{task_id.removeprefix('Mbpp/')}",
         prompt=f"{text(row, 'prompt', 'text')}\n\nYour code must pass this test:\n{listed[0]}",
@@ -284,6 +286,8 @@ def read_bigcodebench(row: Row, number: int) -> ReferencedProblem:
     if not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test method")
     listed = [str(name) for name in decoded(row.get("libs") or []) if name not in sys.stdlib_module_names]
+    if re.search(r"\b(?:read|to)_excel\b", code + optional_text(row, "canonical_solution")):
+        listed.append("openpyxl")  # which pandas imports by itself
     problem = Problem(
         problem_id=text(row, "task_id"),
         prompt=text(row, "instruct_prompt", "complete_prompt"),

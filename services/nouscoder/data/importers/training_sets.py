@@ -219,11 +219,15 @@ def read_math(row: Row, number: int) -> ReferencedProblem:
 
 def _answer(row: Row) -> str:
     model: Any = row.get("reward_model") or {}
+    match row.get("answer"):
+        case [str(only)]:  # OlympiadBench, Minerva
+            row = {**row, "answer": only}
     found = optional_text(row, "answer", "final_answer", "ground_truth", "expected_answer", "Answer")
     found = found or (optional_text(model, "ground_truth") if isinstance(model, dict) else "")
-    if "####" in found:
-        return found.rpartition("####")[2].replace(",", "")
-    return found or last_box(optional_text(row, "solution", "Solution"))
+    solution = optional_text(row, "solution", "Solution")
+    if "####" in (said := found or solution):  # GSM8K, also with the answer in the solution alone
+        return said.rpartition("####")[2].replace(",", "")
+    return found or last_box(solution)
 
 
 def last_box(solution: str) -> str:
