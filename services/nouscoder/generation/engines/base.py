@@ -153,10 +153,6 @@ class Engine(GuestEngine, Protocol):
         """Requests waiting for a place."""
 
     @property
-    def num_rollouts(self) -> int:
-        """Requests that no guest made and that have not ended, also those that the engine has not taken up yet."""
-
-    @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
 
