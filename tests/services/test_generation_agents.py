@@ -18,7 +18,7 @@ from tests.e2e.test_trainer_packages import output_of
 from tests.services.test_generation_openai import CAPACITY, CHARACTERS, CHAT, LIMIT_S, published, saying
 
 from nouscoder.config import ConfigError, load_config
-from nouscoder.config.generation import AgentSection, OpenAISection
+from nouscoder.config.generation import AgentSection
 from nouscoder.demo.policy import EOS_ID
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.tokens import Segment
@@ -28,17 +28,17 @@ from nouscoder.generation.environments import agent
 from nouscoder.generation.environments.agent import Agent, AgentSessions, _Session
 from nouscoder.generation.environments.base import EnvironmentUnusable, SessionAbandoned
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.openai.api import serve_api
+from nouscoder.generation.openai.api import start_openai
 from nouscoder.generation.openai.schema import ApiFault
 from nouscoder.generation.openai.shares import Shares
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.weights.policies import Policies
-from nouscoder.http_server import listener
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.run.loop import agent_lines
 
 TASK = Task("g000001-0", "g000001", "p1", "Print 1.", Sampling(max_new_tokens=60, seed=7))
+SERVED = ("run.name=mine", "generation.openai.http=127.0.0.1:0", f"generation.max_tokens_total={CAPACITY}")
 ANSWERS = ["run it", "print(1)", "again"]
 
 
@@ -102,10 +102,11 @@ async def serving(folder: Path, tmp_path: Path, *answers: str, **settings: Any) 
         sessions = AgentSessions()
         environment = Agent(load_tokenizer(folder), section, sessions, CAPACITY)
         rollouts = Rollouts(environment, engine, policies, max_tokens_total=CAPACITY, sessions=sessions)
-        listening = listener.listen("127.0.0.1:0")
-        parts = ("mine", folder, CAPACITY, engine, policies, metrics.api, listening, stack)
-        await serve_api(OpenAISection(**settings), *parts, sessions=sessions)
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        config = load_config(
+            None, [*SERVED, *(f"generation.openai.{name}={value}" for name, value in settings.items())]
+        )
+        address = await start_openai(config, folder, engine, policies, metrics.api, stack, sessions)
+        url = f"http://{address}"
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=LIMIT_S))
         yield Service(rollouts, sessions, http)
 
@@ -397,11 +398,10 @@ async def test_without_agents_there_are_no_sessions(folder: Path, tmp_path: Path
         metrics = GenerationMetrics()
         inner = FakeEngine(max_running=4, max_tokens_total=CAPACITY, guest_places=8, script=saying("x"))
         engine = await stack.enter_async_context(SteppedEngine(inner, metrics))
-        listening = listener.listen("127.0.0.1:0")
-        parts = (folder, CAPACITY, engine, Policies(engine), metrics.api, listening, stack)
-        await serve_api(OpenAISection(), "mine", *parts)
+        config = load_config(None, [*SERVED])
+        address = await start_openai(config, folder, engine, Policies(engine), metrics.api, stack)
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=LIMIT_S))
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/sessions"
+        url = f"http://{address}/v1/sessions"
         for path in ("", "/any/reward"):
             answer = await http.post(url + path)
             assert (answer.status_code, "kind is not agent" in answer.text) == (404, True)

@@ -28,7 +28,7 @@ from nouscoder.generation.engines.base import Engine, EngineUnusable, SampleRequ
 from nouscoder.generation.engines.fake import FakeEngine, Script, default_script
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.openai.api import serve_api
+from nouscoder.generation.openai.api import start_openai
 from nouscoder.generation.openai.sampling import ApiSampler, WantedCompletion
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, parsed
 from nouscoder.generation.weights.policies import Policies
@@ -149,11 +149,7 @@ async def serving(
         policies = Policies(engine)
         if weights is not None:
             await policies.update(published(weights, 0))
-        listening = listener.listen("127.0.0.1:0")
-        settings = config.generation.openai
-        parts = (settings.model or "mine", folder, CAPACITY, engine, policies, metrics.api, listening, stack)
-        await serve_api(settings, *parts)
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        url = f"http://{await start_openai(config, folder, engine, policies, metrics.api, stack)}"
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=LIMIT_S))
         yield Service(url, engine, steps, policies, metrics, http)
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -36,11 +35,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nouscoder import __version__
 from nouscoder.config import Config
-from nouscoder.config.generation import OpenAISection
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.prompt import AUTO, PromptSettings
+from nouscoder.domain.prompt import PromptSettings
 from nouscoder.generation.engines import open_engine
-from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, GuestEngine
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
 from nouscoder.generation.environments.agent import AgentSessions
 from nouscoder.generation.metrics import ApiMetrics, ApiRoute, GenerationMetrics
 from nouscoder.generation.openai.agents import KEY_BEGIN, Agents, AgentSession
@@ -263,71 +261,44 @@ def _add_faults(app: FastAPI) -> None:
         app.add_exception_handler(kind, refused)
 
 
-async def serve_api(
-    settings: OpenAISection,
-    name: str,
-    folder: Path,
-    capacity: int,
-    engine: GuestEngine,
-    policies: Policies,
-    counts: ApiMetrics,
-    listening: socket.socket,
-    stack: AsyncExitStack,
-    *,
-    thinking: str = AUTO,
-    date: str = "",
-    sessions: AgentSessions | None = None,
-) -> None:
-    """Serve on a listening socket until `stack` closes. `thinking` is for requests that say nothing of it.
-
-    `date` is the day that the chat template writes. `sessions` are those of agents, if any.
-    Raises ApiKeysUnusable, TlsUnusable and EngineUnusable.
-    """
-    try:
-        # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
-        encoder, decoder = [await asyncio.to_thread(load_tokenizer, folder, date) for _ in range(2)]
-        stop_ids = await asyncio.to_thread(lambda: decoder.stop_ids)  # it may wait for the chat template
-    except TokenizerError as error:
-        raise EngineUnusable(f"generation.openai: {error}") from error
-    prompts = PromptEncoder(encoder, capacity, PromptSettings(thinking=thinking).enable_thinking)
-    sampler = ApiSampler(engine, decoder.decode, stop_ids, settings.slots)
-    serving = Serving(name, prompts, decoder.decode, stop_ids, settings.request_limit_s, counts)
-    agents = None if sessions is None else Agents(sessions, serving)
-    completions = Completions(serving, policies, sampler, settings.max_requests)
-    app = make_app(completions, settings.max_body_bytes, agents)
-    budget = MemoryBudget(_BODIES_IN_BUDGET * settings.max_body_bytes)
-    app.add_middleware(CountMemory, budget=budget, is_open_path=OPEN.__contains__, refusals=_REFUSALS)
-    hosts = frozenset(host.lower() for host in settings.hosts)
-    app.add_middleware(ApiGate, _api_keys(settings), hosts, counts, agents)
-    await serve_http(app, listening, stack, http_context(settings.tls))
-
-
-def _api_keys(settings: OpenAISection) -> ApiKeys:
-    return ApiKeys(Path(settings.tokens_file) if settings.tokens_file else None)
-
-
 async def start_openai(
     config: Config,
     folder: Path,
     engine: Engine,
     policies: Policies,
-    metrics: ApiMetrics,
+    counts: ApiMetrics,
     stack: AsyncExitStack,
     sessions: AgentSessions | None = None,
 ) -> str:
-    """Serve until `stack` closes. Returns the address in use.
+    """Serve until `stack` closes; `sessions` are those of agents, if any. Returns the address in use.
 
     Raises AddressError, ApiKeysUnusable, TlsUnusable and EngineUnusable.
     """
     settings, environment = config.generation.openai, config.generation.environment
-    if _api_keys(settings).is_open:
+    keys = ApiKeys(Path(settings.tokens_file) if settings.tokens_file else None)
+    if keys.is_open:
         log.warning("no tokens are configured: anyone who can reach this address may sample")
     listening = listen(settings.http)
     stack.callback(listening.close)
+    try:
+        # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
+        encoder, decoder = [await asyncio.to_thread(load_tokenizer, folder, environment.date) for _ in range(2)]
+        stop_ids = await asyncio.to_thread(lambda: decoder.stop_ids)  # it may wait for the chat template
+    except TokenizerError as error:
+        raise EngineUnusable(f"generation.openai: {error}") from error
     most = config.generation.max_tokens_total
-    name, capacity = settings.model or config.run.name, min(most, context_tokens(folder) or most)
-    parts = (name, folder, capacity, engine, policies, metrics, listening, stack)
-    await serve_api(settings, *parts, thinking=environment.thinking, date=environment.date, sessions=sessions)
+    capacity = min(most, context_tokens(folder) or most)
+    prompts = PromptEncoder(encoder, capacity, PromptSettings(thinking=environment.thinking).enable_thinking)
+    sampler = ApiSampler(engine, decoder.decode, stop_ids, settings.slots)
+    name = settings.model or config.run.name
+    serving = Serving(name, prompts, decoder.decode, stop_ids, settings.request_limit_s, counts)
+    agents = None if sessions is None else Agents(sessions, serving)
+    app = make_app(Completions(serving, policies, sampler, settings.max_requests), settings.max_body_bytes, agents)
+    budget = MemoryBudget(_BODIES_IN_BUDGET * settings.max_body_bytes)
+    app.add_middleware(CountMemory, budget=budget, is_open_path=OPEN.__contains__, refusals=_REFUSALS)
+    hosts = frozenset(host.lower() for host in settings.hosts)
+    app.add_middleware(ApiGate, keys, hosts, counts, agents)
+    await serve_http(app, listening, stack, http_context(settings.tls))
     address = f"{settings.http.rpartition(':')[0]}:{listening.getsockname()[1]}"
     log.info("listening", extra={"openai": address})
     return address

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, FinishReason
-from nouscoder.generation.engines.base import GuestEngine, SampleRequest
+from nouscoder.generation.engines.base import Engine, SampleRequest
 from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.http_server.memory_budget import charge_decoded
 
@@ -115,7 +115,7 @@ class ApiSampler:
     """Samples on one engine. `decode` is the tokenizer's, and a token of `stop_ids` ends a completion."""
 
     def __init__(
-        self, engine: GuestEngine, decode: Callable[[Sequence[int]], str], stop_ids: frozenset[int], slots: int
+        self, engine: Engine, decode: Callable[[Sequence[int]], str], stop_ids: frozenset[int], slots: int
     ) -> None:
         self._engine = engine
         self._decode = decode
