@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import statistics
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,9 +21,10 @@ from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, Verdict
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.memory_budget import MemoryBudget, MemoryBudgetExceeded
 from nouscoder.store.blobs import BlobsUnavailable
-from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym
+from nouscoder.verifier.api.compat.nemo_gym import MAX_ROLLOUTS, add_nemo_gym, aggregated
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.validation import InvalidSubmission
 
 PAIRS = {"inputs": ["1 2\n"], "outputs": ["3\n"], "fn_name": None}
 RIGHT, WRONG, LATE, CRASH = "```\nright\n```", "```\nwrong\n```", "```\nlate\n```", "```\ncrash\n```"
@@ -267,6 +269,7 @@ async def test_statistics_are_those_of_the_rewards_by_task() -> None:
             f'{{"reward": {"9" * 400}}}',
             '{"reward": NaN}',
             '{"reward": Infinity}',
+            '{"reward": 1e200}',
             '{"reward": 1, "_ng_task_index": 1e400}',
         ):
             answer = await client.post(
@@ -286,3 +289,18 @@ async def test_a_key_is_the_password_of_the_host() -> None:
         for path in ("/seed_session", "/verify", "/aggregate_metrics"):
             assert (await client.post(path, json=body(RIGHT))).status_code == 401
         assert (await client.post("/verify", json=body(RIGHT), headers=header)).json()["reward"] == 1.0
+
+
+@pytest.mark.parametrize("sent", [b'{"reward":1}', b'{"reward":1,"_ng_task_index":1e3}', b"[" * 51 + b"]" * 51])
+async def test_an_evaluation_of_any_size_is_counted_within_bounds_or_refused(sent: bytes) -> None:
+    """One body of 53 MiB stalled everybody for 16.7 s and took 1.2 GB."""
+    text = b'{"verify_responses":[' + b",".join([sent] * (MAX_ROLLOUTS + 1)) + b"]}"
+    with pytest.raises(InvalidSubmission, match=r"at most 100,000: send|more than 5,000,000 texts"):
+        aggregated(text)
+    few = b'{"verify_responses":[' + b",".join([b'{"reward":0.25,"x":[1]}', b'{"reward":1}']) + b"]}"
+    assert json.loads(aggregated(few))["key_metrics"] == {
+        "mean/reward": 0.625,
+        "max/reward": 1.0,
+        "min/reward": 0.25,
+        "std/reward": pytest.approx(statistics.stdev([0.25, 1])),
+    }

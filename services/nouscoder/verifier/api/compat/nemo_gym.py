@@ -31,8 +31,9 @@ from nouscoder.domain.submission import CallTests, Profile, Submission, TestsRef
 from nouscoder.domain.verdict import RewardRule, Verdict, VerdictKind, reward_of_verdict
 from nouscoder.formats.json_values import ValueCount, json_bytes, json_value, with_whole_characters
 from nouscoder.formats.sent_tests import NotTests, fields_of, item_spans
-from nouscoder.http_server.body import BODIES_OF_MANY, read_body, while_connected
-from nouscoder.http_server.memory_budget import MemoryBudget, add_answer
+from nouscoder.http_server.body import read_body, while_connected
+from nouscoder.http_server.fair_queue import OneThread
+from nouscoder.http_server.memory_budget import LARGE_BYTES, MemoryBudget, add_answer
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.faults import Draining, fault
 from nouscoder.verifier.api.schema import bodies, parse_submission
@@ -50,6 +51,11 @@ _OURS = (QueueFull, Draining, NotGraded, BlobsUnavailable)
 _METADATA = "verifier_metadata"
 _TEXTS = ("output_text", "summary_text")  # not a refusal
 _COUNTED = ("_ng_task_index", "reward")
+_PARTS = 4  # times the bytes of a body, of all responses of an evaluation
+MAX_ROLLOUTS = 100_000
+_MOST_MARKS = 5_000_000  # begins of texts, lists and objects; each takes half a microsecond
+_MOST_REWARD = 1e100  # so that a square is finite
+_NUMBER_BYTES = 400  # as many digits as a float may have before its point, and more
 _CODES: Mapping[VerdictKind, bool | int] = {
     VerdictKind.ACCEPTED: True,
     VerdictKind.WRONG_ANSWER: -2,
@@ -98,7 +104,7 @@ def add_nemo_gym(
     app: FastAPI, grader: Grading, enter: Callable[[], None], max_body_bytes: int, max_bodies_bytes: int
 ) -> None:
     """Add the calls of a resources server. `enter` raises when the service drains."""
-    rows = _Rows(max_body_bytes, int(_SHARE * max_bodies_bytes))
+    rows, aggregating = _Rows(max_body_bytes, int(_SHARE * max_bodies_bytes)), OneThread("aggregate")
 
     @app.post("/seed_session", include_in_schema=False)
     async def seed_session(request: Request) -> Response:
@@ -128,8 +134,9 @@ def add_nemo_gym(
     @app.post("/aggregate_metrics", include_in_schema=False)
     async def aggregate_metrics(request: Request) -> Response:
         """Statistics of the rewards of a whole evaluation."""
-        body = await read_body(request, BODIES_OF_MANY * max_body_bytes)
-        return _json(await bodies.thread.run(aggregated, body))
+        answer = await aggregating.run(aggregated, await read_body(request, _PARTS * max_body_bytes))
+        await add_answer(request.scope, len(answer))
+        return Response(answer, media_type="application/json")
 
     @app.get("/reverify_mode", include_in_schema=False)
     async def reverify_mode() -> Response:
@@ -277,33 +284,49 @@ def _mask(reason: str | None) -> dict[str, Any]:
     return marks | {"instance_config": {"mask_sample": masked}} | ({"_ng_failure_class": kind} if masked else {})
 
 
-def aggregated(body: bytes) -> dict[str, Any]:
-    """The answer to /aggregate_metrics. Only the two fields that count are decoded. Raises InvalidSubmission."""
+def aggregated(body: bytes) -> bytes:
+    """The answer to /aggregate_metrics as JSON. Only the two fields that count are decoded.
+
+    Memory and time are bounded by MAX_ROLLOUTS and _MOST_MARKS. Raises InvalidSubmission.
+    """
     tasks: dict[int, list[float]] = defaultdict(list)
+    pieces = (body[at : at + LARGE_BYTES] for at in range(0, len(body), LARGE_BYTES))
+    if sum(piece.count(mark) for piece in pieces for mark in (b"[", b"{", b'"')) > _MOST_MARKS:
+        raise InvalidSubmission("body", f"holds more than {_MOST_MARKS:,} texts, lists and objects: send fewer fields")
     try:
         begin, _ = dict(fields_of(body)).get("verify_responses", (0, 0))
         if body[begin : begin + 1] != b"[":
             raise InvalidSubmission("verify_responses", "must be a list")
-        for span in item_spans(body, begin):
-            one = body[slice(*span)]
-            values = {name: json_value(one[slice(*at)]) for name, at in fields_of(one) if name in _COUNTED}
-            reward = float(values["reward"])
-            if not math.isfinite(reward):
-                raise InvalidSubmission("verify_responses", "each must have a finite number as reward")
-            tasks[int(values.get("_ng_task_index", 0))].append(reward)
+        for number, span in enumerate(item_spans(body, begin)):
+            if number == MAX_ROLLOUTS:
+                raise InvalidSubmission("verify_responses", f"may hold at most {MAX_ROLLOUTS:,}: send parts")
+            reward, task = _counted(body[slice(*span)])
+            tasks[task].append(reward)
     except NotTests as error:
         raise InvalidSubmission(error.field, str(error)) from None
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, InvalidSubmission):
-            raise
-        why = "each must have a finite number as reward, and a whole one as _ng_task_index"
-        raise InvalidSubmission("verify_responses", why) from None
-    groups = [{"_ng_task_index": task, **_statistics(rewards)} for task, rewards in sorted(tasks.items())]
-    found = _statistics([reward for rewards in tasks.values() for reward in rewards]) if tasks else {}
-    return {"group_level_metrics": groups, "agent_metrics": found, "key_metrics": found}
+    groups = (json_bytes({"_ng_task_index": task, **_statistics(rewards)}) for task, rewards in sorted(tasks.items()))
+    found = json_bytes(_statistics([reward for rewards in tasks.values() for reward in rewards]) if tasks else {})
+    parts = (b'{"group_level_metrics":[', b",".join(groups), b'],"agent_metrics":', found, b',"key_metrics":', found)
+    return b"".join((*parts, b"}"))
+
+
+def _counted(response: bytes) -> tuple[float, int]:
+    """Reward and task of a response. Raises InvalidSubmission and NotTests."""
+    spans = {name: at for name, at in fields_of(response) if name in _COUNTED}
+    try:
+        values = {name: json_value(response[at : min(end, at + _NUMBER_BYTES)]) for name, (at, end) in spans.items()}
+        reward, task = float(values["reward"]), int(values.get("_ng_task_index", 0))
+        if abs(reward) <= _MOST_REWARD:  # not NaN
+            return reward, task
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass
+    why = "each must have a finite number as reward, and a whole one as _ng_task_index"
+    raise InvalidSubmission("verify_responses", why)
 
 
 def _statistics(rewards: list[float]) -> dict[str, float]:
-    deviation = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
-    named = {"mean": statistics.fmean(rewards), "max": max(rewards), "min": min(rewards), "std": deviation}
+    mean = statistics.fmean(rewards)
+    squares = math.fsum((reward - mean) ** 2 for reward in rewards)
+    deviation = math.sqrt(squares / (len(rewards) - 1)) if len(rewards) > 1 else 0.0
+    named = {"mean": mean, "max": max(rewards), "min": min(rewards), "std": deviation}
     return {f"{name}/reward": value for name, value in named.items()}
