@@ -92,7 +92,8 @@ class Parts:
         self.client_tests = _client_tests(section, self.cache)
         self.grader = self._grader(metrics, quotas)
         self.runner = CodeRunner(self.core, quotas, self.audit)
-        self.budget = MemoryBudget(section.max_bodies_bytes)
+        is_divided = section.max_bodies_bytes >= 2 * BODIES_OF_MANY * section.max_body_bytes
+        self.budget = MemoryBudget(section.max_bodies_bytes, is_divided=is_divided)
         self.api_keys = open_api_keys(section.tokens_file)
         self.tools: ToolSessions | None = None
         if section.tools.sessions:

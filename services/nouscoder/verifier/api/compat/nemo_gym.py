@@ -10,12 +10,14 @@ A failure of the service is a 503, which no client takes for a sample. A row who
 INVARIANT: no call needs what an earlier one left, so any process or replica may answer it. `responses_create_params`
 and `response` come back as the bytes that arrived: trainers read token ids from keys that nobody here knows.
 
-Rows are large, and an agent does not repeat a call, so a row waits for memory before its body is read: those that have
-it hold _SHARE of the budget at most.
+Rows are large, and an agent does not repeat a call, so a row waits for memory before its body is read beyond the first
+part: those that have it hold _SHARE of the budget at most.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import math
 import statistics
@@ -26,14 +28,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from starlette.types import Message
 
 from nouscoder.domain.submission import CallTests, Profile, Submission, TestsReference
 from nouscoder.domain.verdict import RewardRule, Verdict, VerdictKind, reward_of_verdict
 from nouscoder.formats.json_values import ValueCount, json_bytes, json_value, with_whole_characters
 from nouscoder.formats.sent_tests import NotTests, fields_of, item_spans
-from nouscoder.http_server.body import read_body, while_connected
+from nouscoder.http_server.body import READ_PATIENCE_S, read_body, read_whole, too_slow, while_connected
 from nouscoder.http_server.fair_queue import OneThread
-from nouscoder.http_server.memory_budget import LARGE_BYTES, MemoryBudget, add_answer
+from nouscoder.http_server.memory_budget import CLIENT_KEY, LARGE_BYTES, MemoryBudget, Reservation, add_answer
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.faults import Draining, fault
 from nouscoder.verifier.api.schema import bodies, parse_submission
@@ -46,6 +49,9 @@ VERSION = "0.4.0"  # of nemo-gym; its wire has no place for a version
 PATIENCE_S = 120.0  # while the queue is full, and before while the memory is
 _SHARE = 0.75  # of the memory budget, for rows
 _ROOM = 6  # times the bytes of a row: its body, what its JSON becomes, and the answer
+_COMING_SHARE = 0.5  # of that, for what is declared and has not arrived
+_COMING_S = 0.5  # as long as it is kept
+_PART_BYTES = 64 * 1024  # that a listener reads at once
 _LIMIT_S = 10  # for each test; code_gen's default
 _OURS = (QueueFull, Draining, NotGraded, BlobsUnavailable)
 _METADATA = "verifier_metadata"
@@ -77,27 +83,47 @@ class GymRow:
 
 
 class _Rows:
-    """Reads rows, each of which waits for its memory first: `most_bytes` for all."""
+    """Reads rows, each of which waits for its memory first: `most_bytes` for all, half of them for one client.
+
+    What has arrived takes memory, and for _COMING_S what is declared: who declares and does not send holds nobody.
+    """
 
     def __init__(self, max_body_bytes: int, most_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
         self._budget = MemoryBudget(most_bytes)
+        self._coming = self._budget.part(_COMING_SHARE)
 
     @asynccontextmanager
     async def body_of(self, request: Request) -> AsyncIterator[bytes]:
         """The body of a request, whose memory is held until the block ends. Raises QueueFull, and BodyFault."""
-        declared = request.headers.get("content-length", "")
+        declared, client = request.headers.get("content-length", ""), request.scope.get(CLIENT_KEY)
         expected = min(int(declared) if declared.isdigit() else self._max_body_bytes, self._max_body_bytes)
-        num_bytes = min(_ROOM * expected, self._budget.budget_bytes)
+        budget, soon = self._budget.of_client(client), self._coming.of_client(client)
+        with budget.request() as arrived, budget.request() as first, soon.request() as coming:
 
-        async def take() -> None:
-            self._budget.take(num_bytes)
+            async def promise(to: Reservation, num_bytes: int) -> None:
+                await while_full(functools.partial(_take, to, num_bytes), PATIENCE_S)
+                asyncio.get_running_loop().call_later(_COMING_S, to.close)
 
-        await while_full(take, PATIENCE_S)
-        try:
-            yield await read_body(request, self._max_body_bytes)
-        finally:
-            self._budget.give(num_bytes)
+            async def receive() -> Message:
+                if parts:
+                    return parts.pop()
+                message = await request.receive()
+                num_bytes = min(_ROOM * len(message.get("body", b"")), budget.budget_bytes - arrived.num_bytes)
+                for promised in (first, coming):
+                    promised.release(min(num_bytes, promised.num_bytes))
+                await while_full(functools.partial(_take, arrived, num_bytes), PATIENCE_S)
+                return message
+
+            parts: list[Message] = []
+            await promise(first, min(_ROOM * min(expected, _PART_BYTES), budget.budget_bytes))
+            try:
+                parts.append(await asyncio.wait_for(receive(), READ_PATIENCE_S))
+            except TimeoutError:
+                raise too_slow() from None
+            if parts[0].get("more_body"):
+                await promise(coming, max(0, min(_ROOM * expected - arrived.num_bytes, soon.budget_bytes)))
+            yield await read_whole(declared, receive, self._max_body_bytes)
 
 
 def add_nemo_gym(
@@ -142,6 +168,10 @@ def add_nemo_gym(
     async def reverify_mode() -> Response:
         """Rows that were graded may be graded again (nemo-gym 0.5)."""
         return _json("stateless")
+
+
+async def _take(reservation: Reservation, num_bytes: int) -> None:
+    reservation.add(num_bytes)
 
 
 def _json(value: object) -> Response:
