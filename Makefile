@@ -33,7 +33,7 @@ BESIDE := tests/attacks/test_attack_corpus.py tests/chart tests/contract tests/e
 	tests/e2e/test_semantics_tables.py tests/e2e/test_two_users.py tests/e2e/test_verifier_process.py tests/fuzz \
 	tests/services/test_bench_verifier.py tests/services/test_best_checkpoint.py tests/services/test_broker_ledger_law.py \
 	tests/services/test_broker_sweeper.py tests/services/test_cli_status.py \
-	tests/services/test_gateway_processes_kills.py tests/services/test_generation_guests.py \
+	tests/services/test_gateway_processes_kills.py \
 	tests/services/test_generation_next_run.py tests/services/test_harbor_folders.py \
 	tests/services/test_harness_languages.py tests/services/test_jobs.py tests/services/test_learner_kills.py \
 	tests/services/test_missing_extras.py tests/services/test_modal_backend.py tests/services/test_model_types.py \

@@ -10,9 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from socket import socket
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -20,29 +18,27 @@ from tests.e2e.test_trainer_packages import output_of
 from tests.services.test_generation_openai import CAPACITY, CHARACTERS, CHAT, LIMIT_S, published, saying
 
 from nouscoder.config import ConfigError, load_config
-from nouscoder.config.generation import AgentSection, OpenAISection
+from nouscoder.config.generation import AgentSection
 from nouscoder.demo.policy import EOS_ID
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.tokens import Segment
-from nouscoder.generation.engines.base import EngineStopped
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
-from nouscoder.generation.environments.agent import Agent, AgentSessions
-from nouscoder.generation.environments.base import EnvironmentUnusable, SessionAbandoned, ToolUnavailable
-from nouscoder.generation.metrics import ApiMetrics, GenerationMetrics
-from nouscoder.generation.openai.api import serve_api
-from nouscoder.generation.openai.front import LinkedSessions
-from nouscoder.generation.openai.guests import GuestDesk, open_desk
-from nouscoder.generation.openai.link import FrontLink
-from nouscoder.generation.openai.process import start_front
+from nouscoder.generation.environments import agent
+from nouscoder.generation.environments.agent import Agent, AgentSessions, _Session
+from nouscoder.generation.environments.base import EnvironmentUnusable, SessionAbandoned
+from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.openai.api import start_openai
+from nouscoder.generation.openai.schema import ApiFault
+from nouscoder.generation.openai.shares import Shares
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.weights.policies import Policies
-from nouscoder.http_server import listener
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.run.loop import agent_lines
 
 TASK = Task("g000001-0", "g000001", "p1", "Print 1.", Sampling(max_new_tokens=60, seed=7))
+SERVED = ("run.name=mine", "generation.openai.http=127.0.0.1:0", f"generation.max_tokens_total={CAPACITY}")
 ANSWERS = ["run it", "print(1)", "again"]
 
 
@@ -89,13 +85,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def serving(
-    folder: Path, tmp_path: Path, *answers: str, in_process: bool = True, **settings: Any
-) -> AsyncIterator[Service]:
-    """The API and the rollouts of an engine that answers the turns of a rollout with `answers`.
-
-    The API is in this process, which is faster, or in its own, as in a run.
-    """
+async def serving(folder: Path, tmp_path: Path, *answers: str, **settings: Any) -> AsyncIterator[Service]:
+    """The API and the rollouts of an engine that answers the turns of a rollout with `answers`."""
     said = answers or ANSWERS
     section = AgentSection(**{name: settings.pop(name) for name in ("agent_session_s",) if name in settings})
     async with AsyncExitStack() as stack:
@@ -111,15 +102,11 @@ async def serving(
         sessions = AgentSessions()
         environment = Agent(load_tokenizer(folder), section, sessions, CAPACITY)
         rollouts = Rollouts(environment, engine, policies, max_tokens_total=CAPACITY, sessions=sessions)
-        desk = await stack.enter_async_context(open_desk(engine, policies, 8))
-        listening = listener.listen("127.0.0.1:0")
-        parts: tuple[GuestDesk, ApiMetrics, socket, AsyncExitStack] = (desk, metrics.api, listening, stack)
-        if in_process:
-            await serve_api(OpenAISection(**settings), "mine", folder, CAPACITY, *parts, sessions=sessions)
-        else:
-            begin = {"settings": settings, "name": "mine", "folder": str(folder), "capacity": CAPACITY}
-            await start_front({**begin, "thinking": "auto", "date": ""}, *parts, sessions=sessions)
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        config = load_config(
+            None, [*SERVED, *(f"generation.openai.{name}={value}" for name, value in settings.items())]
+        )
+        address = await start_openai(config, folder, engine, policies, metrics.api, stack, sessions)
+        url = f"http://{address}"
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=LIMIT_S))
         yield Service(rollouts, sessions, http)
 
@@ -134,11 +121,8 @@ def segments(rollout: Rollout) -> list[tuple[str, bool]]:
     return found
 
 
-@pytest.mark.parametrize("in_process", [True, False])
-async def test_two_turns_of_an_agent_become_one_rollout_with_exactly_their_tokens(
-    folder: Path, tmp_path: Path, in_process: bool
-) -> None:
-    async with serving(folder, tmp_path, in_process=in_process) as service:
+async def test_two_turns_of_an_agent_become_one_rollout_with_exactly_their_tokens(folder: Path, tmp_path: Path) -> None:
+    async with serving(folder, tmp_path) as service:
         making = service.rollouts.start(TASK)
         session = await service.claim()
         assert (session["problem_id"], session["messages"]) == ("p1", [user("Print 1.")])
@@ -322,47 +306,74 @@ async def test_a_rollout_that_ends_ends_its_session_and_the_next_agent_waits_for
         last.cancel()
 
 
-async def test_an_api_that_ends_gives_its_sessions_back(folder: Path, tmp_path: Path) -> None:
-    """Before its first turn a session waits for another agent; later its rollout is given back, and does not count."""
+def offered(sessions: AgentSessions, name: str) -> tuple[_Session, asyncio.Task[None]]:
+    session = _Session({}, name)
+    return session, asyncio.create_task(sessions.agent_of(session))
+
+
+async def test_a_free_session_goes_to_the_client_that_has_the_fewest() -> None:
+    """One client must not hold all sessions: before, its earlier claims got all that became free."""
+    sessions = AgentSessions()
+    greedy = [asyncio.create_task(sessions.claim("greedy")) for _ in range(20)]
+    await asyncio.sleep(0)
+    other = asyncio.create_task(sessions.claim("other"))
+    await asyncio.sleep(0)
+    waiting = [offered(sessions, f"s{number}")[1] for number in range(3)]
+    await asyncio.gather(*waiting)
+    assert (await other)[0] == "s1"
+    await asyncio.sleep(0)
+    assert sum(claim.done() for claim in greedy) == 2
+    for claim in greedy:
+        claim.cancel()
+
+
+async def test_a_client_that_waits_takes_a_session_back_from_the_one_with_the_most(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its first turn the session is claimed again; a rollout that has begun is abandoned."""
     async with serving(folder, tmp_path) as service:
-        making = service.rollouts.start(TASK)
-        lost = await service.claim()
-        service.sessions.give_back_all()
-        session = await service.claim()
-        assert session["id"] == lost["id"]
-        assert session["key"] != lost["key"]
-        await service.say(session, session["messages"])
-        service.sessions.give_back_all()
-        with pytest.raises(ToolUnavailable, match="has ended, and its sessions with it"):
-            await making
+        making = [service.rollouts.start(replace(TASK, rollout_id=f"r{number}")) for number in range(2)]
+        first, second = [await service.claim() for _ in making]
+        await service.say(second, second["messages"])
+        monkeypatch.setattr(agent, "SHARE_S", 0.05)
+        other = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+        async with httpx.AsyncClient(base_url=service.http.base_url, transport=other, timeout=LIMIT_S) as http:
+            given = (await http.post("/v1/sessions", json={})).json()
+            assert (given["id"], given["key"] != first["key"]) == (first["id"], True)
+            late = await service.ask(first, first["messages"])
+            assert late.status_code == 401 or "another client waited" in late.text
+            refused = await http.post("/v1/sessions", json={"wait_s": 0.3})
+            assert refused.status_code == 503, "both have one"
+            await service.close(second)
+            await making[1]
+        making[0].cancel()
+
+
+async def test_one_client_has_at_most_half_of_the_places_of_waiting_agents() -> None:
+    shares = Shares(4, "agents wait")
+    with shares.place("a"), shares.place("a"), shares.place("b"):
+        with pytest.raises(ApiFault, match="3 of 4 agents wait, 2 of them yours"), shares.place("a"):
+            pass
+        with shares.place("c"):
+            pass
+    with shares.place("a"):
+        pass
 
 
 async def test_a_claim_that_is_given_up_loses_no_session() -> None:
-    sent: list[dict[str, Any]] = []
-    linked = LinkedSessions(cast("FrontLink", SimpleNamespace(send=sent.append)))
-    claiming = asyncio.create_task(linked.claim())
+    sessions = AgentSessions()
+    given_up = asyncio.create_task(sessions.claim("a"))
     await asyncio.sleep(0)
-    claiming.cancel()
-    await asyncio.gather(claiming, return_exceptions=True)
-    name = sent[0]["claim"]
-    linked.take({"id": name, "session": "s1", "about": {}})  # the worker had one just then
-    assert sent[1:] == [{"unclaim": name}, {"give_back": "s1"}]
-    claiming = asyncio.create_task(linked.claim())
+    session, offering = offered(sessions, "s1")
+    await offering  # the claim has it, and has not noticed
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    assert session.requests.get_nowait() is None, "its rollout offers it again"
+    late = asyncio.create_task(sessions.claim("a"))
     await asyncio.sleep(0)
-    linked.end()
-    with pytest.raises(EngineStopped, match="stopping"):
-        await claiming
-
-
-async def test_what_is_asked_of_a_worker_that_is_gone_fails_at_once() -> None:
-    """It waited until the process ended, and uvicorn then answered 500 without a reason."""
-    gone = cast(asyncio.StreamWriter, SimpleNamespace(is_closing=lambda: True))
-    sessions = LinkedSessions(FrontLink(asyncio.StreamReader(), gone))
-    sessions.end()
-    with pytest.raises(EngineStopped, match="stopping"):
-        await sessions.claim()
-    with pytest.raises(EngineStopped, match="stopping"):
-        await sessions.close("s", None, None)
+    late.cancel()
+    await asyncio.gather(late, return_exceptions=True)
+    assert not sessions._waiting
 
 
 async def test_keys_of_sessions_are_for_sessions_and_tokens_are_for_agents(folder: Path, tmp_path: Path) -> None:
@@ -387,11 +398,10 @@ async def test_without_agents_there_are_no_sessions(folder: Path, tmp_path: Path
         metrics = GenerationMetrics()
         inner = FakeEngine(max_running=4, max_tokens_total=CAPACITY, guest_places=8, script=saying("x"))
         engine = await stack.enter_async_context(SteppedEngine(inner, metrics))
-        desk = await stack.enter_async_context(open_desk(engine, Policies(engine), 8))
-        listening = listener.listen("127.0.0.1:0")
-        await serve_api(OpenAISection(), "mine", folder, CAPACITY, desk, metrics.api, listening, stack)
+        config = load_config(None, [*SERVED])
+        address = await start_openai(config, folder, engine, Policies(engine), metrics.api, stack)
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=LIMIT_S))
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/sessions"
+        url = f"http://{address}/v1/sessions"
         for path in ("", "/any/reward"):
             answer = await http.post(url + path)
             assert (answer.status_code, "kind is not agent" in answer.text) == (404, True)

@@ -1,17 +1,15 @@
-"""Guests of the API: fair turns, bounded prompts and streams, their share of the engine, and the API's own process."""
+"""Clients of the API in OpenAI's form: bounded bodies, connections and prompts, and fair turns."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
-import os
-import signal
 import socket
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from tests.services.test_generation_openai import (
     CAPACITY,
     CHARACTERS,
     CHAT,
-    TEXT,
     Service,
     published,
     request_of,
@@ -30,20 +27,15 @@ from tests.services.test_generation_openai import (
     until,
 )
 
-from nouscoder.config import load_config
 from nouscoder.demo.policy import EOS_ID
 from nouscoder.domain.rollout import Sampling
-from nouscoder.domain.tokens import Completion
-from nouscoder.generation.engines.base import Engine, SampleRequest
+from nouscoder.generation.engines.base import Engine
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.openai import guests, sampling
-from nouscoder.generation.openai.api import start_openai
+from nouscoder.generation.openai import sampling
 from nouscoder.generation.openai.completions import CHARACTERS_OF_TOKEN, PromptEncoder
-from nouscoder.generation.openai.guests import CREDIT_TOKENS, GUEST_SHARE, PROMPT_TOKENS, GuestShare, open_desk
-from nouscoder.generation.openai.places import PlaceTaken, RequestPlaces
-from nouscoder.generation.openai.sampling import ApiSampler, StreamUnread, WantedCompletion
+from nouscoder.generation.openai.sampling import ApiSampler, WantedCompletion
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, CompletionRequest, parsed, parsed_body
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.http_server import listener
@@ -262,8 +254,7 @@ async def sampler(tmp_path: Path, slots: int = 1, text: str = "abc") -> AsyncIte
     async with SteppedEngine(steps, GenerationMetrics()) as engine:
         policies = Policies(engine)
         await policies.update(published(tmp_path, 0))
-        async with open_desk(engine, policies, slots) as desk:
-            yield ApiSampler(desk, CHARACTERS.decode, frozenset({EOS_ID}), slots), engine
+        yield ApiSampler(engine, CHARACTERS.decode, frozenset({EOS_ID}), slots), engine
 
 
 @pytest.mark.parametrize("other", ["another", "greedy"])
@@ -287,213 +278,9 @@ async def test_a_request_for_many_completions_takes_as_many_turns(
         assert len(await greedy) == 100
 
 
-async def test_a_stream_that_nobody_reads_is_sampled_no_further_and_then_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "_UNREAD_PIECES", 3)
-    monkeypatch.setattr(sampling, "UNREAD_LIMIT_S", 0.05)
-    async with sampler(tmp_path, slots=2) as (samples, engine):
-        pieces = samples.pieces([WANTED] * 50, "slow", LIMIT_S)
-        await anext(pieces)
-        await until(lambda: engine.num_running + engine.num_waiting == 0)
-        (other,) = await samples.whole([WANTED], "other")
-        assert other.text == "abc"
-        await asyncio.sleep(0.3)  # longer than the limit, in the same event loop
-        num_read = 1
-
-        async def read() -> None:
-            nonlocal num_read
-            async for _ in pieces:
-                num_read += 1
-
-        with pytest.raises(StreamUnread, match="was not taken for 0"):
-            await read()
-        assert num_read <= 10
-        assert engine.num_tokens < 15 * 4, "not all of the 50 completions were sampled"
-
-
-async def test_a_client_gets_the_place_of_one_that_has_more() -> None:
-    places = RequestPlaces(4)
-    told: list[str] = []
-
-    async def request(client: str, name: str, num: int = 1) -> None:
-        try:
-            with places.place(client) as place:
-                place.take(num)
-                told.append(f"{name} begins")
-                await asyncio.sleep(LIMIT_S)
-        except PlaceTaken:
-            told.append(f"{name} has no place")
-
-    tasks = []
-    for client, name in [*(("greedy", f"g{number}") for number in range(5)), ("a", "a0"), ("b", "b0"), ("b", "b1")]:
-        tasks.append(asyncio.create_task(request(client, name)))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    assert told == [
-        *(f"g{number} begins" for number in range(4)),
-        "g4 has no place",
-        *("a0 begins", "g3 has no place", "b0 begins", "g2 has no place", "b1 has no place"),
-    ]
-    tasks.append(asyncio.create_task(request("many", "n128", 128)))
-    await asyncio.sleep(0)
-    assert told.pop() == "n128 has no place", "nobody has asked for more"
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert not places._taken
-
-
-async def test_a_request_for_very_many_completions_does_not_keep_others_out() -> None:
-    places = RequestPlaces(1)
-
-    async def greedy() -> None:
-        with places.place("greedy") as place:
-            place.take(128)
-            await asyncio.sleep(LIMIT_S)
-
-    task = asyncio.create_task(greedy())
-    await asyncio.sleep(0)
-    with places.place("honest") as place:
-        place.take(1)
-        with pytest.raises(PlaceTaken):
-            await task
-
-
-async def test_a_request_whose_place_goes_to_another_client_is_told_so(folder: Path, tmp_path: Path) -> None:
-    bounds = ("generation.openai.max_requests=2", "generation.openai.slots=1")
-    async with serving(folder, tmp_path, *bounds) as service, AsyncExitStack() as stack:
-        await service.engine.pause(LIMIT_S)
-        first = asyncio.create_task(service.post(CHAT, request_of(CHAT)))
-        await until(lambda: service.engine.num_waiting == 1)
-        newest = asyncio.create_task(service.post(CHAT, request_of(CHAT)))
-        other = await stack.enter_async_context(another_client(service))
-        await until(lambda: service.metric("tokens_total", kind="prompt") == 8)
-        asking = asyncio.create_task(other.post(CHAT, json=request_of(CHAT)))
-        refused = await newest
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-        await service.engine.resume()
-        assert [(await task).status_code for task in (first, asking)] == [200, 200]
-
-
 def test_whose_request_it_is() -> None:
     assert client_of(("10.0.0.1", 5)) == client_of(("10.0.0.1", 6)) != client_of(("10.0.0.2", 5))
     assert client_of(("2001:db8::1", 5)) == client_of(("2001:db8::ffff:2", 5)) == "2001:db8::/64"
     assert client_of(("2001:db8:0:1::1", 5)) != client_of(("2001:db8::1", 5))
     assert client_of(("::ffff:10.0.0.1", 5)) == "::ffff:10.0.0.1"
     assert client_of(None) == ""
-
-
-# The share of the engine
-
-
-def test_guests_have_their_share_of_what_rollouts_sample() -> None:
-    share = GuestShare()
-    rollout_tokens = guest_tokens = 0
-    for _ in range(10_000):
-        share.look(rollout_tokens, has_rollouts=True)
-        if share.is_left:
-            share.begin(40, 100)
-            share.end(30)
-            guest_tokens += 70 + 40 // PROMPT_TOKENS
-        rollout_tokens += 16
-    assert guest_tokens <= GUEST_SHARE * rollout_tokens + CREDIT_TOKENS + 110
-    assert guest_tokens >= GUEST_SHARE * rollout_tokens - 110
-    share.look(rollout_tokens, has_rollouts=False)
-    assert share.is_left
-
-
-async def test_rollouts_keep_their_places_and_their_share_whatever_guests_ask(tmp_path: Path) -> None:
-    steps = FakeEngine(max_running=4, max_tokens_total=CAPACITY, guest_places=2, script=lambda _: [5] * 60)
-    async with SteppedEngine(steps, GenerationMetrics()) as engine, AsyncExitStack() as stack:
-        policies = Policies(engine)
-        await policies.update(published(tmp_path, 0))
-        desk = await stack.enter_async_context(open_desk(engine, policies, 2))
-        number = num_guest_tokens = most_guests = 0
-
-        async def rollouts() -> None:
-            """Two at a time, so that the engine is never without one: then guests have no limit."""
-            nonlocal number
-            before: asyncio.Future[Completion] | None = None
-            while True:
-                number += 1
-                begun = engine.sample(SampleRequest(f"r{number}", (5, 6), Sampling(), frozenset()))
-                if before is not None:
-                    await before
-                before = begun
-
-        async def guest(name: str) -> None:
-            nonlocal num_guest_tokens, most_guests
-            for number in range(1000):
-                request = SampleRequest(f"{name}{number}", (5, 6), Sampling(max_new_tokens=50), frozenset(), True)
-                num_guest_tokens += len((await desk.sample(request)).token_ids)
-                most_guests = max(most_guests, sum(name.startswith("guest") for name in engine.progress))
-
-        tasks = [asyncio.create_task(rollouts()) for _ in range(5)]
-        await until(lambda: engine.num_tokens > 100)
-        tasks += [asyncio.create_task(guest(f"guest{number}-")) for number in range(4)]
-        await until(lambda: engine.num_tokens > 30_000)
-        shared = num_guest_tokens <= guests.GUEST_SHARE * engine.num_tokens + CREDIT_TOKENS + 2 * 50
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert shared
-        assert num_guest_tokens > 0
-        assert most_guests <= 2
-
-
-# The process
-
-
-@asynccontextmanager
-async def apart(folder: Path, weights: Path, *overrides: str) -> AsyncIterator[Service]:
-    """The API as the worker starts it: in a process of its own."""
-    settings = ["run.name=mine", "generation.openai.http=127.0.0.1:0", f"generation.max_tokens_total={CAPACITY}"]
-    config = load_config(None, [*settings, *overrides])
-    async with AsyncExitStack() as stack:
-        steps: Any = FakeEngine(
-            max_running=4, max_tokens_total=CAPACITY, guest_places=8, script=saying("hello"), step_s=0.001
-        )
-        metrics = GenerationMetrics()
-        engine = await stack.enter_async_context(SteppedEngine(steps, metrics))
-        policies = Policies(engine)
-        await policies.update(published(weights, 0))
-        address = await start_openai(config, folder, engine, policies, metrics.api, stack, waits=True)
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{address}", timeout=LIMIT_S))
-        yield Service(f"http://{address}", engine, steps, policies, metrics, http)
-
-
-def children() -> set[int]:
-    return set(map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()))
-
-
-@pytest.mark.heavy
-async def test_the_api_answers_from_a_process_of_its_own_which_is_replaced(folder: Path, tmp_path: Path) -> None:
-    before = children()
-    async with apart(folder, tmp_path) as service:
-        (process,) = children() - before
-        assert (await service.ask())["choices"][0]["message"]["content"] == "hello"
-        parts = await service.stream(n=2, stop="lo")
-        assert "".join(part["choices"][0]["delta"]["content"] for part in parts) == "helhel"
-        assert (await service.post(CHAT, request_of(CHAT, n=0))).status_code == 400
-        await service.policies.update(published(tmp_path, 1))
-        await until(lambda: service.metric("requests_total", route=CHAT, status="400") == 1)
-        assert (await service.http.get("/v1/models")).json()["data"][1]["id"] == "mine@1"
-        await service.engine.pause(LIMIT_S)
-        asking = asyncio.create_task(service.post(TEXT, request_of(TEXT, stream=True, n=3)))
-        await until(lambda: service.engine.num_waiting == 3)
-        os.kill(process, signal.SIGKILL)
-        with pytest.raises(httpx.TransportError):
-            await asking
-        await service.idle()
-        await service.engine.resume()
-        assert (await service.ask())["system_fingerprint"] == "mine@1", "the next process has the address"
-        assert children() - before != {process}
-    await until(lambda: children() == before)
-
-
-async def test_a_policy_without_a_tokenizer_is_told_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"generation\.openai: .* tokenizer"):
-        async with apart(tmp_path, tmp_path):
-            pass

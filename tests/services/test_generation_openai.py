@@ -24,13 +24,11 @@ from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
 from nouscoder.evaluation.samples import SamplingSettings
-from nouscoder.generation.engines.base import Engine, SampleRequest
+from nouscoder.generation.engines.base import Engine, EngineUnusable, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine, Script, default_script
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.openai import sampling
-from nouscoder.generation.openai.api import serve_api
-from nouscoder.generation.openai.guests import open_desk
+from nouscoder.generation.openai.api import start_openai
 from nouscoder.generation.openai.sampling import ApiSampler, WantedCompletion
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, parsed
 from nouscoder.generation.weights.policies import Policies
@@ -151,11 +149,7 @@ async def serving(
         policies = Policies(engine)
         if weights is not None:
             await policies.update(published(weights, 0))
-        desk = await stack.enter_async_context(open_desk(engine, policies, config.generation.openai.slots))
-        listening = listener.listen("127.0.0.1:0")
-        settings = config.generation.openai
-        await serve_api(settings, settings.model or "mine", folder, CAPACITY, desk, metrics.api, listening, stack)
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        url = f"http://{await start_openai(config, folder, engine, policies, metrics.api, stack)}"
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=LIMIT_S))
         yield Service(url, engine, steps, policies, metrics, http)
 
@@ -430,22 +424,26 @@ async def test_without_tokens_no_foreign_site_is_served(refusing: Service) -> No
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_site")
 
 
-async def test_places_and_requests_are_bounded_and_rollouts_keep_the_rest(folder: Path, tmp_path: Path) -> None:
-    bounds = ("generation.openai.slots=2", "generation.openai.max_requests=5")
+async def test_places_and_requests_are_bounded_and_rollouts_keep_theirs(folder: Path, tmp_path: Path) -> None:
+    bounds = ("generation.openai.slots=2", "generation.openai.max_requests=6")
     async with serving(folder, tmp_path, *bounds) as service:
         await service.engine.pause(LIMIT_S)
         ids = (f"r{number}" for number in range(6))
         rollouts = [service.engine.sample(SampleRequest(name, (5, 6), Sampling(), frozenset({2}))) for name in ids]
-        asked = {asyncio.create_task(service.post(CHAT, request_of(CHAT, n=2))) for _ in range(6)}
+        asked = {asyncio.create_task(service.post(CHAT, request_of(CHAT, n=2))) for _ in range(4)}
         refused, asked = await asyncio.wait(asked, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
         (answer,) = (task.result() for task in refused)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         assert answer.json()["error"]["type"] == "rate_limit_error"
-        # Six rollouts, and one completion of a guest: the next begins when rollouts have sampled enough.
-        await until(lambda: service.engine.num_waiting == 7)
-        await service.engine.resume()
-        answers = [await task for task in asked]
-        assert [len(answer.json()["choices"]) for answer in answers] == [2] * 5
+        assert "3 of 6 requests are in progress, 3 of them yours" in answer.json()["error"]["message"]
+        other = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+        async with httpx.AsyncClient(base_url=service.url, transport=other, timeout=LIMIT_S) as client:
+            asked.add(asyncio.create_task(client.post(CHAT, json=request_of(CHAT, n=2))))
+            await until(lambda: service.metric("tokens_total", kind="prompt") == 4 * 5)
+            await until(lambda: service.engine.num_waiting == 6 + 2)
+            await service.engine.resume()
+            answers = [await task for task in asked]
+        assert [len(answer.json()["choices"]) for answer in answers] == [2] * 4
         await asyncio.wait_for(asyncio.gather(*rollouts), LIMIT_S)
         assert (await service.ask())["choices"], "the requests before are no longer counted"
 
@@ -480,8 +478,7 @@ def test_too_many_messages_are_refused_before_they_are_checked() -> None:
         parsed(ChatRequest, json.dumps({"model": "mine", "messages": messages}).encode())
 
 
-async def test_a_client_that_stops_reading_frees_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_UNREAD_PIECES", 1)
+async def test_a_client_that_stops_reading_frees_its_slot(tmp_path: Path) -> None:
     slow = FakeEngine(max_running=4, max_tokens_total=CAPACITY, guest_places=1, script=saying("x" * 60), step_s=0.01)
     async with SteppedEngine(slow, GenerationMetrics()) as engine:
         await Policies(engine).update(published(tmp_path, 0))
@@ -563,6 +560,12 @@ async def test_a_request_that_takes_too_long_is_given_up(folder: Path, tmp_path:
             error = await refusal(service, 503, stream=is_stream)
             assert (error["code"], error["message"]) == ("timeout", "the completion took longer than 0.2 s")
         await until(lambda: service.engine.num_waiting == 0)
+
+
+async def test_a_policy_without_a_tokenizer_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnusable, match=r"generation\.openai: .* tokenizer"):
+        async with serving(tmp_path, tmp_path):
+            pass
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ import asyncio
 import base64
 import hashlib
 import json
+import statistics
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -18,11 +19,14 @@ from prometheus_client import CollectorRegistry
 from nouscoder.domain.submission import CallTests, Profile, StdinTests, Submission, TestsReference
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.memory_budget import MemoryBudget, MemoryBudgetExceeded
 from nouscoder.store.blobs import BlobsUnavailable
-from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym
+from nouscoder.verifier.api.compat import nemo_gym
+from nouscoder.verifier.api.compat.nemo_gym import MAX_ROLLOUTS, add_nemo_gym, aggregated
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.validation import InvalidSubmission
 
 PAIRS = {"inputs": ["1 2\n"], "outputs": ["3\n"], "fn_name": None}
 RIGHT, WRONG, LATE, CRASH = "```\nright\n```", "```\nwrong\n```", "```\nlate\n```", "```\ncrash\n```"
@@ -267,6 +271,7 @@ async def test_statistics_are_those_of_the_rewards_by_task() -> None:
             f'{{"reward": {"9" * 400}}}',
             '{"reward": NaN}',
             '{"reward": Infinity}',
+            '{"reward": 1e200}',
             '{"reward": 1, "_ng_task_index": 1e400}',
         ):
             answer = await client.post(
@@ -286,3 +291,56 @@ async def test_a_key_is_the_password_of_the_host() -> None:
         for path in ("/seed_session", "/verify", "/aggregate_metrics"):
             assert (await client.post(path, json=body(RIGHT))).status_code == 401
         assert (await client.post("/verify", json=body(RIGHT), headers=header)).json()["reward"] == 1.0
+
+
+@pytest.mark.parametrize("sent", [b'{"reward":1}', b'{"reward":1,"_ng_task_index":1e3}', b"[" * 51 + b"]" * 51])
+async def test_an_evaluation_of_any_size_is_counted_within_bounds_or_refused(sent: bytes) -> None:
+    """One body of 53 MiB stalled everybody for 16.7 s and took 1.2 GB."""
+    text = b'{"verify_responses":[' + b",".join([sent] * (MAX_ROLLOUTS + 1)) + b"]}"
+    with pytest.raises(InvalidSubmission, match=r"at most 100,000: send|more than 5,000,000 texts"):
+        aggregated(text)
+    few = b'{"verify_responses":[' + b",".join([b'{"reward":0.25,"x":[1]}', b'{"reward":1}']) + b"]}"
+    assert json.loads(aggregated(few))["key_metrics"] == {
+        "mean/reward": 0.625,
+        "max/reward": 1.0,
+        "min/reward": 0.25,
+        "std/reward": pytest.approx(statistics.stdev([0.25, 1])),
+    }
+
+
+async def test_bytes_that_are_declared_and_do_not_arrive_hold_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve connections of 130 bytes held all rows for 59 s."""
+    monkeypatch.setattr(nemo_gym, "_COMING_S", 0.01)
+    told, drain, budget = Told(), DrainState(), MemoryBudget(200_000)
+    app = make_app(told, CollectorRegistry(), drain, 20_000, budget=budget)
+    add_nemo_gym(app, told, drain.enter, 20_000, 200_000)
+    row = json.dumps(body(RIGHT)).encode()
+    async with AsyncExitStack() as stack:
+        address = await start_http(app, "127.0.0.1:0", stack)
+        host, _, port = address.rpartition(":")
+        head = b"POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000\r\n\r\n{"
+        for _ in range(12):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head)
+            stack.callback(writer.close)
+        await asyncio.sleep(0)
+        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=5) as client:
+            large = b" " * 15_000 + row
+            answers = await asyncio.gather(*(client.post("/verify", content=one) for one in (row, row, large)))
+    assert [answer.json()["reward"] for answer in answers] == [1.0, 1.0, 1.0]
+
+
+async def test_one_client_with_a_token_holds_half_of_the_memory_at_most() -> None:
+    budget = MemoryBudget(1000)
+    with budget.of_client("a").request() as greedy, budget.of_client("b").request() as honest:
+        greedy.add(500)
+        with pytest.raises(MemoryBudgetExceeded):
+            greedy.add(1)
+        honest.add(500)
+    assert budget.held_bytes == 0
+    keys = "a:" + hashlib.sha256(b"a").hexdigest()
+    async with serving(Told(), keys=keys, budget_bytes=60_000) as client:
+        sent: dict[str, Any] = {"headers": {"Authorization": "Bearer a"}, "content": b"{" * 19_000}
+        assert (await client.post("/v1/grade", **sent)).status_code == 422
+    async with serving(Told(), keys=keys, budget_bytes=30_000) as client:
+        assert (await client.post("/v1/grade", **sent)).status_code == 429

@@ -298,7 +298,7 @@ class FakeSection(Section):
 
 
 class OpenAISection(Section):
-    """An HTTP API in OpenAI's form that samples from the policy in use, for people and evaluations."""
+    """An HTTP API in OpenAI's form that samples from the policy in use, for agents, people and evaluations."""
 
     http: str = Field("", description="address of the API; empty: none")
     model: str = Field("", description="the model's name in requests and answers; empty: run.name")
@@ -314,7 +314,9 @@ class OpenAISection(Section):
     slots: int = Field(
         8, ge=1, description="completions at the same time, in places beside max_running, so rollouts keep theirs"
     )
-    max_requests: int = Field(64, ge=1, description="requests in progress; more are refused")
+    max_requests: int = Field(
+        128, ge=1, description="requests in progress; one client has at most half of those that others leave"
+    )
     max_body_bytes: int = Field(4 * 1024**2, ge=1024, le=8 * 1024**2, description="largest request")
     request_limit_s: float = Field(3600.0, gt=0, description="seconds after which a request is given up")
 

@@ -352,8 +352,7 @@ async def _start_openai(config: Config, run: _Parts, stack: AsyncExitStack) -> N
         # Its libraries are loaded only where it is wanted.
         from nouscoder.generation.openai.api import start_openai
 
-        api = run.metrics.api
-        await start_openai(config, run.folder, run.engine, run.policies, api, stack, sessions=run.sessions)
+        await start_openai(config, run.folder, run.engine, run.policies, run.metrics.api, stack, run.sessions)
 
 
 async def _open_tools(config: Config, stack: AsyncExitStack) -> Tools | None:

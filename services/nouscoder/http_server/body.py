@@ -78,8 +78,13 @@ async def read_whole(declared: str, receive: Receive, max_bytes: int) -> bytes:
                 parts.append(part)
                 more = message.get("more_body", False)
     except TimeoutError:
-        raise BodyFault(408, f"the body did not arrive within {READ_PATIENCE_S:.0f} s") from None
+        raise too_slow() from None
     return b"".join(parts)
+
+
+def too_slow() -> BodyFault:
+    """The body has not arrived in READ_PATIENCE_S."""
+    return BodyFault(408, f"the body did not arrive within {READ_PATIENCE_S:.0f} s")
 
 
 async def write_body(parts: AsyncIterator[bytes], file: Path, charge: Callable[[int], None]) -> None:

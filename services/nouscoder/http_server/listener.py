@@ -1,8 +1,9 @@
 """Serves an ASGI application in the service's own event loop, without installing signal handlers, over HTTP or HTTPS.
 
 INVARIANT: a connection that has not sent the complete head of a request is closed after HEAD_PATIENCE_S, or once it has
-sent MAX_HEAD_BYTES and one packet. At most MOST_CONNECTIONS are open: one more ends the oldest that has not sent its
-whole request, or itself. `send` of ASGI returns when the transport has given the message to the system, or
+sent MAX_HEAD_BYTES and one packet. So is one with more than MAX_PIPELINED requests that wait for the one before them,
+or with MAX_CHUNKS parts of a body in one packet. At most MOST_CONNECTIONS are open: one more ends the oldest that has
+not sent its whole request, or itself. `send` of ASGI returns when the transport has given the message to the system, or
 the connection has ended, so an application that holds an answer until then knows how long it takes memory. A client has
 ANSWER_PATIENCE_S for each message (a whole answer, or a part of a stream). Then its connection is ended.
 """
@@ -15,9 +16,10 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,6 +31,7 @@ from nouscoder.errors import Unusable
 from nouscoder.rpc.addresses import AddressError, socket_host, split_address
 from nouscoder.rpc.tls import Renewed
 
+Done = TypeVar("Done")
 WebSockets = Callable[..., asyncio.Protocol]  # makes the protocol of a WebSocket: websocket.bounded()
 
 # Delivery of the answers of one connection, piece by piece.
@@ -109,6 +112,8 @@ else:  # the installed parser: httptools or h11
 STOP_PATIENCE_S = 5.0
 HEAD_PATIENCE_S = 30.0
 MAX_HEAD_BYTES = 65536
+MAX_PIPELINED = 32
+MAX_CHUNKS = 8192  # in what is read at once, 256 KiB
 MAX_MESSAGE_BYTES = 1024**2  # of a WebSocket
 _MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 # At most half of the files that the process may have open, so that connections leave the others to its work.
@@ -140,6 +145,7 @@ class _Protocol(_UvicornProtocol):
             self._end_one()
 
     def data_received(self, data: bytes) -> None:
+        self._num_chunks = 0
         super().data_received(data)
         answering = self.cycle is not None and not self.cycle.response_complete
         if answering:
@@ -154,8 +160,22 @@ class _Protocol(_UvicornProtocol):
                 self.send_400_response("The head of the request is too long.")
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.send_400_response(f"At most {MAX_PIPELINED} requests may be sent before the first is answered.")
+            raise ValueError  # ends the parsing of what has arrived
         super().on_message_begin()
         self._head_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._num_chunks += 1
+        if self._num_chunks > MAX_CHUNKS:
+            self.send_400_response("The chunks of the body are too small.")
+            raise ValueError
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
         self._head_bytes = None
@@ -233,6 +253,19 @@ async def start_http(
     host, _ = split_address(address)
     await serve_http(app, listening, stack, tls, websocket)
     return f"{host}:{listening.getsockname()[1]}"
+
+
+async def start_apart(app: FastAPI, address: str, stack: AsyncExitStack) -> str:
+    """`start_http` in a thread with an event loop of its own, which no connection of another address delays."""
+    loop, own_stack = asyncio.new_event_loop(), AsyncExitStack()
+    threading.Thread(target=loop.run_forever, name="apart", daemon=True).start()
+    stack.callback(loop.call_soon_threadsafe, loop.stop)
+
+    async def in_thread(work: Coroutine[Any, Any, Done]) -> Done:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+    stack.push_async_callback(lambda: in_thread(own_stack.aclose()))
+    return await in_thread(start_http(app, address, own_stack))
 
 
 async def serve_http(

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,6 +33,7 @@ from nouscoder.http_server.fair_queue import QueueFull
 SMALL_ANSWER_BYTES = 16 * 1024
 ROOM_PATIENCE_S = 2.0
 _LOOK_S = 0.05
+_CLIENT_SHARE = 0.5
 _ROOM_SHARE = 8  # an eighth of the budget: for answers that wait, and beside decoded values
 
 
@@ -105,9 +107,14 @@ class Reservation:
 class MemoryBudget:
     """Shared by REST and gRPC."""
 
-    def __init__(self, budget_bytes: int, whole: MemoryBudget | None = None) -> None:
-        """With `whole` this is a part of it: what is taken from the part is taken from the whole too."""
+    def __init__(self, budget_bytes: int, whole: MemoryBudget | None = None, *, is_divided: bool = True) -> None:
+        """With `whole` this is a part of it: what is taken from the part is taken from the whole too.
+
+        Unless it `is_divided`, one client may hold all of it.
+        """
         self.budget_bytes = budget_bytes
+        self._is_divided = is_divided
+        self._of_clients: WeakValueDictionary[str, MemoryBudget] = WeakValueDictionary()  # of those with requests
         self._whole = whole
         self._waiting_bytes = 0
         self.held_bytes = 0
@@ -115,6 +122,12 @@ class MemoryBudget:
     def part(self, share: float) -> MemoryBudget:
         """The budget for some of what requests hold, which gets no more than this share of the whole."""
         return MemoryBudget(int(share * self.budget_bytes), self)
+
+    def of_client(self, client: str | None) -> MemoryBudget:
+        """The part of a client; all of it for a client without a name."""
+        if client is None or not self._is_divided:
+            return self
+        return self._of_clients.setdefault(client, self.part(_CLIENT_SHARE))
 
     def take(self, num_bytes: int, *, always: bool = False) -> None:
         """Raises MemoryBudgetExceeded when fewer bytes are left, unless `always`."""
@@ -193,7 +206,6 @@ def charge_decoded(num_bytes: int) -> None:
 
 CLIENT_KEY = "nouscoder.client"  # of a scope: whose request it is
 _SCOPE_KEY = "nouscoder.reservation"
-_CLIENT_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +230,13 @@ class CountMemory:
         self._budget = budget
         self._is_open_path = is_open_path
         self._refusals = refusals
-        self._of_clients: dict[str, MemoryBudget] = {}  # of those that hold something
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http" or self._is_open_path(scope["path"]):
             await self._app(scope, receive, send)
             return
-        with self._budget_of(scope.get(CLIENT_KEY)) as budget, budget.request() as reservation:
+        with self._budget.of_client(scope.get(CLIENT_KEY)).request() as reservation:
 
             async def counted() -> Message:
                 message = await receive()
@@ -235,18 +246,6 @@ class CountMemory:
             answer = _CountedAnswer(reservation, send, self._refusals)
             with charging(reservation):
                 await self._app({**scope, _SCOPE_KEY: reservation}, counted, answer.send)
-
-    @contextmanager
-    def _budget_of(self, client: str | None) -> Iterator[MemoryBudget]:
-        if client is None:
-            yield self._budget
-            return
-        budget = self._of_clients.setdefault(client, self._budget.part(_CLIENT_SHARE))
-        try:
-            yield budget
-        finally:
-            if not budget.held_bytes and self._of_clients.get(client) is budget:
-                del self._of_clients[client]
 
 
 class _CountedAnswer:

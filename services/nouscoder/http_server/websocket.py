@@ -1,7 +1,8 @@
 """WebSocket connections: uvicorn's, with bounds on what a client can make the process hold.
 
 INVARIANT: what all connections have received and the application has not taken yet is at most MAX_HELD_BYTES together,
-and one packet. One message has at most MAX_MESSAGE_BYTES (listener.py) in MAX_FRAMES frames. A connection that would
+and one packet. One message has at most MAX_MESSAGE_BYTES (listener.py) in MAX_FRAMES frames, and in a
+second come at most MAX_PINGS pings or MAX_MESSAGES messages. A connection that would
 exceed a bound is ended. From a client that does not take what it is sent nothing is read, and it is ended after
 ANSWER_PATIENCE_S.
 
@@ -23,6 +24,8 @@ from websockets.frames import CloseCode, Frame
 from nouscoder.http_server.listener import ANSWER_PATIENCE_S
 
 MAX_FRAMES = 1024
+MAX_PINGS, MAX_MESSAGES = 100, 200  # in a second
+_PIECE_BYTES = 4096  # that are parsed before the bounds are looked at
 MAX_HELD_BYTES = 64 * 1024**2
 _FRAME_BYTES = 256  # what the objects of a frame or a message take beside its bytes
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 60, "TCP_KEEPCNT": 5}  # seconds, seconds, probes without an answer
@@ -46,6 +49,7 @@ class _WebSocket(WebSocketsSansIOProtocol):
         self._held = held
         self._own_bytes = 0
         self._queued_bytes = 0
+        self._since_s, self._num_frames = 0.0, 0
         self._limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -58,8 +62,29 @@ class _WebSocket(WebSocketsSansIOProtocol):
                     found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._count()
+        for at in range(0, len(data), _PIECE_BYTES):
+            super().data_received(data[at : at + _PIECE_BYTES])
+            self._count()
+            if self.close_sent or self.transport.is_closing():
+                return
+
+    def _may_come(self, most: int) -> bool:
+        """Whether one more frame of a kind may come in this second, of which there may be `most`."""
+        if self.loop.time() - self._since_s > 1:
+            self._since_s, self._num_frames = self.loop.time(), 0
+        self._num_frames += 1
+        if self._num_frames <= most:
+            return True
+        self._refuse(CloseCode.POLICY_VIOLATION, "too many frames in a second")
+        return False
+
+    def handle_ping(self) -> None:
+        if self._may_come(MAX_PINGS):
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._may_come(MAX_PINGS):
+            super().handle_pong(event)
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) >= MAX_FRAMES:
@@ -68,8 +93,10 @@ class _WebSocket(WebSocketsSansIOProtocol):
             super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
-        if not self.close_sent:
-            self._queued_bytes += _FRAME_BYTES + sum(map(len, self.frames))
+        if self.close_sent or not self._may_come(MAX_MESSAGES):
+            self.frames.clear()
+            return
+        self._queued_bytes += _FRAME_BYTES + sum(map(len, self.frames))
         super().send_receive_event_to_app()
 
     async def receive(self) -> Any:

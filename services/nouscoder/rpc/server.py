@@ -231,6 +231,9 @@ def rebuilt(handler: _Handler, act: Callable[..., Any], deserializer: Any = None
 
 MAX_MESSAGE_BYTES = 64 * 1024**2
 _OPTIONS = [
+    ("grpc.max_concurrent_streams", 256),  # of a connection; clients let more wait
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Clients send a ping every few seconds (see channel.py). By default a server ends such connections.
     ("grpc.keepalive_permit_without_calls", 1),

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import Config, VerifierSection
 from nouscoder.http_server.api_keys import open_api_keys
 from nouscoder.http_server.body import BODIES_OF_MANY
-from nouscoder.http_server.listener import WebSockets, http_context, start_http
+from nouscoder.http_server.listener import WebSockets, http_context, start_apart, start_http
 from nouscoder.http_server.memory_budget import MemoryBudget, return_large_blocks
 from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
@@ -92,7 +92,8 @@ class Parts:
         self.client_tests = _client_tests(section, self.cache)
         self.grader = self._grader(metrics, quotas)
         self.runner = CodeRunner(self.core, quotas, self.audit)
-        self.budget = MemoryBudget(section.max_bodies_bytes)
+        is_divided = section.max_bodies_bytes >= 2 * BODIES_OF_MANY * section.max_body_bytes
+        self.budget = MemoryBudget(section.max_bodies_bytes, is_divided=is_divided)
         self.api_keys = open_api_keys(section.tokens_file)
         self.tools: ToolSessions | None = None
         if section.tools.sessions:
@@ -245,7 +246,8 @@ async def _start_http(section: VerifierSection, app: FastAPI, drain_state: Drain
         tls = http_context(section.tls)
         log.info("listening", extra={"http": await start_http(app, section.http, stack, tls, web_sockets(section))})
     if section.health:
-        address = await start_http(make_health_app(drain_state), section.health, stack)
+        address = await start_apart(make_health_app(drain_state), section.health, stack)
+        drain_state.beat()
         log.info("listening", extra={"health": address})
 
 

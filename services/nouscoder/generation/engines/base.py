@@ -105,8 +105,14 @@ class Sampler(Protocol):
         """
 
 
-class GuestEngine(Sampler, Protocol):
-    """What the API in OpenAI's form needs of an engine."""
+class Engine(Sampler, Protocol):
+    """Samples many requests at once, and can load new weights meanwhile.
+
+    Every request ends exactly once: with its completion, with an error, or cancelled. All methods must be called in the
+    event loop. `open_engine` opens and closes an engine.
+    """
+
+    name: str
 
     @property
     def policy_version(self) -> int | None:
@@ -117,16 +123,6 @@ class GuestEngine(Sampler, Protocol):
 
         Requests without such a token, and unknown ones, are left out. Raises EngineStopped.
         """
-
-
-class Engine(GuestEngine, Protocol):
-    """Samples many requests at once, and can load new weights meanwhile.
-
-    Every request ends exactly once: with its completion, with an error, or cancelled. All methods must be called in the
-    event loop. `open_engine` opens and closes an engine.
-    """
-
-    name: str
 
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
         """Load new weights. Running requests continue, and their next tokens have the new version.
@@ -151,10 +147,6 @@ class Engine(GuestEngine, Protocol):
     @property
     def num_waiting(self) -> int:
         """Requests waiting for a place."""
-
-    @property
-    def num_rollouts(self) -> int:
-        """Requests that no guest made and that have not ended, also those that the engine has not taken up yet."""
 
     @property
     def num_tokens(self) -> int:

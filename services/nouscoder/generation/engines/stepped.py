@@ -177,9 +177,7 @@ class SteppedEngine:
         self._paused_until_s: float | None = None
         self.idle_s = 0.0
         self.progress: Mapping[str, int] = {}  # after the last step
-        # These belong to the event loop: unfinished futures, and those of them that no guest waits for.
-        self._open: set[asyncio.Future[Any]] = set()
-        self._rollouts: set[asyncio.Future[Completion]] = set()
+        self._open: set[asyncio.Future[Any]] = set()  # unfinished futures, in the event loop
         # This belongs to the thread: futures by request.
         self._sampling: dict[str, asyncio.Future[Completion]] = {}
 
@@ -213,11 +211,6 @@ class SteppedEngine:
         return self._engine.num_waiting
 
     @property
-    def num_rollouts(self) -> int:
-        """Requests that no guest made and that have not ended."""
-        return len(self._rollouts)
-
-    @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
         return self._engine.num_tokens
@@ -230,9 +223,6 @@ class SteppedEngine:
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
         """A future of the completion. Cancelling it cancels the request."""
         future: asyncio.Future[Completion] = self._new_future()
-        if not request.is_guest and not future.done():
-            self._rollouts.add(future)
-            future.add_done_callback(self._rollouts.discard)
         future.add_done_callback(lambda ended: self._forget(request.request_id, ended) if ended.cancelled() else None)
         self._commands.put(lambda: self._add(request, future))
         return future

@@ -85,7 +85,6 @@ class VllmEngine:
         self._changing = asyncio.Lock()  # held for each change of vLLM's state: pause, resume, update
         self._clock = IdleClock(metrics)
         self.num_tokens = 0  # sampled since the start
-        self._rollouts: set[asyncio.Future[Completion]] = set()
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -118,11 +117,6 @@ class VllmEngine:
         return self._requests.num_waiting
 
     @property
-    def num_rollouts(self) -> int:
-        """Requests that no guest made and that have not ended."""
-        return len(self._rollouts)
-
-    @property
     def progress(self) -> Mapping[str, int]:
         """Tokens sampled so far of each request being decoded, by request id."""
         return self._requests.progress
@@ -147,9 +141,6 @@ class VllmEngine:
         except EngineError as error:
             future.set_exception(error)
         else:
-            if not request.is_guest:
-                self._rollouts.add(future)
-                future.add_done_callback(self._rollouts.discard)
             self._admit()
         return future
 

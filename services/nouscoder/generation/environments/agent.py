@@ -8,6 +8,8 @@
 INVARIANT: a session has at most one agent at a time, and ends exactly once: closed by its agent, abandoned when the
 agent asks for nothing within its limit, or with its rollout. Its requests are handled one after the other, in the task
 of the rollout, and each gets one answer. A session that nobody has claimed waits without a limit.
+A free session goes to the waiting client that has the fewest. Each SHARE_S that a client waits, it takes a session back
+from the client with the most, if that one has at least two more. So no client keeps all sessions from others.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import logging
 import secrets
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,13 +30,15 @@ from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.tokens import Completion
 from nouscoder.errors import NousCoderError
 from nouscoder.formats.body import canonical_json
-from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, SessionAbandoned, ToolUnavailable
+from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, SessionAbandoned
 from nouscoder.generation.environments.prompts import Episode, Prompts
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 
 log = logging.getLogger(__name__)
 
+SHARE_S = 30.0
 _ALONE_S = 60.0  # without an agent, after which the log says so
+_TAKEN_BACK = "another client waited for a session, and this one had the most"
 _WITH_ROLLOUT = "its rollout has ended: its group is too old, a service stops, or the run is over"
 About = dict[str, Any]
 
@@ -60,20 +65,21 @@ class _Close:
     done: asyncio.Future[None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Session:
     about: About
     session_id: str = field(default_factory=lambda: secrets.token_hex(12))
     requests: asyncio.Queue[_Turn | _Close | None] = field(default_factory=asyncio.Queue)
     claimed: asyncio.Event = field(default_factory=asyncio.Event)
-    is_ended: bool = False
+    client: str = ""
 
 
 class AgentSessions:
     """The sessions of one run. `on_end` is told each claimed session that has ended, and why."""
 
     def __init__(self) -> None:
-        self._free: asyncio.Queue[_Session] = asyncio.Queue()
+        self._free: deque[_Session] = deque()
+        self._waiting: dict[str, deque[asyncio.Future[_Session]]] = {}  # by client
         self._claimed: dict[str, _Session] = {}
         self._last_claim_s = time.monotonic()
         self.on_end: Callable[[str, str], None] = lambda session_id, why: None
@@ -81,15 +87,47 @@ class AgentSessions:
 
     # What the API calls.
 
-    async def claim(self) -> tuple[str, About]:
+    async def claim(self, client: str) -> tuple[str, About]:
         """Wait for a session that is free; it is the caller's then. Its id, and what its agent is told."""
-        while True:
-            session = await self._free.get()
-            if not session.is_ended:
-                self._last_claim_s = time.monotonic()
-                self._claimed[session.session_id] = session
-                session.claimed.set()
-                return session.session_id, session.about
+        waiting: asyncio.Future[_Session] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(waiting)
+        self._hand_out()
+        try:
+            while not (await asyncio.wait({waiting}, timeout=SHARE_S))[0]:
+                self._take_back(client)
+        except asyncio.CancelledError:
+            if waiting.done():
+                waiting.result().requests.put_nowait(None)
+            else:
+                self._leave(client, waiting)
+            raise
+        session = waiting.result()
+        return session.session_id, session.about
+
+    def _hand_out(self) -> None:
+        while self._free and self._waiting:
+            held = Counter(session.client for session in self._claimed.values())
+            client = min(self._waiting, key=lambda name: held[name])
+            waiting, session = self._waiting[client][0], self._free.popleft()
+            self._leave(client, waiting)
+            self._last_claim_s = time.monotonic()
+            self._claimed[session.session_id] = session
+            session.client = client
+            session.claimed.set()
+            waiting.set_result(session)
+
+    def _leave(self, client: str, waiting: asyncio.Future[_Session]) -> None:
+        self._waiting[client].remove(waiting)
+        if not self._waiting[client]:
+            del self._waiting[client]
+
+    def _take_back(self, client: str) -> None:
+        """Take the oldest session of the client that has the most; before its first turn `client` may get it."""
+        held = Counter(session.client for session in self._claimed.values())
+        most = max(held, key=lambda name: held[name], default=client)
+        if held[most] >= held[client] + 2:
+            oldest = next(session for session in self._claimed.values() if session.client == most)
+            oldest.requests.put_nowait(None)
 
     def turn(self, session_id: str, given: Sequence[int], max_tokens: int | None) -> asyncio.Future[Completion]:
         """Sample the next turn. The future raises AgentFault and EngineError."""
@@ -103,16 +141,6 @@ class AgentSessions:
         self._ask(session_id, _Close(reward, answer, done))
         return done
 
-    def give_back(self, session_id: str) -> None:
-        """Nobody will ask for anything under this session. Before its first turn another agent gets it."""
-        if session_id in self._claimed:
-            self._claimed[session_id].requests.put_nowait(None)
-
-    def give_back_all(self) -> None:
-        """The API has ended, and has forgotten its sessions."""
-        for session_id in self._claimed:
-            self.give_back(session_id)
-
     def _ask(self, session_id: str, request: _Turn | _Close) -> None:
         if session_id in self._claimed:
             self._claimed[session_id].requests.put_nowait(request)
@@ -123,19 +151,20 @@ class AgentSessions:
 
     async def agent_of(self, session: _Session) -> None:
         """Offer the session, and wait until an agent has claimed it."""
-        self._claimed.pop(session.session_id, None)
+        self._forget(session, _TAKEN_BACK)
         session.claimed.clear()
-        self._free.put_nowait(session)
+        self._free.append(session)
+        self._hand_out()
         while not session.claimed.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ALONE_S):
                     await session.claimed.wait()
             if not session.claimed.is_set() and time.monotonic() - self._last_claim_s >= _ALONE_S:
                 self._last_claim_s = time.monotonic()
-                log.warning("sessions wait for an agent: POST /v1/sessions", extra={"sessions": self._free.qsize()})
+                log.warning("sessions wait for an agent: POST /v1/sessions", extra={"sessions": len(self._free)})
 
     async def request(self, session: _Session, limit_s: float) -> _Turn | _Close | None:
-        """What the agent asks for next; None: the API has lost it. Raises SessionAbandoned."""
+        """What the agent asks for next; None: the session is taken back. Raises SessionAbandoned."""
         self.num_waiting += 1
         try:
             async with asyncio.timeout(limit_s):
@@ -147,7 +176,12 @@ class AgentSessions:
 
     def end(self, session: _Session, why: str) -> None:
         """The rollout has ended."""
-        session.is_ended = True
+        if session in self._free:
+            self._free.remove(session)
+        self._forget(session, why)
+
+    def _forget(self, session: _Session, why: str) -> None:
+        """Its agent has it no more, and what it has asked for fails."""
         while not session.requests.empty():
             _fail(session.requests.get_nowait(), AgentFault(f"the session has ended: {why}"))
         if self._claimed.pop(session.session_id, None) is not None:
@@ -201,7 +235,7 @@ class Agent:
                     case None if text is None:
                         await self._sessions.agent_of(session)
                     case None:
-                        raise ToolUnavailable("the API in OpenAI's form has ended, and its sessions with it")
+                        raise SessionAbandoned(_TAKEN_BACK)
         except SessionAbandoned as error:
             why = str(error)
             raise

@@ -4,7 +4,7 @@
     POST /v1/chat/completions     with the session's key: the next turn of the rollout
     POST /v1/sessions/ID/reward   with the session's key: closes it, with a reward, an answer to grade, or neither
 
-The rollouts are in the worker (environments/agent.py); here are keys, messages and texts.
+The rollouts, and whose turn it is to get one, are in environments/agent.py; here are keys, messages and texts.
 
 INVARIANT: a text is made tokens once. The messages of a turn begin with all that were said in the session, where the
 policy's own answers are the tokens that it sampled; other messages are refused, and the session goes on as it was. A
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.tokens import FinishReason
@@ -34,13 +34,10 @@ from nouscoder.generation.openai.schema import (
     ChatRequest,
     ClaimRequest,
     CloseRequest,
-    busy,
     invalid,
     parsed_body,
 )
-
-if TYPE_CHECKING:
-    from nouscoder.generation.openai.front import LinkedSessions
+from nouscoder.generation.openai.shares import Shares
 
 KEY_BEGIN = "nc-session-"
 _MOST_CLAIMS = 1024  # agents that wait for a session
@@ -74,12 +71,12 @@ class AgentSession:
 class Agents:
     """The sessions that agents have claimed here."""
 
-    def __init__(self, desk: AgentSessions | LinkedSessions, serving: Serving) -> None:
+    def __init__(self, desk: AgentSessions, serving: Serving) -> None:
         self._desk = desk
         self._serving = serving
         self._by_id: dict[str, AgentSession] = {}
         self._by_key: dict[bytes, AgentSession] = {}
-        self._num_claims = 0
+        self._claims = Shares(_MOST_CLAIMS, "agents wait for a session")
         desk.on_end = self._ended
 
     def session_of(self, key: str) -> AgentSession:
@@ -93,17 +90,13 @@ class Agents:
     async def claim(self, body: bytes, client: str) -> dict[str, Any]:
         """Wait for a free session. Raises ApiFault when there is none in time."""
         request = await parsed_body(ClaimRequest, body or b"{}")
-        if self._num_claims >= _MOST_CLAIMS:
-            raise busy(f"{_MOST_CLAIMS} agents wait for a session, the most that may; retry later")
-        self._num_claims += 1
         try:
-            async with asyncio.timeout(request.wait_s):
-                session_id, about = await self._desk.claim()
+            with self._claims.place(client):
+                async with asyncio.timeout(request.wait_s):
+                    session_id, about = await self._desk.claim(client)
         except TimeoutError:
             message = f"no rollout waited for an agent within {request.wait_s:g} s; ask again"
             raise ApiFault(503, message, code="no_session") from None
-        finally:
-            self._num_claims -= 1
         key = KEY_BEGIN + secrets.token_urlsafe(32)
         session = AgentSession(session_id, client, about["sampling"])
         self._by_id[session_id] = self._by_key[_digest(key)] = session

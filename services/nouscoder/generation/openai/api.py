@@ -1,4 +1,4 @@
-"""The routes of the API, who may use them, and the start of the API in a process of its own.
+"""The routes of the API, who may use them, and the start of the API in the worker's event loop.
 
     POST /v1/chat/completions, /v1/completions    whole, or as server-sent events with "stream": true
     POST /v1/sessions, /v1/sessions/ID/reward     agents make rollouts (agents.py)
@@ -9,9 +9,9 @@ The model is NAME, or NAME@VERSION for a client that wants no other policy versi
 
 INVARIANT: no request to a path outside `OPEN` reaches the API without a valid token, when tokens are configured.
 Without tokens no request that a browser sends for a foreign site does (http_server/api_keys.py). A body is read within
-the memory budget (http_server/memory_budget.py) and its time limit, and parsed, without a place. At most `max_requests`
-requests have a place, from then until the last byte of their answer, shared fairly by clients (places.py). Each request
-outside `OPEN` is counted once, when it ends in any way. One whose client hung up before the status has 499.
+the memory budget (http_server/memory_budget.py) and its time limit. At most `max_requests` requests are sampled at a
+time, shared by clients (shares.py). Each request outside `OPEN` is counted once, when it ends in any way. One whose
+client hung up before the status has 499.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -36,18 +35,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nouscoder import __version__
 from nouscoder.config import Config
-from nouscoder.config.generation import OpenAISection
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.prompt import AUTO, PromptSettings
+from nouscoder.domain.prompt import PromptSettings
 from nouscoder.generation.engines import open_engine
-from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, GuestEngine
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
 from nouscoder.generation.environments.agent import AgentSessions
 from nouscoder.generation.metrics import ApiMetrics, ApiRoute, GenerationMetrics
 from nouscoder.generation.openai.agents import KEY_BEGIN, Agents, AgentSession
 from nouscoder.generation.openai.completions import Completions, PreparedRequest, PromptEncoder, Serving, event
-from nouscoder.generation.openai.guests import open_desk
-from nouscoder.generation.openai.places import PlaceTaken, RequestPlace, RequestPlaces
-from nouscoder.generation.openai.process import start_front
 from nouscoder.generation.openai.sampling import ApiSampler
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, CompletionRequest, busy, parsed
 from nouscoder.generation.weights.policies import Policies
@@ -60,16 +55,12 @@ from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import shards_of
 
-if TYPE_CHECKING:
-    from nouscoder.generation.openai.front import LinkedCounts, LinkedSessions
-
 log = logging.getLogger(__name__)
 
 OPEN = frozenset({"/healthz", "/readyz"})
 _ROUTES = {route.value for route in ApiRoute}
 _RETRY_AFTER_S = "1"
 _BODIES_IN_BUDGET = 32  # the memory budget, in largest bodies
-_PLACE = "nouscoder.place"
 _SESSION = "nouscoder.session"  # of the agent whose key the request has
 _NO_AGENTS = "there are no sessions of agents: generation.environment.kind is not agent"
 
@@ -81,8 +72,7 @@ class ApiGate:
     app: ASGIApp
     api_keys: ApiKeys
     hosts: frozenset[str]
-    places: RequestPlaces
-    counts: ApiMetrics | LinkedCounts
+    counts: ApiMetrics
     agents: Agents | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,17 +81,24 @@ class ApiGate:
             await self.app(scope, receive, send)
             return
         started_s = time.monotonic()
-        answer = _Answer(send)
+        status = 499
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
         try:
             await self._admit(scope, receive, answer)
         except Exception:
-            answer.status = 500 if answer.status == 499 else answer.status
+            status = 500 if status == 499 else status
             raise
         finally:
             route = scope["path"] if scope["path"] in _ROUTES else ApiRoute.OTHER.value
-            self.counts.count_request(route, str(answer.status), time.monotonic() - started_s)
+            self.counts.count_request(route, str(status), time.monotonic() - started_s)
 
-    async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {bytes(name).lower(): bytes(value).decode("latin-1") for name, value in scope["headers"]}
         try:
             kind, _, secret = headers.get(b"authorization", "").partition(" ")
@@ -111,13 +108,9 @@ class ApiGate:
                 session = self.agents.session_of(secret)
             client = self._client(scope, headers, secret, session)
         except ApiFault as fault:
-            await response(fault)(scope, receive, answer.send)
+            await response(fault)(scope, receive, send)
             return
-        try:
-            with self.places.place(client) as place:
-                await self.app({**scope, CLIENT_KEY: client, _PLACE: place, _SESSION: session}, receive, answer.send)
-        except PlaceTaken as error:
-            await answer.cut(busy(str(error)), scope, receive)
+        await self.app({**scope, CLIENT_KEY: client, _SESSION: session}, receive, send)
 
     def _client(self, scope: Scope, headers: dict[bytes, str], secret: str, session: AgentSession | None) -> str:
         """Whose request it is. Raises ApiFault when it is not admitted."""
@@ -137,33 +130,6 @@ class ApiGate:
             )
             raise ApiFault(403, message, code="foreign_site")
         return client_of(scope.get("client"))
-
-
-class _Answer:
-    """One answer. It records its status, and whether it is a stream, so that it can be ended at any time."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._is_begun = False
-        self._is_stream = False
-        self._is_ended = False
-        self.status = 499
-
-    async def send(self, message: Message) -> None:
-        """ASGI's `send`."""
-        if message["type"] == "http.response.start":
-            self.status, self._is_begun = message["status"], True
-            self._is_stream = any(b"event-stream" in bytes(value) for _, value in message["headers"])
-        elif not message.get("more_body", False):
-            self._is_ended = True
-        await self._send(message)
-
-    async def cut(self, fault: ApiFault, scope: Scope, receive: Receive) -> None:
-        """End the answer: with the fault's status if it has not begun, else with a last event."""
-        if not self._is_begun:
-            await response(fault)(scope, receive, self.send)
-        elif self._is_stream and not self._is_ended:
-            await self.send({"type": "http.response.body", "body": event(fault.record)})
 
 
 def response(fault: ApiFault) -> JSONResponse:
@@ -187,9 +153,9 @@ def make_app(completions: Completions, max_body_bytes: int, agents: Agents | Non
     )
     _add_faults(app)
 
-    async def answered(request: Request, read: Callable[[bytes, RequestPlace], Awaitable[PreparedRequest]]) -> Response:
+    async def answered(request: Request, read: Callable[[bytes, str], Awaitable[PreparedRequest]]) -> Response:
         body = await read_body(request, max_body_bytes)
-        prepared = await while_connected(request.receive, read(body, request.scope[_PLACE]))
+        prepared = await while_connected(request.receive, read(body, request.scope[CLIENT_KEY]))
         del body
         if not prepared.is_stream:
             whole = await while_connected(request.receive, completions.whole(prepared))
@@ -273,7 +239,7 @@ def _fault_of(error: Exception) -> ApiFault:
             return error
         case BodyFault():
             return ApiFault(error.status, f"body: {error}")
-        case QueueFull() | PlaceTaken():
+        case QueueFull():
             return busy(str(error))
         case EngineStopped():
             return ApiFault(503, str(error), code="engine_stopped")
@@ -291,50 +257,8 @@ def _add_faults(app: FastAPI) -> None:
     async def refused(_: Request, error: Exception) -> Response:
         return response(_fault_of(error))
 
-    for kind in (ApiFault, EngineError, BodyFault, QueueFull, PlaceTaken, HTTPException, ClientDisconnect):
+    for kind in (ApiFault, EngineError, BodyFault, QueueFull, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, refused)
-
-
-async def serve_api(
-    settings: OpenAISection,
-    name: str,
-    folder: Path,
-    capacity: int,
-    engine: GuestEngine,
-    counts: ApiMetrics | LinkedCounts,
-    listening: socket.socket,
-    stack: AsyncExitStack,
-    *,
-    thinking: str = AUTO,
-    date: str = "",
-    sessions: AgentSessions | LinkedSessions | None = None,
-) -> None:
-    """Serve on a listening socket until `stack` closes. `thinking` is for requests that say nothing of it.
-
-    `date` is the day that the chat template writes. `sessions` are those of agents, if any.
-    Raises ApiKeysUnusable, TlsUnusable and EngineUnusable.
-    """
-    try:
-        # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
-        encoder, decoder = [await asyncio.to_thread(load_tokenizer, folder, date) for _ in range(2)]
-        stop_ids = await asyncio.to_thread(lambda: decoder.stop_ids)  # it may wait for the chat template
-    except TokenizerError as error:
-        raise EngineUnusable(str(error)) from error
-    prompts = PromptEncoder(encoder, capacity, PromptSettings(thinking=thinking).enable_thinking)
-    sampler = ApiSampler(engine, decoder.decode, stop_ids, settings.slots)
-    serving = Serving(name, prompts, decoder.decode, stop_ids, settings.request_limit_s, counts)
-    agents = None if sessions is None else Agents(sessions, serving)
-    app = make_app(Completions(serving, engine, sampler), settings.max_body_bytes, agents)
-    budget = MemoryBudget(_BODIES_IN_BUDGET * settings.max_body_bytes)
-    app.add_middleware(CountMemory, budget=budget, is_open_path=OPEN.__contains__, refusals=_REFUSALS)
-    places = RequestPlaces(settings.max_requests)
-    hosts = frozenset(host.lower() for host in settings.hosts)
-    app.add_middleware(ApiGate, _api_keys(settings), hosts, places, counts, agents)
-    await serve_http(app, listening, stack, http_context(settings.tls))
-
-
-def _api_keys(settings: OpenAISection) -> ApiKeys:
-    return ApiKeys(Path(settings.tokens_file) if settings.tokens_file else None)
 
 
 async def start_openai(
@@ -342,37 +266,41 @@ async def start_openai(
     folder: Path,
     engine: Engine,
     policies: Policies,
-    metrics: ApiMetrics,
+    counts: ApiMetrics,
     stack: AsyncExitStack,
-    *,
-    waits: bool = False,
     sessions: AgentSessions | None = None,
 ) -> str:
-    """Serve in a process of its own until `stack` closes. Returns the address in use, at once unless it `waits`.
+    """Serve until `stack` closes; `sessions` are those of agents, if any. Returns the address in use.
 
-    Raises AddressError, ApiKeysUnusable and TlsUnusable. If it waits until the process listens, also EngineUnusable.
+    Raises AddressError, ApiKeysUnusable, TlsUnusable and EngineUnusable.
     """
-    settings = config.generation.openai
-    if _api_keys(settings).is_open:
+    settings, environment = config.generation.openai, config.generation.environment
+    keys = ApiKeys(Path(settings.tokens_file) if settings.tokens_file else None)
+    if keys.is_open:
         log.warning("no tokens are configured: anyone who can reach this address may sample")
-    http_context(settings.tls)  # so that files which cannot be used are told at once
     listening = listen(settings.http)
     stack.callback(listening.close)
-    desk = await stack.enter_async_context(open_desk(engine, policies, settings.slots))
+    try:
+        # Two, because a tokenizer is not safe in two threads: prompts are encoded beside the event loop.
+        encoder, decoder = [await asyncio.to_thread(load_tokenizer, folder, environment.date) for _ in range(2)]
+        stop_ids = await asyncio.to_thread(lambda: decoder.stop_ids)  # it may wait for the chat template
+    except TokenizerError as error:
+        raise EngineUnusable(f"generation.openai: {error}") from error
     most = config.generation.max_tokens_total
-    begin = {
-        "settings": settings.model_dump(mode="json"),
-        "name": settings.model or config.run.name,
-        "folder": str(folder),
-        "capacity": min(most, context_tokens(folder) or most),
-        "thinking": config.generation.environment.thinking,
-        "date": config.generation.environment.date,
-    }
-    listens = start_front(begin, desk, metrics, listening, stack, sessions)
+    capacity = min(most, context_tokens(folder) or most)
+    prompts = PromptEncoder(encoder, capacity, PromptSettings(thinking=environment.thinking).enable_thinking)
+    sampler = ApiSampler(engine, decoder.decode, stop_ids, settings.slots)
+    name = settings.model or config.run.name
+    serving = Serving(name, prompts, decoder.decode, stop_ids, settings.request_limit_s, counts)
+    agents = None if sessions is None else Agents(sessions, serving)
+    app = make_app(Completions(serving, policies, sampler, settings.max_requests), settings.max_body_bytes, agents)
+    budget = MemoryBudget(_BODIES_IN_BUDGET * settings.max_body_bytes)
+    app.add_middleware(CountMemory, budget=budget, is_open_path=OPEN.__contains__, refusals=_REFUSALS)
+    hosts = frozenset(host.lower() for host in settings.hosts)
+    app.add_middleware(ApiGate, keys, hosts, counts, agents)
+    await serve_http(app, listening, stack, http_context(settings.tls))
     address = f"{settings.http.rpartition(':')[0]}:{listening.getsockname()[1]}"
     log.info("listening", extra={"openai": address})
-    if waits:
-        await listens
     return address
 
 
@@ -389,7 +317,7 @@ async def serving_folder(config: Config, folder: Path) -> AsyncIterator[str]:
         policies = Policies(engine)
         shards = await asyncio.to_thread(shards_of, folder)
         await policies.update(PolicyManifest(0, 0, str(folder), shards))
-        yield await start_openai(config, folder, engine, policies, metrics.api, stack, waits=True)
+        yield await start_openai(config, folder, engine, policies, metrics.api, stack)
 
 
 async def longest_prompt(folder: Path, requests: Iterable[dict[str, Any]], date: str = "") -> int:

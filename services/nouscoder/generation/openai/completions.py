@@ -13,16 +13,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.domain.reasoning import TAG_TOKENS, opened_by
 from nouscoder.domain.rollout import Sampling
 from nouscoder.formats.json_values import give_way
-from nouscoder.generation.engines.base import GuestEngine, seed_from
+from nouscoder.generation.engines.base import seed_from
 from nouscoder.generation.metrics import ApiMetrics, ApiTokens
-from nouscoder.generation.openai.places import RequestPlace
-from nouscoder.generation.openai.sampling import ApiSampler, CompletionPiece, StreamUnread, WantedCompletion
+from nouscoder.generation.openai.sampling import ApiSampler, CompletionPiece, WantedCompletion
 from nouscoder.generation.openai.schema import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_CHOICES,
@@ -34,16 +33,15 @@ from nouscoder.generation.openai.schema import (
     invalid,
     parsed_body,
 )
+from nouscoder.generation.openai.shares import Shares
+from nouscoder.generation.weights.policies import Policies
 from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.http_server.memory_budget import charge_decoded
 from nouscoder.policy_folder.chat_template import PROCESSES
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
-if TYPE_CHECKING:
-    from nouscoder.generation.openai.front import LinkedCounts
-
 CHARACTERS_OF_TOKEN = 16  # more than the mean of any text that a policy is asked
-_MOST_WAITING = 100_000  # of prompts and completions: requests with a place wait with one at a time
+_MOST_WAITING = 100_000  # of prompts: each of a request whose body has a place in the memory budget
 _BYTES_OF_TOKEN = 40
 _FEW_TOKENS = 2_000  # of an answer that is written in the event loop
 _REPLACEMENT = "\ufffd"
@@ -158,7 +156,7 @@ class Serving:
     decode: Callable[[Sequence[int]], str]
     stop_ids: frozenset[int]
     limit_s: float
-    counts: ApiMetrics | LinkedCounts
+    counts: ApiMetrics
 
     def too_slow(self) -> ApiFault:
         """The refusal of a request that took too long."""
@@ -274,53 +272,52 @@ class PreparedRequest:
 
 
 class Completions:
-    """Samples for requests that name the model."""
+    """Samples for requests that name the model, at most `max_requests` at a time."""
 
-    def __init__(self, serving: Serving, engine: GuestEngine, sampler: ApiSampler) -> None:
+    def __init__(self, serving: Serving, policies: Policies, sampler: ApiSampler, max_requests: int) -> None:
         self._serving = serving
-        self._engine = engine
+        self._policies = policies
         self._sampler = sampler
+        self._shares = Shares(max_requests, "requests are in progress")
 
     @property
     def policy_version(self) -> int:
         """The version in use. Raises ApiFault before the first policy."""
-        version = self._engine.policy_version
-        if version is None:
+        if self._policies.current is None:
             raise ApiFault(503, "no policy has been loaded yet; retry later", code="policy_missing")
-        return version
+        return self._policies.current.policy_version
 
     @property
     def models(self) -> list[str]:
         """The names that a request may give. Raises ApiFault before the first policy."""
         return [self._serving.name, f"{self._serving.name}@{self.policy_version}"]
 
-    async def of_chat(self, body: bytes, place: RequestPlace) -> PreparedRequest:
-        """The request, which takes its place. Raises ApiFault, MemoryBudgetExceeded, QueueFull and PlaceTaken."""
+    async def of_chat(self, body: bytes, client: str) -> PreparedRequest:
+        """The request in the body of /v1/chat/completions. Raises ApiFault, MemoryBudgetExceeded and QueueFull."""
         request = await parsed_body(ChatRequest, body)
         self._check_model(request.model)
-        place.take(request.n)
-        prompt = await self._serving.encoder.of_chat(request, place.client)
+        prompt = await self._serving.encoder.of_chat(request, client)
         opened = opened_by(self._serving.decode(prompt[-TAG_TOKENS:]))
         form = AnswerForm(self._serving, is_chat=True, with_logprobs=request.logprobs, prefill=opened)
-        return self._prepared(request, [prompt], request.most_tokens, form, place.client)
+        return self._prepared(request, [prompt], request.most_tokens, form, client)
 
-    async def of_text(self, body: bytes, place: RequestPlace) -> PreparedRequest:
+    async def of_text(self, body: bytes, client: str) -> PreparedRequest:
         """The request in the body of /v1/completions. Raises as `of_chat`."""
         request = await parsed_body(CompletionRequest, body)
         self._check_model(request.model)
         num_prompts = len(request.prompts)
         if num_prompts * request.n > MAX_CHOICES:  # before they are encoded, which takes long
             raise invalid(f"n: {num_prompts} prompts times n must be at most {MAX_CHOICES}", "n")
-        place.take(num_prompts * request.n)
-        prompts = await self._serving.encoder.of_completion(request, place.client)
+        prompts = await self._serving.encoder.of_completion(request, client)
         form = AnswerForm(self._serving, is_chat=False, with_logprobs=request.logprobs is not None)
-        return self._prepared(request, prompts, request.max_tokens or DEFAULT_COMPLETION_TOKENS, form, place.client)
+        return self._prepared(request, prompts, request.max_tokens or DEFAULT_COMPLETION_TOKENS, form, client)
 
     async def whole(self, prepared: PreparedRequest) -> bytes:
         """The answer. Raises EngineError, MemoryBudgetExceeded, and ApiFault when it takes too long."""
         try:
-            async with asyncio.timeout(self._serving.limit_s):
-                pieces = await self._sampler.whole(prepared.wanted, prepared.client)
+            with self._shares.place(prepared.client):
+                async with asyncio.timeout(self._serving.limit_s):
+                    pieces = await self._sampler.whole(prepared.wanted, prepared.client)
         except TimeoutError:
             raise self._serving.too_slow() from None
         self._count_ends(pieces)
@@ -332,18 +329,16 @@ class Completions:
         """The answer as server-sent events. Raises as `whole`."""
         ends: list[CompletionPiece] = []
         try:
-            async with aclosing(
-                self._sampler.pieces(prepared.wanted, prepared.client, self._serving.limit_s)
-            ) as pieces:
-                async for index, piece in pieces:
-                    yield event(prepared.form.part(index, piece, self.policy_version))
-                    if piece.ending:
-                        ends.append(piece)
-                        self._count_ends([piece])
+            with self._shares.place(prepared.client):
+                sampled = self._sampler.pieces(prepared.wanted, prepared.client, self._serving.limit_s)
+                async with aclosing(sampled) as pieces:
+                    async for index, piece in pieces:
+                        yield event(prepared.form.part(index, piece, self.policy_version))
+                        if piece.ending:
+                            ends.append(piece)
+                            self._count_ends([piece])
         except TimeoutError:
             raise self._serving.too_slow() from None
-        except StreamUnread as error:
-            raise ApiFault(408, str(error), code="timeout") from None
         if prepared.with_usage:
             yield event(prepared.form.usage_part(prepared.num_prompt_tokens, ends))
         yield b"data: [DONE]\n\n"

@@ -1,11 +1,10 @@
 """Samples completions for the API, in a bounded number of the engine's places.
 
-INVARIANT: at most `slots` samples of the API are in the engine at a time. Clients take turns with their completions: a
-request for n completions takes n turns, and those after its first one get one slot in ten while first ones wait. When a
-sample ends in any way, a client that hangs up included, the engine has no request of it. The texts that
-`TextStream.add` and `end` return, joined, are the text of all tokens up to the first stop string. Of a stream that its
-client does not take, at most _UNREAD_PIECES are kept, no further completion is begun, and after UNREAD_LIMIT_S its
-sampling has ended.
+INVARIANT: at most `slots` samples of the API are asked of the engine at a time. Clients take turns with their
+completions: a request for n completions takes n turns, and those after its first one get one slot in ten while first
+ones wait. When a sample ends in any way, a client that hangs up included, the engine has no request of it. The texts
+that `TextStream.add` and `end` return, joined, are the text of all tokens up to the first stop string. The tokens that
+a stream holds for its client are counted in the memory budget.
 """
 
 from __future__ import annotations
@@ -14,24 +13,20 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, FinishReason
-from nouscoder.generation.engines.base import GuestEngine, SampleRequest
+from nouscoder.generation.engines.base import Engine, SampleRequest
 from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.http_server.memory_budget import charge_decoded
 
 # What a tokenizer writes for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\ufffd"
-# How often the tokens of a running sample are read, and how many pieces a slow reader may leave unread.
-_READ_EVERY_S = 0.05
-_UNREAD_PIECES = 256
-UNREAD_LIMIT_S = 20.0  # for the next place among them
+_READ_EVERY_S = 0.05  # how often the tokens of a running sample are read
 _TOKENS_AT_ONCE = 64  # decoded in the event loop
 _BYTES_OF_SAMPLED = 128  # id, log-probability, text
-_MOST_WAITING = 100_000  # each request waits with one completion at a time, and has a place itself
+_MOST_WAITING = 100_000  # more than the completions of all requests that have a place
 
 
 class TextStream:
@@ -94,19 +89,6 @@ class WantedCompletion:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
-    """A completion that the engine works on."""
-
-    wanted: WantedCompletion
-    request_id: str
-    completing: asyncio.Future[Completion]
-
-    def end(self, _: object = None) -> None:
-        """End it in the engine, also when its reader never began."""
-        self.completing.cancel()
-
-
-@dataclass(frozen=True, slots=True)
 class CompletionEnd:
     """How a completion ended: why, after how many tokens (the stop token included), and sampled by which versions.
 
@@ -129,18 +111,11 @@ class CompletionPiece:
     ending: CompletionEnd | None = None
 
 
-class StreamUnread(Exception):
-    """The client has not taken the parts of its stream."""
-
-    def __init__(self) -> None:
-        super().__init__(f"the stream was not taken for {UNREAD_LIMIT_S:g} s, so its sampling has ended")
-
-
 class ApiSampler:
     """Samples on one engine. `decode` is the tokenizer's, and a token of `stop_ids` ends a completion."""
 
     def __init__(
-        self, engine: GuestEngine, decode: Callable[[Sequence[int]], str], stop_ids: frozenset[int], slots: int
+        self, engine: Engine, decode: Callable[[Sequence[int]], str], stop_ids: frozenset[int], slots: int
     ) -> None:
         self._engine = engine
         self._decode = decode
@@ -149,14 +124,10 @@ class ApiSampler:
 
     async def whole(self, wanted: Sequence[WantedCompletion], client: str) -> list[CompletionPiece]:
         """The completions, each as one piece, whose memory is counted. Raises EngineError and MemoryBudgetExceeded."""
-        running: list[asyncio.Task[CompletionPiece]] = []
+        running = [
+            asyncio.create_task(self._whole(one, client, is_first=not position)) for position, one in enumerate(wanted)
+        ]
         try:
-            for position, one in enumerate(wanted):
-                if (failed := next((task for task in running if task.done() and task.exception()), None)) is not None:
-                    failed.result()
-                sample = await self._begun(one, client, is_first=not position)
-                running.append(asyncio.create_task(self._whole(sample)))
-                running[-1].add_done_callback(sample.end)
             return list(await asyncio.gather(*running))
         finally:
             await _end(running)
@@ -164,24 +135,20 @@ class ApiSampler:
     async def pieces(
         self, wanted: Sequence[WantedCompletion], client: str, limit_s: float
     ) -> AsyncGenerator[tuple[int, CompletionPiece]]:
-        """The pieces as they come, with their completion's place. Raises EngineError, TimeoutError and StreamUnread."""
+        """The pieces as they come, with their completion's place. Raises as `whole`, and TimeoutError."""
         coming: asyncio.Queue[tuple[int, CompletionPiece] | Exception] = asyncio.Queue()
-        room = asyncio.Semaphore(_UNREAD_PIECES)
 
-        async def take(position: int, sample: _Sample) -> None:
-            async with aclosing(self._pieces(sample)) as pieces:
+        async def take(position: int, one: WantedCompletion) -> None:
+            async with aclosing(self._pieces(one, client, is_first=not position)) as pieces:
                 async for piece in pieces:
-                    await _room_for_piece(room)
+                    charge_decoded(_BYTES_OF_SAMPLED * len(piece.token_ids))
                     coming.put_nowait((position, piece))
 
         async def produce() -> None:
             try:
                 async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
                     for position, one in enumerate(wanted):
-                        await _room_for_piece(room)  # nothing more is sampled for a client that does not read
-                        room.release()
-                        sample = await self._begun(one, client, is_first=not position)
-                        group.create_task(take(position, sample)).add_done_callback(sample.end)
+                        group.create_task(take(position, one))
             except* Exception as errors:  # whatever it is, the reader of the pieces must get it
                 coming.put_nowait(_first(errors))
 
@@ -192,23 +159,26 @@ class ApiSampler:
                 found = await coming.get()
                 if isinstance(found, Exception):
                     raise found
-                room.release()
                 yield found
                 unfinished -= found[1].ending is not None
         finally:
             await _end([producing])
 
-    async def _whole(self, sample: _Sample) -> CompletionPiece:
-        if sample.wanted.stops:
-            async with aclosing(self._pieces(sample)) as pieces:
+    async def _whole(self, wanted: WantedCompletion, client: str, *, is_first: bool) -> CompletionPiece:
+        if wanted.stops:
+            async with aclosing(self._pieces(wanted, client, is_first=is_first)) as pieces:
                 whole = _joined([piece async for piece in pieces])
         else:
-            whole = piece_of(await sample.completing, self._decode, self._stop_ids)
+            async with self._slots.slot(client, in_background=not is_first):
+                completion = await self._engine.sample(self._request(wanted))
+            whole = piece_of(completion, self._decode, self._stop_ids)
         charge_decoded(_BYTES_OF_SAMPLED * len(whole.token_ids))
         return whole
 
-    async def _pieces(self, sample: _Sample) -> AsyncGenerator[CompletionPiece]:
-        text, num_read = TextStream(self._decode, sample.wanted.stops), 0
+    async def _pieces(
+        self, wanted: WantedCompletion, client: str, *, is_first: bool
+    ) -> AsyncGenerator[CompletionPiece]:
+        text, num_read = TextStream(self._decode, wanted.stops), 0
 
         async def read(token_ids: Sequence[int], logprobs: Sequence[float]) -> CompletionPiece:
             nonlocal num_read
@@ -223,77 +193,49 @@ class ApiSampler:
             num_new = num_read - num_before
             return CompletionPiece("".join(parts), token_ids[:num_new], logprobs[:num_new])
 
-        request_id, completing = sample.request_id, sample.completing
-        version = self._engine.policy_version or 0
-        try:
-            while not (await asyncio.wait({completing}, timeout=_READ_EVERY_S))[0]:
-                found = await self._engine.sampled({request_id: num_read})
-                sampled = found.get(request_id)
-                if sampled is None:
-                    continue
-                piece = await read(sampled.token_ids.tolist(), sampled.logprobs.tolist())
-                if text.stopped:
-                    newest = self._engine.policy_version or version
-                    ending = CompletionEnd(FinishReason.STOP, num_read, version, newest)
-                    yield CompletionPiece(piece.text, piece.token_ids, piece.logprobs, ending)
-                    return
-                if piece.token_ids:
-                    yield piece
-            completion = completing.result()
-        finally:
-            completing.cancel()
-        shown = _shown(completion)
+        async with self._slots.slot(client, in_background=not is_first):
+            version = self._engine.policy_version or 0
+            request = self._request(wanted)
+            completing = self._engine.sample(request)
+            try:
+                while not (await asyncio.wait({completing}, timeout=_READ_EVERY_S))[0]:
+                    sampled = (await self._engine.sampled({request.request_id: num_read})).get(request.request_id)
+                    if sampled is None:
+                        continue
+                    piece = await read(sampled.token_ids.tolist(), sampled.logprobs.tolist())
+                    if text.stopped:
+                        newest = self._engine.policy_version or version
+                        ending = CompletionEnd(FinishReason.STOP, num_read, version, newest)
+                        yield replace(piece, ending=ending)
+                        return
+                    if piece.token_ids:
+                        yield piece
+                completion = completing.result()
+            finally:
+                completing.cancel()
+        shown = _shown(completion, self._stop_ids)
         piece = await read(completion.token_ids[num_read:shown].tolist(), completion.logprobs[num_read:shown].tolist())
         ending = ended_as(completion)
         if text.stopped:
-            ending = CompletionEnd(FinishReason.STOP, num_read, ending.oldest_version, ending.newest_version)
-        yield CompletionPiece(piece.text + text.end(), piece.token_ids, piece.logprobs, ending)
+            ending = replace(ending, finish_reason=FinishReason.STOP, num_tokens=num_read)
+        yield replace(piece, text=piece.text + text.end(), ending=ending)
 
-    async def _begun(self, wanted: WantedCompletion, client: str, *, is_first: bool) -> _Sample:
-        """Wait for a slot and sample. The slot is free when the engine has ended, also if nobody reads the pieces.
-
-        A request waits with one completion at a time, and those after its first one give way to first ones.
-        """
-        request = SampleRequest(
-            request_id=f"http-{secrets.token_hex(12)}",
-            prompt_token_ids=wanted.prompt_token_ids,
-            sampling=wanted.sampling,
-            stop_token_ids=self._stop_ids,
-            is_guest=True,
-        )
-        begun: asyncio.Future[asyncio.Future[Completion]] = asyncio.get_running_loop().create_future()
-
-        async def hold() -> None:
-            async with self._slots.slot(client, in_background=not is_first):
-                completing = self._engine.sample(request)
-                begun.set_result(completing)
-                await asyncio.wait({completing})
-
-        holding = asyncio.create_task(hold())
-        waiting: set[asyncio.Future[Any]] = {begun, holding}
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not begun.done():
-                holding.result()
-            return _Sample(wanted, request.request_id, begun.result())
-        except asyncio.CancelledError:
-            holding.cancel()
-            if begun.done():
-                begun.result().cancel()
-            raise
+    def _request(self, wanted: WantedCompletion) -> SampleRequest:
+        name = f"http-{secrets.token_hex(12)}"
+        return SampleRequest(name, wanted.prompt_token_ids, wanted.sampling, self._stop_ids, is_guest=True)
 
 
-def _shown(completion: Completion) -> int:
+def _shown(completion: Completion, stop_ids: frozenset[int]) -> int:
     """The number of tokens without the stop token."""
-    return len(completion.token_ids) - (completion.finish_reason is FinishReason.STOP)
+    is_stopped = completion.finish_reason is FinishReason.STOP and completion.token_ids[-1] in stop_ids
+    return len(completion.token_ids) - is_stopped
 
 
 def piece_of(
     completion: Completion, decode: Callable[[Sequence[int]], str], stop_ids: frozenset[int]
 ) -> CompletionPiece:
     """A completion of an engine as one piece, without its stop token."""
-    shown = len(completion.token_ids)
-    shown -= completion.finish_reason is FinishReason.STOP and completion.token_ids[-1] in stop_ids
+    shown = _shown(completion, stop_ids)
     token_ids, logprobs = completion.token_ids[:shown].tolist(), completion.logprobs[:shown].tolist()
     return CompletionPiece(decode(token_ids), token_ids, logprobs, ended_as(completion))
 
@@ -311,15 +253,6 @@ def _joined(pieces: Sequence[CompletionPiece]) -> CompletionPiece:
         logprobs=[logprob for piece in pieces for logprob in piece.logprobs],
         ending=pieces[-1].ending,
     )
-
-
-async def _room_for_piece(room: asyncio.Semaphore) -> None:
-    """Raises StreamUnread when the client takes nothing."""
-    try:
-        async with asyncio.timeout(UNREAD_LIMIT_S):
-            await room.acquire()
-    except TimeoutError:
-        raise StreamUnread from None
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:

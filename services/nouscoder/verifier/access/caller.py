@@ -29,6 +29,11 @@ class Caller:
     quota: Quota = Quota()
     in_background: bool = False  # a submission of a job, which waits while requests do
 
+    @property
+    def share(self) -> str | None:
+        """Whose share of the memory the request takes: its client's; None without tokens, where all are one client."""
+        return None if self.client in (ANONYMOUS, ITSELF) else self.client
+
 
 _caller: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039  (frozen)
 

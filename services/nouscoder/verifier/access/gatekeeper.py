@@ -18,7 +18,7 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nouscoder.http_server.api_keys import ApiKeys, foreign_part
-from nouscoder.http_server.memory_budget import Refusals
+from nouscoder.http_server.memory_budget import CLIENT_KEY, Refusals
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 
 # Errors as JSON, for middleware: a whole answer, or the last record of a stream that has begun.
@@ -77,6 +77,7 @@ class Gatekeeper:
             await answer.fault(422, f"X-Deadline-S: {error}", "X-Deadline-S")
             return
         set_caller(caller)
+        scope = {**scope, CLIENT_KEY: caller.share}
         if answer.is_websocket:
             receive = self._while_valid(scope["path"], headers, receive)
         if deadline_s is None:

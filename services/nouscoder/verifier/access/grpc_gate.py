@@ -55,7 +55,9 @@ class GrpcGate(grpc.aio.ServerInterceptor):
             # A handler of streams, whatever the method: only those start before the request has been read.
             return grpc.stream_stream_rpc_method_handler(_refuse)
         set_caller(caller)
-        return _tolerant(handler) if handler.request_streaming else _counted(handler, self._budget)
+        return (
+            _tolerant(handler) if handler.request_streaming else _counted(handler, self._budget.of_client(caller.share))
+        )
 
     def _caller(self, metadata: dict[str, Any]) -> Caller | None:
         proposed = metadata.get("x-request-id")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ MAX_QUERIES = 1024
 _PATIENCE_S = 120.0  # OpenRLHF gives up after 180 s; the rest is for the grading itself
 _REMOTE_RM_PATIENCE_S = 240.0  # Miles gives up after 300 s
 _ANCHOR_CHARS = 64
-_MAX_PLACES = 1000  # of these characters in a prompt that repeats itself
+_MOST_PLACES = 16  # of these characters that are tried; a prompt that repeats itself has more
 _BROKEN = "\ufffd"
 
 
@@ -92,14 +93,33 @@ def answer_in(query: str, prompt: str) -> str:
     if query.startswith(prompt):
         return query[len(prompt) :]
     shown = query.lstrip(_BROKEN)  # a character that was cut
-    begin, at = shown[:_ANCHOR_CHARS], 0
-    for _ in range(_MAX_PLACES):
+    begin, at = shown[:_ANCHOR_CHARS], max(0, len(prompt) - len(shown) - 1)
+    for _ in range(_MOST_PLACES):
         at = prompt.find(begin, at + 1) if begin else -1
         if at < 0:
             break
         if shown.startswith(prompt[at:]):
             return shown[len(prompt) - at :]
+    else:
+        common = _longest_end(prompt[at + 1 :], shown)
+        if common >= len(begin):
+            return shown[common:]
     raise InvalidSubmission("query", "does not begin with its prompt, nor with the end of it")
+
+
+def _longest_end(text: str, begin: str) -> int:
+    """The length of the longest end of `text` with which `begin` begins. Linear in time: Knuth, Morris and Pratt."""
+    begin = begin[: len(text)]
+    shorter = array("I", bytes(4 * len(begin)))  # of each part of `begin` from its start: the next shorter such end
+    for chars, first in ((begin, 1), (text, 0)):
+        common = 0
+        for at in range(first, len(chars)):
+            while common and (common == len(begin) or chars[at] != begin[common]):
+                common = shorter[common - 1]
+            common += chars[at] == begin[common]
+            if first:
+                shorter[at] = common
+    return common
 
 
 def rewarded_submissions(body: bytes, values: ValueCount) -> list[Submission]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ from nouscoder.http_server.memory_budget import CountMemory, MemoryBudget
 from nouscoder.verifier.access.gatekeeper import REFUSALS, Gatekeeper, is_open_path
 from nouscoder.verifier.access.quotas import ClientTests
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
-from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to
+from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to, fault
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import openapi_document
 from nouscoder.verifier.api.pages import docs_page, docs_parts, highlighter, highlighter_path, playground
@@ -104,6 +105,8 @@ class GradingApi(FastAPI):
             await super().__call__(scope, receive, send)
 
 
+SILENCE_S = 30.0  # of an event loop that hangs
+_BEAT_S = 1.0
 _JSON = "application/json"
 _EITHER = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("GradeRequest", "StoredGradeRequest")]}
 _REQUEST = body_of(_EITHER)
@@ -113,13 +116,24 @@ _LINES = {"requestBody": {"required": True, "content": {"application/x-ndjson": 
 
 @dataclass(slots=True)
 class DrainState:
-    """Whether the service drains: it then refuses new submissions."""
+    """Whether the service drains: it then refuses new submissions. And whether its event loop turns."""
 
     draining: bool = False
+    _turned_s: float | None = None
 
     def start(self) -> None:
         """Refuse new submissions from now on."""
         self.draining = True
+
+    def beat(self) -> None:
+        """Note from now on that this event loop turns, for health checks that another one answers."""
+        self._turned_s = time.monotonic()
+        asyncio.get_running_loop().call_later(_BEAT_S, self.beat)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the event loop that began to `beat` has not turned for SILENCE_S."""
+        return self._turned_s is not None and time.monotonic() - self._turned_s > SILENCE_S
 
     def enter(self) -> None:
         """Called at the begin of a submission. Raises Draining."""
@@ -260,10 +274,10 @@ def make_health_app(drain_state: DrainState) -> FastAPI:
 
 
 def _add_health(app: FastAPI, drain_state: DrainState) -> None:
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
+    @app.get("/healthz", responses={503: {"model": Fault}})
+    async def healthz() -> Any:
         """The process is alive."""
-        return {"status": "ok"}
+        return fault(503, "the event loop does not turn") if drain_state.hangs else {"status": "ok"}
 
     @app.get("/readyz", responses={503: {"model": Fault}})
     async def readyz() -> dict[str, str]:

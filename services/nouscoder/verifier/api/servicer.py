@@ -76,7 +76,11 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         await _send_request_id(context)
         verdict = await self._grader.grade(await _submission(request.submission))
         response = verifier_pb2.GradeResponse(verdict=VERDICT.to(verdict))
-        await Reservation(self._answers).until_end_of(context).add_answer(response.ByteSize())
+        await (
+            Reservation(self._answers.of_client(current_caller().share))
+            .until_end_of(context)
+            .add_answer(response.ByteSize())
+        )
         return response
 
     async def GradeStream(  # noqa: N802
@@ -85,7 +89,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         """Grade one submission and stream the outcome of each test."""
         await _send_request_id(context)
         submission = await _submission(request.submission)
-        answers = Reservation(self._answers).until_end_of(context)
+        answers = Reservation(self._answers.of_client(current_caller().share)).until_end_of(context)
         async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, Verdict):
@@ -100,8 +104,8 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.GradeBatchResponse]:
         """Grade many submissions. A request is read only when there is room for it, in slots and in memory."""
         await _send_request_id(context)
-        sent = Reservation(self._answers).until_end_of(context)
-        with self._budget.request() as reservation:
+        sent = Reservation(self._answers.of_client(current_caller().share)).until_end_of(context)
+        with self._budget.of_client(current_caller().share).request() as reservation:
 
             async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
                 try:
@@ -121,7 +125,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.InterpretResponse]:
         """A tool session. It ends with the call, whatever ends that."""
         await _send_request_id(context)
-        sent = Reservation(self._answers).until_end_of(context)
+        sent = Reservation(self._answers.of_client(current_caller().share)).until_end_of(context)
         if self._tools is None:
             with suppress(TimeoutError):  # a client that is still sending its first call would not see the reason
                 async with asyncio.timeout(_FIRST_CALL_S):
@@ -129,7 +133,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
             raise ToolsOff("this verifier has no tool sessions: set verifier.tools.sessions")
         async with self._tools.open() as session, aclosing(session.calls(request_iterator)) as calls:
             async for request in calls:
-                with self._budget.request() as reservation:
+                with self._budget.of_client(current_caller().share).request() as reservation:
                     reservation.add(request.ByteSize())
                     answer = await session.run(request.code)
                 message = ANSWER.to(answer)

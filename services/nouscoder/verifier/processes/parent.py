@@ -33,7 +33,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from nouscoder.config import Config
-from nouscoder.http_server.listener import start_http
+from nouscoder.http_server.listener import start_apart
 from nouscoder.rpc.addresses import unix_address, unix_path
 from nouscoder.rpc.metrics_page import serve_on_socket, start_metrics
 from nouscoder.rpc.server import Health, stop_event
@@ -368,6 +368,6 @@ async def _start_health(address: str, health: Health, stack: AsyncExitStack) -> 
     from nouscoder.verifier.api.rest import DrainState, make_health_app
 
     drain_state = DrainState()
-    bound = await start_http(make_health_app(drain_state), address, stack)
+    bound = await start_apart(make_health_app(drain_state), address, stack)
     log.info("listening", extra={"health": bound})
     return drain_state.start

@@ -10,12 +10,14 @@ A failure of the service is a 503, which no client takes for a sample. A row who
 INVARIANT: no call needs what an earlier one left, so any process or replica may answer it. `responses_create_params`
 and `response` come back as the bytes that arrived: trainers read token ids from keys that nobody here knows.
 
-Rows are large, and an agent does not repeat a call, so a row waits for memory before its body is read: those that have
-it hold _SHARE of the budget at most.
+Rows are large, and an agent does not repeat a call, so a row waits for memory before its body is read beyond the first
+part: those that have it hold _SHARE of the budget at most.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import math
 import statistics
@@ -26,13 +28,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from starlette.types import Message
 
 from nouscoder.domain.submission import CallTests, Profile, Submission, TestsReference
 from nouscoder.domain.verdict import RewardRule, Verdict, VerdictKind, reward_of_verdict
 from nouscoder.formats.json_values import ValueCount, json_bytes, json_value, with_whole_characters
 from nouscoder.formats.sent_tests import NotTests, fields_of, item_spans
-from nouscoder.http_server.body import BODIES_OF_MANY, read_body, while_connected
-from nouscoder.http_server.memory_budget import MemoryBudget, add_answer
+from nouscoder.http_server.body import READ_PATIENCE_S, read_body, read_whole, too_slow, while_connected
+from nouscoder.http_server.fair_queue import OneThread
+from nouscoder.http_server.memory_budget import CLIENT_KEY, LARGE_BYTES, MemoryBudget, Reservation, add_answer
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.faults import Draining, fault
 from nouscoder.verifier.api.schema import bodies, parse_submission
@@ -45,11 +49,19 @@ VERSION = "0.4.0"  # of nemo-gym; its wire has no place for a version
 PATIENCE_S = 120.0  # while the queue is full, and before while the memory is
 _SHARE = 0.75  # of the memory budget, for rows
 _ROOM = 6  # times the bytes of a row: its body, what its JSON becomes, and the answer
+_COMING_SHARE = 0.5  # of that, for what is declared and has not arrived
+_COMING_S = 0.5  # as long as it is kept
+_PART_BYTES = 64 * 1024  # that a listener reads at once
 _LIMIT_S = 10  # for each test; code_gen's default
 _OURS = (QueueFull, Draining, NotGraded, BlobsUnavailable)
 _METADATA = "verifier_metadata"
 _TEXTS = ("output_text", "summary_text")  # not a refusal
 _COUNTED = ("_ng_task_index", "reward")
+_PARTS = 4  # times the bytes of a body, of all responses of an evaluation
+MAX_ROLLOUTS = 100_000
+_MOST_MARKS = 5_000_000  # begins of texts, lists and objects; each takes half a microsecond
+_MOST_REWARD = 1e100  # so that a square is finite
+_NUMBER_BYTES = 400  # as many digits as a float may have before its point, and more
 _CODES: Mapping[VerdictKind, bool | int] = {
     VerdictKind.ACCEPTED: True,
     VerdictKind.WRONG_ANSWER: -2,
@@ -71,34 +83,54 @@ class GymRow:
 
 
 class _Rows:
-    """Reads rows, each of which waits for its memory first: `most_bytes` for all."""
+    """Reads rows, each of which waits for its memory first: `most_bytes` for all, half of them for one client.
+
+    What has arrived takes memory, and for _COMING_S what is declared: who declares and does not send holds nobody.
+    """
 
     def __init__(self, max_body_bytes: int, most_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
         self._budget = MemoryBudget(most_bytes)
+        self._coming = self._budget.part(_COMING_SHARE)
 
     @asynccontextmanager
     async def body_of(self, request: Request) -> AsyncIterator[bytes]:
         """The body of a request, whose memory is held until the block ends. Raises QueueFull, and BodyFault."""
-        declared = request.headers.get("content-length", "")
+        declared, client = request.headers.get("content-length", ""), request.scope.get(CLIENT_KEY)
         expected = min(int(declared) if declared.isdigit() else self._max_body_bytes, self._max_body_bytes)
-        num_bytes = min(_ROOM * expected, self._budget.budget_bytes)
+        budget, soon = self._budget.of_client(client), self._coming.of_client(client)
+        with budget.request() as arrived, budget.request() as first, soon.request() as coming:
 
-        async def take() -> None:
-            self._budget.take(num_bytes)
+            async def promise(to: Reservation, num_bytes: int) -> None:
+                await while_full(functools.partial(_take, to, num_bytes), PATIENCE_S)
+                asyncio.get_running_loop().call_later(_COMING_S, to.close)
 
-        await while_full(take, PATIENCE_S)
-        try:
-            yield await read_body(request, self._max_body_bytes)
-        finally:
-            self._budget.give(num_bytes)
+            async def receive() -> Message:
+                if parts:
+                    return parts.pop()
+                message = await request.receive()
+                num_bytes = min(_ROOM * len(message.get("body", b"")), budget.budget_bytes - arrived.num_bytes)
+                for promised in (first, coming):
+                    promised.release(min(num_bytes, promised.num_bytes))
+                await while_full(functools.partial(_take, arrived, num_bytes), PATIENCE_S)
+                return message
+
+            parts: list[Message] = []
+            await promise(first, min(_ROOM * min(expected, _PART_BYTES), budget.budget_bytes))
+            try:
+                parts.append(await asyncio.wait_for(receive(), READ_PATIENCE_S))
+            except TimeoutError:
+                raise too_slow() from None
+            if parts[0].get("more_body"):
+                await promise(coming, max(0, min(_ROOM * expected - arrived.num_bytes, soon.budget_bytes)))
+            yield await read_whole(declared, receive, self._max_body_bytes)
 
 
 def add_nemo_gym(
     app: FastAPI, grader: Grading, enter: Callable[[], None], max_body_bytes: int, max_bodies_bytes: int
 ) -> None:
     """Add the calls of a resources server. `enter` raises when the service drains."""
-    rows = _Rows(max_body_bytes, int(_SHARE * max_bodies_bytes))
+    rows, aggregating = _Rows(max_body_bytes, int(_SHARE * max_bodies_bytes)), OneThread("aggregate")
 
     @app.post("/seed_session", include_in_schema=False)
     async def seed_session(request: Request) -> Response:
@@ -128,13 +160,18 @@ def add_nemo_gym(
     @app.post("/aggregate_metrics", include_in_schema=False)
     async def aggregate_metrics(request: Request) -> Response:
         """Statistics of the rewards of a whole evaluation."""
-        body = await read_body(request, BODIES_OF_MANY * max_body_bytes)
-        return _json(await bodies.thread.run(aggregated, body))
+        answer = await aggregating.run(aggregated, await read_body(request, _PARTS * max_body_bytes))
+        await add_answer(request.scope, len(answer))
+        return Response(answer, media_type="application/json")
 
     @app.get("/reverify_mode", include_in_schema=False)
     async def reverify_mode() -> Response:
         """Rows that were graded may be graded again (nemo-gym 0.5)."""
         return _json("stateless")
+
+
+async def _take(reservation: Reservation, num_bytes: int) -> None:
+    reservation.add(num_bytes)
 
 
 def _json(value: object) -> Response:
@@ -277,33 +314,49 @@ def _mask(reason: str | None) -> dict[str, Any]:
     return marks | {"instance_config": {"mask_sample": masked}} | ({"_ng_failure_class": kind} if masked else {})
 
 
-def aggregated(body: bytes) -> dict[str, Any]:
-    """The answer to /aggregate_metrics. Only the two fields that count are decoded. Raises InvalidSubmission."""
+def aggregated(body: bytes) -> bytes:
+    """The answer to /aggregate_metrics as JSON. Only the two fields that count are decoded.
+
+    Memory and time are bounded by MAX_ROLLOUTS and _MOST_MARKS. Raises InvalidSubmission.
+    """
     tasks: dict[int, list[float]] = defaultdict(list)
+    pieces = (body[at : at + LARGE_BYTES] for at in range(0, len(body), LARGE_BYTES))
+    if sum(piece.count(mark) for piece in pieces for mark in (b"[", b"{", b'"')) > _MOST_MARKS:
+        raise InvalidSubmission("body", f"holds more than {_MOST_MARKS:,} texts, lists and objects: send fewer fields")
     try:
         begin, _ = dict(fields_of(body)).get("verify_responses", (0, 0))
         if body[begin : begin + 1] != b"[":
             raise InvalidSubmission("verify_responses", "must be a list")
-        for span in item_spans(body, begin):
-            one = body[slice(*span)]
-            values = {name: json_value(one[slice(*at)]) for name, at in fields_of(one) if name in _COUNTED}
-            reward = float(values["reward"])
-            if not math.isfinite(reward):
-                raise InvalidSubmission("verify_responses", "each must have a finite number as reward")
-            tasks[int(values.get("_ng_task_index", 0))].append(reward)
+        for number, span in enumerate(item_spans(body, begin)):
+            if number == MAX_ROLLOUTS:
+                raise InvalidSubmission("verify_responses", f"may hold at most {MAX_ROLLOUTS:,}: send parts")
+            reward, task = _counted(body[slice(*span)])
+            tasks[task].append(reward)
     except NotTests as error:
         raise InvalidSubmission(error.field, str(error)) from None
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, InvalidSubmission):
-            raise
-        why = "each must have a finite number as reward, and a whole one as _ng_task_index"
-        raise InvalidSubmission("verify_responses", why) from None
-    groups = [{"_ng_task_index": task, **_statistics(rewards)} for task, rewards in sorted(tasks.items())]
-    found = _statistics([reward for rewards in tasks.values() for reward in rewards]) if tasks else {}
-    return {"group_level_metrics": groups, "agent_metrics": found, "key_metrics": found}
+    groups = (json_bytes({"_ng_task_index": task, **_statistics(rewards)}) for task, rewards in sorted(tasks.items()))
+    found = json_bytes(_statistics([reward for rewards in tasks.values() for reward in rewards]) if tasks else {})
+    parts = (b'{"group_level_metrics":[', b",".join(groups), b'],"agent_metrics":', found, b',"key_metrics":', found)
+    return b"".join((*parts, b"}"))
+
+
+def _counted(response: bytes) -> tuple[float, int]:
+    """Reward and task of a response. Raises InvalidSubmission and NotTests."""
+    spans = {name: at for name, at in fields_of(response) if name in _COUNTED}
+    try:
+        values = {name: json_value(response[at : min(end, at + _NUMBER_BYTES)]) for name, (at, end) in spans.items()}
+        reward, task = float(values["reward"]), int(values.get("_ng_task_index", 0))
+        if abs(reward) <= _MOST_REWARD:  # not NaN
+            return reward, task
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass
+    why = "each must have a finite number as reward, and a whole one as _ng_task_index"
+    raise InvalidSubmission("verify_responses", why)
 
 
 def _statistics(rewards: list[float]) -> dict[str, float]:
-    deviation = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
-    named = {"mean": statistics.fmean(rewards), "max": max(rewards), "min": min(rewards), "std": deviation}
+    mean = statistics.fmean(rewards)
+    squares = math.fsum((reward - mean) ** 2 for reward in rewards)
+    deviation = math.sqrt(squares / (len(rewards) - 1)) if len(rewards) > 1 else 0.0
+    named = {"mean": mean, "max": max(rewards), "min": min(rewards), "std": deviation}
     return {f"{name}/reward": value for name, value in named.items()}
