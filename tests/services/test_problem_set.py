@@ -31,7 +31,7 @@ from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
 
 SECRET = "only-the-hidden-tests-know-this"
-ECHO, FAILS, LOST = "print('echo')", "print('fails')", "print('lost')"
+ECHO, FAILS, LOST, BREAKS = "print('echo')", "print('fails')", "print('lost')", "raise SystemExit(1)"
 PROBLEMS: list[dict[str, object]] = [
     {
         "problem_id": "echo",
@@ -56,7 +56,7 @@ async def offered(folder: Path, problems: list[dict[str, object]] | None = None)
     """The problem set of a file, over a sandbox in which ECHO prints its input."""
     file = folder / "problems.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in problems or PROBLEMS))
-    sandbox = FakeSandbox({FAILS: lambda _: ended(b"no"), LOST: _lost})
+    sandbox = FakeSandbox({FAILS: lambda _: ended(b"no"), LOST: _lost, BREAKS: lambda _: ended(b"", exit_code=1)})
     await sandbox.start()
     grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
     cache = TestsCache(folder / "cache", 2**20)
@@ -100,6 +100,14 @@ async def test_an_answer_with_a_block_and_a_program_are_graded_alike(tmp_path: P
         assert public is not None
         assert (public.kind, hidden.kind) == (VerdictKind.ACCEPTED, VerdictKind.ACCEPTED)
         assert await problems.public_verdict(problems.problem("blind"), answer) is None
+
+
+@pytest.mark.parametrize("code", [BREAKS, FAILS])
+async def test_how_a_program_fails_a_hidden_test_is_not_told(tmp_path: Path, code: str) -> None:
+    """Before, the kinds of verdict told a hidden input: a digit of base 3 an episode."""
+    async with offered(tmp_path) as problems:
+        hidden = await problems.hidden_verdict(problems.problem("echo"), SampleAnswer(code, is_code=True))
+    assert (hidden.kind, hidden.passed, hidden.detail) == (VerdictKind.WRONG_ANSWER, 0, "")
 
 
 async def test_public_tests_are_shown_and_hidden_ones_never(tmp_path: Path) -> None:

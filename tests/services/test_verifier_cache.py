@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.grading.grader import OnOutcome
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
@@ -66,6 +67,15 @@ async def test_a_submission_that_differs_is_graded() -> None:
     await grader.grade(submission(wanted="b"))
     await grader.grade(submission("accepted#"))
     assert len(inner.graded) == 3
+
+
+async def test_a_client_gets_no_verdict_of_another() -> None:
+    inner = CountingGrader()
+    grader = cached(inner)
+    for client in ("one", "two", "one"):
+        set_caller(Caller(client))
+        verdict = await grader.grade(submission())
+    assert (verdict.cached, len(inner.graded)) == (True, 2)
 
 
 async def test_internal_errors_and_timeouts_are_not_cached() -> None:

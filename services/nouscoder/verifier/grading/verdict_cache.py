@@ -1,9 +1,10 @@
 """Caches the verdicts of identical submissions, and merges identical submissions in progress.
 
 INVARIANT: of equal submissions at most one is graded at a time, and one of a job beside it: a request never waits for a
-job, which has a lower priority. Only verdicts that will not change are cached: never
-internal_error, and never time_limit_exceeded, because a busy machine can cause it. At most `num_entries` verdicts and
-about `num_entries` * 48 KiB are cached; the least recently used verdict is evicted first.
+job, which has a lower priority. Only verdicts that will not change are cached: never internal_error, and never
+time_limit_exceeded, because a busy machine can cause it. No client gets the verdict of another one, which has the times
+of its run, or learns from the time of an answer that it was graded before. At most `num_entries` verdicts and about
+`num_entries` * 48 KiB are cached; the least recently used verdict is evicted first.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def _key(submission: Submission, tests_digest: str) -> bytes | None:
     # Encoded, because repr() of some long texts takes a second.
     kind = "code" if submission.code is not None else "completion"
     languages = submission.languages
-    for text in (source, problem_id, str(len(languages)), *languages, kind, *files):
+    for text in (current_caller().client, source, problem_id, str(len(languages)), *languages, kind, *files):
         part = text.encode("utf8", "surrogatepass")
         key.update(len(part).to_bytes(8, "big") + part)
     return key.digest()

@@ -2,14 +2,17 @@
 
 Refused calls fail with EPERM, so that programs that probe for calls continue. clone3 fails with ENOSYS, so that glibc
 falls back to clone, whose flags the filter checks. Calls of another architecture (i386, x32) kill the process. statx
-does not tell the unique number of a mount, by which a run could count the runs before it.
+does not tell the unique number of a mount, by which a run could count the runs before it. Nor do ioctl and
+getsockopt tell the unique numbers of namespaces and sockets, or give a pidfd, whose inode counts the host's processes.
 
 Of the calls in the tables, mount, umount2 and unshare (of a network namespace only) are there because init needs them
-under the same filter; without capabilities they give EPERM.
+under the same filter; without capabilities they give EPERM. So is pidfd_open, which a second filter refuses to
+candidates (init/process.c). tests/calls_of_languages.py lists what each language calls.
 Excluded on purpose: all other mount and namespace calls (pivot_root, setns, fsopen, ...), access to other
 processes (ptrace, process_vm_*, pidfd_getfd, kcmp), kernel interfaces that programs do not need (bpf, perf_event_open,
 io_uring_*, userfaultfd, keyctl, fanotify, modules, kexec), System V and POSIX message objects, which outlive a process
-(shmget, msgget, semget, mq_open), memfd_create (its files are not limited), personality, clone3, whose flags a filter
+(shmget, msgget, semget, mq_open), memfd_create (its files are not limited), vmsplice and tee (pages in pipes are no
+process's: one of 4 KiB holds its large page of 2 MiB), personality, clone3, whose flags a filter
 cannot read (glibc then uses clone), inotify, which would see other sandboxes and the host open the files of the root,
 and sync and syncfs, which write the host's disks.
 """
@@ -26,11 +29,15 @@ _NUMBER, _ARCH, _ARG0_LOW, _ARG1_LOW, _ARG2_LOW, _ARG3_LOW = 0, 4, 16, 24, 32, 4
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE3 = 435
 _NAMESPACE_FLAGS = 0x7E020080  # every CLONE_NEW* flag
+_PIDFD_FLAG = 0x1000  # CLONE_PIDFD
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6. A namespace does not isolate others, such as vsock
 _PROTOCOLS = (0, 6, 17)  # the family's default, TCP and UDP; not MPTCP and UDP-Lite, which no program needs
 _PRIO_PROCESS = 0
 _STATX_MNT_ID_UNIQUE = 0x4000
+_SOL_SOCKET = 1
+_COUNTED_OPTIONS = (57, 71, 76, 77)  # SO_COOKIE, SO_NETNS_COOKIE, SO_PASSPIDFD, SO_PEERPIDFD
+_NAMESPACE_IDS = (0x8008B705, 0x8008B70D, 0x8010B70A, 0x8010B70B, 0x8010B70C)  # NS_MNT_GET_ID, NS_GET_ID, NS_MNT_GET_*
 _SHARED_FILE_COMMANDS = (1024, 1026)  # F_SETLEASE and F_NOTIFY, which act on what others do with a file
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 
@@ -65,12 +72,12 @@ X86_64 = _table(
     tgkill=234 utimes=235 waitid=247 openat=257
     mkdirat=258 mknodat=259 fchownat=260 futimesat=261 newfstatat=262 unlinkat=263 renameat=264 linkat=265
     symlinkat=266 readlinkat=267 fchmodat=268 faccessat=269 pselect6=270 ppoll=271 set_robust_list=273
-    get_robust_list=274 splice=275 tee=276 sync_file_range=277 vmsplice=278 utimensat=280 epoll_pwait=281
+    get_robust_list=274 splice=275 sync_file_range=277 utimensat=280 epoll_pwait=281
     signalfd=282 timerfd_create=283 eventfd=284 fallocate=285 timerfd_settime=286 timerfd_gettime=287
     accept4=288 signalfd4=289 eventfd2=290 epoll_create1=291 dup3=292 pipe2=293 preadv=295
     pwritev=296 rt_tgsigqueueinfo=297 recvmmsg=299 prlimit64=302 sendmmsg=307 getcpu=309
     renameat2=316 getrandom=318 execveat=322 membarrier=324 mlock2=325 copy_file_range=326 preadv2=327
-    pwritev2=328 unshare=272 statx=332 rseq=334 pidfd_send_signal=424 pidfd_open=434 close_range=436 openat2=437
+    pwritev2=328 unshare=272 statx=332 rseq=334 pidfd_open=434 close_range=436 openat2=437
     faccessat2=439 epoll_pwait2=441 futex_waitv=449 sched_getattr=315
     """
 )
@@ -97,12 +104,12 @@ AARCH64 = _table(
     timer_settime=110 timer_gettime=108 timer_getoverrun=109 timer_delete=111 clock_gettime=113 clock_getres=114
     clock_nanosleep=115 exit_group=94 tgkill=131 waitid=95 openat=56
     mkdirat=34 mknodat=33 fchownat=54 newfstatat=79 unlinkat=35 renameat=38 linkat=37 symlinkat=36 readlinkat=78
-    fchmodat=53 faccessat=48 pselect6=72 ppoll=73 set_robust_list=99 get_robust_list=100 splice=76 tee=77
-    sync_file_range=84 vmsplice=75 utimensat=88 epoll_pwait=22 timerfd_create=85 fallocate=47 timerfd_settime=86
+    fchmodat=53 faccessat=48 pselect6=72 ppoll=73 set_robust_list=99 get_robust_list=100 splice=76
+    sync_file_range=84 utimensat=88 epoll_pwait=22 timerfd_create=85 fallocate=47 timerfd_settime=86
     timerfd_gettime=87 accept4=242 signalfd4=74 eventfd2=19 epoll_create1=20 dup3=24 pipe2=59
     preadv=69 pwritev=70 rt_tgsigqueueinfo=240 recvmmsg=243 prlimit64=261 sendmmsg=269 getcpu=168
     renameat2=276 getrandom=278 execveat=281 membarrier=283 mlock2=284 copy_file_range=285 preadv2=286
-    pwritev2=287 unshare=97 statx=291 rseq=293 pidfd_send_signal=424 pidfd_open=434 close_range=436 openat2=437
+    pwritev2=287 unshare=97 statx=291 rseq=293 pidfd_open=434 close_range=436 openat2=437
     faccessat2=439 epoll_pwait2=441 futex_waitv=449 sched_getattr=275
     """
 )
@@ -157,6 +164,11 @@ def build_filter(*, notifies: bool = False) -> bytes:
         (("clone",), _clone()),
         (("socket", "socketpair"), _sockets(notifies)),
         (("fcntl",), _fcntl()),
+        (
+            ("ioctl",),
+            [(_LD_ABS, 0, 0, _ARG1_LOW), *_when(_NAMESPACE_IDS, [_refuse(errno.ENOTTY)]), (_RET, 0, 0, _ALLOW)],
+        ),
+        (("getsockopt", "setsockopt"), _options()),
         (("unshare",), _unshare()),
         (("setpriority",), _priority()),
         (("statx",), _statx()),
@@ -184,8 +196,13 @@ def _when(values: tuple[int, ...], block: list[Instruction]) -> list[Instruction
 
 
 def _clone() -> list[Instruction]:
-    """No new namespace."""
-    return [(_LD_ABS, 0, 0, _ARG0_LOW), (_JSET, 0, 1, _NAMESPACE_FLAGS), _refuse(errno.EPERM), (_RET, 0, 0, _ALLOW)]
+    """No new namespace, and no pidfd."""
+    return [
+        (_LD_ABS, 0, 0, _ARG0_LOW),
+        (_JSET, 0, 1, _NAMESPACE_FLAGS | _PIDFD_FLAG),
+        _refuse(errno.EPERM),
+        (_RET, 0, 0, _ALLOW),
+    ]
 
 
 def _sockets(notifies: bool) -> list[Instruction]:
@@ -194,6 +211,12 @@ def _sockets(notifies: bool) -> list[Instruction]:
     is_protocol += [(_JEQ, len(_PROTOCOLS) - i, 0, protocol) for i, protocol in enumerate(_PROTOCOLS)]
     is_protocol += [_refuse(errno.EPROTONOSUPPORT), (_RET, 0, 0, _NOTIFY if notifies else _ALLOW)]
     return [(_LD_ABS, 0, 0, _ARG0_LOW), *_when(_FAMILIES, is_protocol), _refuse(errno.EAFNOSUPPORT)]
+
+
+def _options() -> list[Instruction]:
+    """No option that tells a number counted since the host's start."""
+    refused = [(_LD_ABS, 0, 0, _ARG2_LOW), *_when(_COUNTED_OPTIONS, [_refuse(errno.ENOPROTOOPT)]), (_RET, 0, 0, _ALLOW)]
+    return [(_LD_ABS, 0, 0, _ARG1_LOW), *_when((_SOL_SOCKET,), refused), (_RET, 0, 0, _ALLOW)]
 
 
 def _fcntl() -> list[Instruction]:

@@ -1,7 +1,8 @@
 """The problems that the service offers to the clients of other projects: those of the file `verifier.problems`.
 
 INVARIANT: no input and no expected output of a hidden test leaves this module: a verdict on hidden tests is returned
-without outcomes and first failure. No verdict is internal_error, because a failure of the service raises NotGraded.
+without outcomes and first failure. However a program fails a hidden input, it is wrong_answer: the kind of a failure
+would tell the input digit by digit. No verdict is internal_error, because a failure of the service raises NotGraded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex, open_index_of
 from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.submission import MathTests, Submission, Tests, language_name
-from nouscoder.domain.verdict import Verdict
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.store.case_files import CaseFileBroken
@@ -24,6 +25,7 @@ from nouscoder.verifier.api.streaming import QUEUE_PATIENCE_S, NotGraded, grade_
 from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
+_OF_NO_INPUT = (VerdictKind.ACCEPTED, VerdictKind.COMPILE_ERROR, VerdictKind.NO_CODE)
 NO_PROBLEMS = "this service offers no problems: verifier.problems is empty"
 
 
@@ -100,7 +102,9 @@ class ProblemSet:
             known = problem.problem_id, problem.tests_digest
             submission = answer.replacing(problem.rules.submission(tests, answer.text, *known))
             verdict = await self._graded(submission, patience_s)
-        return replace(verdict, tests=(), first_failure=None)
+        kind = verdict.kind if verdict.kind in _OF_NO_INPUT else VerdictKind.WRONG_ANSWER
+        passed = verdict.passed if kind is VerdictKind.ACCEPTED else 0
+        return replace(verdict, kind=kind, passed=passed, graded=verdict.total, detail="", tests=(), first_failure=None)
 
     @asynccontextmanager
     async def _hidden_tests(self, problem: IndexedProblem) -> AsyncIterator[Tests]:
