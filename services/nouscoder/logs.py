@@ -76,6 +76,10 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+# torch warns at each import that it cannot count the operations of triton's kernels. Nothing here counts them.
+logging.getLogger("torch.utils.flop_counter").setLevel("ERROR")
+
+
 def show_logs_to_a_person() -> None:
     """Send every warning and error of this process to stderr as sentences."""
     handler = _Terminal()

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from nouscoder.domain.run_status import Ledger
+from nouscoder.run.console.feed import Feed
 from nouscoder.run.view import (
     LiveView,
     PlainView,
@@ -192,6 +193,25 @@ def test_the_live_view_redraws_in_place_and_restores_the_terminal() -> None:
     text = stream.getvalue()
     assert "kept [not markup]" in text
     assert text.index("\x1b[?25l") < text.rindex("\x1b[?25h")  # the cursor is hidden, then shown again
+
+
+def test_the_last_sentences_of_a_run_are_below_its_panel_also_while_the_pages_are_served() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, force_terminal=True, legacy_windows=False, _environ={"TERM": "xterm"})
+    with open_view(console) as view:
+        feed = Feed(view)
+        feed.progress("evaluation after", 80, 80)
+        feed.settle()
+        feed.say("ledger balanced")
+        feed.say("the run's pages are at http://127.0.0.1:21400/ until Ctrl-C")
+        waiting = stream.getvalue()
+        assert waiting.rindex("evaluation after") < waiting.index("ledger balanced")
+        feed.show(snapshot_of())  # the next stage of a plan
+        feed.say("stage two")
+    text = stream.getvalue()
+    assert "pages are at" in text.splitlines()[len(waiting.splitlines()) - 1], "no sentence is drawn over"
+    assert text.count("pages are at") == 1
+    assert text.index("stage two") > text.index("pages are at")
 
 
 @pytest.mark.parametrize("terminal", ["dumb", "pipe", "latin"])

@@ -46,6 +46,7 @@ def test_the_policy_is_strict_and_needs_no_token(grading_url: str) -> None:
 
 def test_ctrl_enter_runs_and_outcomes_stream_in(new_page: Callable[[], Chromium], grading_url: str) -> None:
     page = new_page()
+    assert "fails on purpose" in page.value("document.getElementById('hint').innerText")
     page.value("document.getElementById('code').focus()")
     page.press("Enter", 13, modifiers=2)
     page.until(f"{BADGE} !== null")

@@ -291,7 +291,7 @@ def test_a_run_that_publishes_adapters_completes_with_a_learner_killed_in_betwee
 
 def assert_pages(run: Site) -> None:
     """Check that the pages serve the allow-list and no other file."""
-    run.until(lambda: "until SIGTERM" in run.log("train"), "the pages stay")
+    run.until(lambda: "until Ctrl-C" in run.log("train"), "the pages stay")
     assert b"report.html" in run.page("")
     assert b"<svg" in run.page("report.html")
     assert json.loads(run.page("summary.json"))["balanced"] is True
@@ -311,7 +311,7 @@ def assert_a_finished_run_is_only_served(run: Site) -> None:
     assert run.stop("learner") == 0
     (run.root / "train.log").unlink()
     run.start("learner", "train")
-    run.until(lambda: "until SIGTERM" in run.log("train"), "the pages are there again")
+    run.until(lambda: "until Ctrl-C" in run.log("train"), "the pages are there again")
     assert "finished: nothing is left to do" in run.log("train")
     run.until(lambda: run.log("learner").count("its policies are served until SIGTERM") == 2, "the learner stays")
     assert health(run.config.learner.grpc_health) == "SERVING"

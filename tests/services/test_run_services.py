@@ -31,6 +31,7 @@ from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
 from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently
 from nouscoder.run.pages import FILES, ROLLOUTS, open_pages
 from nouscoder.run.services import EVALUATION_BEFORE, ExternalServices, ServiceAway, deployment
+from nouscoder.run.view import View
 
 EXTERNAL = ("run.services=external", f"learner.start_after={EVALUATION_BEFORE}", "run.peer_patience_s=900")
 SMALL = ("demo.train_problems=30", "demo.held_out_problems=6", "demo.warm_start_share=0.002")
@@ -245,10 +246,18 @@ def test_a_killed_preparation_gives_the_same_files_when_repeated(
     assert {"policy/config.json", "policy/model.safetensors", "problems/train.jsonl", "config.toml"} <= first.keys()
     assert not [name for name in first if ".part" in name]
 
-    asyncio.run(prepare_run(config, only_problems=False))
+    asyncio.run(prepare_run(config, only_problems=False, view=View()))
     assert "the run is prepared" in caplog.messages
     assert "warm start" not in caplog.messages
     assert contents(config.run.folder) == first
+
+
+def test_a_preparation_for_a_person_ends_with_a_sentence_and_prints_no_log(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(external_config(tmp_path, "run.services=local", "demo.warm_start_threads=1")))
+    done = prepare(file)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"the run is prepared: {tmp_path}/mine/policy is there"
 
 
 def test_problems_made_alone_are_the_same_and_a_changed_seed_is_refused(tmp_path: Path) -> None:

@@ -162,13 +162,23 @@ def prepare_run(
     overrides: SetOption = None,
 ) -> None:
     """Make the missing inputs of a run: the demo's problems and a warm-started policy."""
+    from rich.console import Console
+
     from nouscoder.demo.prepare import prepare_run as prepare_the_run
     from nouscoder.logs import configure_logs
+    from nouscoder.run.services import deployment
+    from nouscoder.run.view import View, open_view
 
     config = load_config(config_file, overrides or [])
     wait_passively()
-    configure_logs("prepare-run")
-    asyncio.run(prepare_the_run(config, only_problems=only is Part.PROBLEMS))
+    in_logs = deployment(config).json_logs
+    if in_logs:
+        configure_logs("prepare-run")
+    with View() if in_logs else open_view(Console()) as view:
+        asyncio.run(prepare_the_run(config, only_problems=only is Part.PROBLEMS, view=view))
+        made = config.in_run_folder(config.problems.train if only else config.policy.path)
+        view.settle()
+        view.say(f"the run is prepared: {made} is there")
 
 
 model_app = typer.Typer(no_args_is_help=True, help="Folders of models.")

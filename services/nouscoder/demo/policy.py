@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 # The vocabulary.
 
@@ -109,5 +110,6 @@ def build_policy(*, seed: int, size: PolicySize = PolicySize(), vocab_size: int 
 
 def save_policy(policy: Qwen3ForCausalLM, folder: Path) -> None:
     """Write a Hugging Face folder: configuration, weights and tokenizer."""
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     policy.save_pretrained(folder)
     CharTokenizer().save(folder)

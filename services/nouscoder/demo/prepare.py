@@ -44,6 +44,7 @@ from nouscoder.policy_folder.gguf import import_gguf
 from nouscoder.policy_folder.inspection import HubUnavailable, downloaded
 from nouscoder.private_folder import writable_cache
 from nouscoder.run.folder import attach_patiently, recorded, refuse_changes
+from nouscoder.run.view import View
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +133,11 @@ class CannotPrepare(Unusable):
     """The configuration names missing files that this command cannot make. The message names them."""
 
 
-async def prepare_run(config: Config, *, only_problems: bool) -> None:
-    """Make the missing inputs. Raises RunChanged, CannotPrepare, FolderInUse or RunFolderError."""
+async def prepare_run(config: Config, *, only_problems: bool, view: View) -> None:
+    """Make the missing inputs; `view` and log show the warm start.
+
+    Raises RunChanged, CannotPrepare, FolderInUse or RunFolderError.
+    """
     with _naming_faults():
         if only_problems:
             await asyncio.to_thread(_only_problems, config)
@@ -146,7 +150,7 @@ async def prepare_run(config: Config, *, only_problems: bool) -> None:
         folder = await attach_patiently(config)
         try:
             log.info("preparing the run", extra={"folder": str(folder.path)})
-            await asyncio.to_thread(prepare, config, _Progress().report)
+            await asyncio.to_thread(prepare, config, _Progress(view).report)
             log.info("the run is prepared", extra={"folder": str(folder.path)})
         finally:
             folder.close()
@@ -165,12 +169,14 @@ def _only_problems(config: Config) -> None:
 
 
 class _Progress:
-    """Logs the first step, the last one, and one every five seconds between them."""
+    """Shows each step, and logs the first one, the last one, and one every five seconds between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, view: View) -> None:
+        self._view = view
         self._logged_s = float("-inf")
 
     def report(self, done: int, total: int, loss: float) -> None:
+        self._view.progress("warm start", done, total, f"loss {loss:.3f}")
         now = time.monotonic()
         if done == total or now - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now

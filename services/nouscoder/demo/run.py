@@ -62,7 +62,7 @@ async def _shown(folder: RunFolder, config: Config, view: View, started_s: float
         view.say(f"the run is shown at http://{address}/")
     await prepare_and_run(folder, config, view, started_s)
     if address:
-        view.say(f"the run's pages stay at http://{address}/ until Ctrl-C or SIGTERM")
+        view.say(f"the run's pages are at http://{address}/ until Ctrl-C")
         await until_cancelled()
 
 

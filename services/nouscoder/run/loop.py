@@ -120,7 +120,7 @@ async def _train(config: Config, *, resume: bool, given: Given) -> None:
         else:
             await run_loop(folder, config, view, started_s)
         if address:
-            view.say(f"the run's pages are at {address}, until SIGTERM")
+            view.say(f"the run's pages are at http://{address}/ until Ctrl-C")
             await until_cancelled()
 
 
@@ -157,6 +157,7 @@ async def run_loop(
     counts = {cause: len(names) for cause, names in left.by_cause.items()} if left else {}
     folder.write_json("summary.json", asdict(summary) | {"untrained": counts})
     report = write_report(folder.path)
+    view.settle()
     for line in [*(left.lines(folder.path) if left else ()), *closing_lines(summary, report)]:
         view.say(line)
     return summary

@@ -62,7 +62,7 @@ async def _serve_pages(config: Config, view: View) -> None:
     last = config.of_stage(len(config.plan.stages) - 1)
     with open_pages(last.run.folder, last.run.pages, last.run.pages_hosts) as address:
         if address:
-            view.say(f"the last stage's pages are at {address}, until SIGTERM")
+            view.say(f"the last stage's pages are at http://{address}/ until Ctrl-C")
             await until_cancelled()
 
 

@@ -255,6 +255,9 @@ class View:
     def say(self, text: str) -> None:
         """Show a sentence permanently."""
 
+    def settle(self) -> None:
+        """Leave what is drawn as it is: what is said next comes below it."""
+
 
 def open_view(console: Console, min_interval_s: float = 2.0) -> View:
     """The live panel if the terminal can draw it, else plain lines, `min_interval_s` apart without changes."""
@@ -266,26 +269,35 @@ class LiveView(View):
     """A panel that is redrawn in place."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, auto_refresh=False, transient=False)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
+        self._console = console
+        self._live: Live | None = None
 
     def __exit__(self, *error: object) -> None:
-        self._live.stop()
+        self.settle()
 
     def show(self, snapshot: Snapshot) -> None:
         """Redraw the panel."""
-        self._live.update(render(snapshot), refresh=True)
+        self._draw(render(snapshot))
 
     def progress(self, phase: str, done: int, total: int, note: str = "") -> None:
         """Redraw the panel of a phase outside the loop."""
-        self._live.update(render_progress(phase, done, total, note), refresh=True)
+        self._draw(render_progress(phase, done, total, note))
 
     def say(self, text: str) -> None:
         """Print above the panel."""
-        self._live.console.print(Text(text))
+        self._console.print(Text(text))
+
+    def settle(self) -> None:
+        """Leave the panel. The next one is drawn below what is said until then."""
+        if self._live is not None:
+            self._live.stop()
+        self._live = None
+
+    def _draw(self, panel: RenderableType) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._live.update(panel, refresh=True)
 
 
 class PlainView(View):

@@ -87,6 +87,10 @@ class Feed(View):
             self.version += 1
         self._view.say(text)
 
+    def settle(self) -> None:
+        """Leave what the terminal shows."""
+        self._view.settle()
+
     def _keep(self, told: Snapshot | tuple[str, int, int, str]) -> None:
         with self._lock:
             self._told = told

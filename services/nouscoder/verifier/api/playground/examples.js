@@ -1,6 +1,6 @@
 // The examples of each type of tests, and a first program in each language.
 const HINTS = {
-  stdin: "The program reads the input on stdin and must print the output.",
+  stdin: "The program reads the input on stdin and must print the output. In the first example the last test fails on purpose: 5 + 5 is not 11.",
   call: "The function, or the method of class Solution, is called with args and kwargs; the returned value is compared.",
   assert: "Each case is a few lines of Python after the program and the setup; it passes when they raise nothing.",
   checker: "A program of yours, given the files input, output and answer, says by its exit code whether the output is right.",
