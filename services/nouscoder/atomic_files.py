@@ -33,7 +33,41 @@ class StorageError(NousCoderError):
     exit_code = ExitCode.STORAGE
 
 
-_OF_WRITERS = ("No space left", "PytorchStreamWriter failed writing", "inline_container.cc")
+# What the system answers about a disk or a place that a person gave, and that no code of ours can mend.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OF_DISKS = (*_FULL, errno.EIO, errno.EROFS)
+_OF_PLACES = (
+    *(errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR),
+    *(errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+)
+# torch, safetensors, tokenizers and SQLite wrap errors of the system, or have only a text of their own.
+_TEXTS_WHEN_FULL = (
+    *("No space left", "quota exceeded", "disk is full"),
+    *("PytorchStreamWriter failed writing", "inline_container.cc"),
+)
+_TEXTS_OF_DISKS = (*_TEXTS_WHEN_FULL, "readonly database", "unable to open database file", "disk I/O error")
+
+
+def _says(error: BaseException, numbers: tuple[int, ...], texts: tuple[str, ...]) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in numbers
+    return not isinstance(error, NousCoderError) and any(text in str(error) for text in texts)
+
+
+def storage_fault(error: BaseException) -> StorageError | None:
+    """The sentence for an error that no command expected, or for its cause, if a disk or a place is at fault."""
+    if isinstance(error, NousCoderError):  # its sentence is right, and its exit code that of what it was about
+        cause = error.__cause__
+        while isinstance(cause, NousCoderError):
+            cause = cause.__cause__
+        of_disk = cause is not None and _says(cause, _OF_DISKS, _TEXTS_OF_DISKS)
+        return StorageError(str(error)) if of_disk else None
+    if isinstance(error, OSError) and error.errno in (*_OF_DISKS, *_OF_PLACES) and error.filename:
+        return StorageError(f"{error.filename} cannot be used: {error.strerror}")
+    if not _says(error, _OF_DISKS, _TEXTS_OF_DISKS):
+        return None
+    # Of a stream, which does not know its name, or by a library, whose words are its own.
+    return StorageError(f"the output cannot be written: {os.strerror(getattr(error, 'errno', 0) or errno.ENOSPC)}")
 
 
 @contextmanager
@@ -42,14 +76,11 @@ def naming_storage_faults(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        of_system = error if isinstance(error, OSError) else None
-        # torch and safetensors wrap errors of the operating system, or have only a text of their own.
-        text = any(sign in str(error) for sign in _OF_WRITERS)
-        if text if of_system is None else of_system.errno in (errno.ENOSPC, errno.EDQUOT):
-            full = f"the disk is full: {path} was not written; free some space and resume the run"
+        if _says(error, _FULL, _TEXTS_WHEN_FULL):
+            full = f"the disk is full: {path} was not written; free some space, then go on with the same command"
             raise StorageError(full) from error
-        if of_system is not None:
-            raise StorageError(f"{path} cannot be written: {of_system.strerror or error}") from error
+        if isinstance(error, OSError):
+            raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
         raise
 
 
@@ -109,21 +140,15 @@ def is_taken(path: Path) -> bool:
     return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
-def make_folder(folder: Path) -> Path | None:
-    """Make a folder and those above it that are missing. Returns the topmost one that was made. Raises OSError."""
-    missing = [place for place in (*reversed(folder.parents), folder) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing[0] if missing else None
-
-
 @contextmanager
-def removed_when_refused(made: Path | None) -> Iterator[None]:
-    """Remove what `make_folder` made when the block, which reads input, raises a NousCoderError: it changes nothing."""
+def whole_or_gone(*places: Path) -> Iterator[None]:
+    """Remove those of `places` that the block makes, with the folders above them, when it fails; not after Ctrl-C."""
+    missing = [above for place in places for above in (*reversed(place.parents), place) if not above.exists()]
     try:
         yield
-    except NousCoderError:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+    except Exception:
+        for made in missing:
+            remove(made)
         raise
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from tests.command_line import nouscoder
+from tests.domain.test_report_compare import write_run
 from tests.services.test_learner_storage import save, trained_trainer
+from tests.services.test_wrong_inputs import make_home
 
 from nouscoder.atomic_files import StorageError, whole_file
 from nouscoder.learner.state.checkpoint import CheckpointStore, Progress
@@ -26,17 +32,65 @@ COMMANDS = [
     ("data", "inspect", REAL, "--json"),
 ]
 
+ROW = {"problem_id": 1, "question": "q", "input_output": json.dumps({"inputs": ["1" * 90_000], "outputs": ["2"]})}
+# `in` has the files of a newcomer. Each command runs in the folder of a disk that is full, with files of its own there.
+ON_A_FULL_DISK = [
+    "init in/model in/problems.jsonl --out my.toml",
+    "train in/my.toml --set run.root='HERE/runs'",
+    "demo --set run.root='HERE/runs'",
+    "prepare-run in/my.toml --only problems --set problems.train='HERE/p.jsonl' --set problems.held_out='HERE/h.jsonl'",
+    "data import apps in/apps.jsonl --out new.parquet",
+    "data filter in/filter.toml --out new.parquet",
+    "data export harbor in/problems.jsonl --out harbor",
+    "sft import in/ocr.jsonl --out examples.jsonl",
+    "grade in/answers.jsonl --out verdicts.jsonl",
+    "grade in/samples.jsonl --problems problems.jsonl",
+    "eval in/problems.jsonl --samples in/samples.jsonl --out evaluated",
+    "eval problems.jsonl --samples in/samples.jsonl --out evaluated",
+    "report done",
+    "report compare done other --to both.html",
+]
+
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+    """A file system of 256 KiB. `test_on_full_disks` runs the tests that need one, apart: others count mounts."""
+    if "OWN_MOUNTS" not in os.environ:
+        pytest.skip("it runs in a mount namespace of its own, by test_on_full_disks")
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], check=True)
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_on_full_disks() -> None:
+    apart = ["unshare", "--mount", "--propagation", "private"]
+    if subprocess.run([*apart, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode:
+        pytest.skip("a tmpfs cannot be mounted here")
+    tests = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "disk and not on_full_disks",
+        __file__,
+    ]
+    done = subprocess.run(
+        [*apart, sys.executable, *tests],
+        env={**os.environ, "OWN_MOUNTS": "1"},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "skipped" not in done.stdout
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -73,3 +127,49 @@ def test_a_checkpoint_on_a_full_disk_keeps_the_one_before(small: Path) -> None:
     newest = store.newest()
     assert (None if newest is None else newest.progress.step) == (steps[-1] - 2 or None)
     assert not list(small.glob("*.part"))
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def full(small: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the small file system, with a problem file and a run, and not one byte of room."""
+    home = small.parent / "in"
+    home.mkdir()
+    make_home(home)
+    (home / "apps.jsonl").write_text(json.dumps(ROW) + "\n")
+    (home / "filter.toml").write_text(
+        'name = "f"\ninputs = ["problems.jsonl"]\n[[steps]]\nfilter = "num_tests"\nat_least = 1\n'
+    )
+    tests = {"type": "stdin", "cases": [{"input": "", "output": ""}]}
+    (home / "answers.jsonl").write_text(json.dumps({"code": "print()", "tests": tests}) + "\n")
+    (home / "samples.jsonl").write_text(
+        "".join(json.dumps({"task_id": f"p{n}", "solution": "print()"}) + "\n" for n in range(40))
+    )
+    fields = {"input": "say 1", "output": "<think>x</think>print(1)", "solution": "print(1)", "id": "a"}
+    (home / "ocr.jsonl").write_text(json.dumps({**fields, "dataset": "d", "split": "s", "index": "0"}) + "\n")
+    place = small / "place"
+    place.mkdir()
+    (place / "problems.jsonl").write_bytes((home / "problems.jsonl").read_bytes())
+    for name in ("done", "other"):
+        write_run(place / name)
+    (place / "in").symlink_to(home)
+    with (small / "fill").open("wb") as fill, suppress(OSError):
+        while True:
+            os.write(fill.fileno(), b"0" * 4096)
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.mark.parametrize("line", ON_A_FULL_DISK)
+def test_a_command_on_a_full_disk_says_one_sentence_and_leaves_nothing(line: str, full: Path) -> None:
+    before = everything(full)
+    words = line.replace("HERE", str(full)).split()
+    ended = nouscoder(*(word.replace("'", '"') for word in words))
+    assert ended.exit_code == 74, ended.output
+    said = [each for each in ended.stderr.splitlines() if each.startswith("nouscoder: ")]
+    assert len(said) == 1, ended.output
+    assert "Traceback" not in ended.output
+    assert everything(full) == before

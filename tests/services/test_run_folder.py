@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.atomic_files import FolderInUse
+from nouscoder.atomic_files import FolderInUse, StorageError
 from nouscoder.config import Config, load_config
 from nouscoder.private_folder import sockets_of
 from nouscoder.run.folder import RunFolder, RunFolderError, unused_name
@@ -46,7 +46,7 @@ def test_one_process_at_a_time_works_in_a_run_folder(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 5 << 20))
-    with pytest.raises(RunFolderError, match=r"disk of .* is full: 5 MiB free, 300 needed"):
+    with pytest.raises(StorageError, match=r"disk of .* is full: 5 MiB free, 300 needed"):
         RunFolder.create(config_in(tmp_path))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
@@ -13,7 +12,7 @@ from typing import Annotated
 import typer
 
 from nouscoder import __version__
-from nouscoder.atomic_files import StorageError
+from nouscoder.atomic_files import storage_fault
 from nouscoder.cli import evaluate, grade, operate, recipes, run, runs, serve, sft, status
 from nouscoder.errors import ExitCode, NousCoderError, first_error, without_secrets
 from nouscoder.extras import as_missing_extra
@@ -81,22 +80,10 @@ for _name, _place in ROOMS.items():
         app.command(_name)(_room)
 
 
-# What the system answers about a file or a disk that a person gave, and that no code of ours can mend.
-_OF_STORAGE = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO),
-    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
-)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-
-
 def _for_people(error: BaseException) -> BaseException:
     """The error of one sentence that an unexpected one stands for; else the same error."""
     fault = first_error(error)
-    if isinstance(fault, OSError) and fault.errno in _OF_STORAGE and fault.filename:
-        return StorageError(f"{fault.filename} cannot be used: {fault.strerror}")
-    if isinstance(fault, OSError) and fault.errno in _FULL:  # of a stream, which does not know its name
-        return StorageError(f"the output cannot be written: {fault.strerror}")
-    return as_missing_extra(fault, "".join(sys.argv[1:2]))
+    return storage_fault(fault) or as_missing_extra(fault, "".join(sys.argv[1:2]))
 
 
 def main() -> None:

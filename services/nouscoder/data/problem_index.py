@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from nouscoder.atomic_files import make_folder, no_link, removed_when_refused
+from nouscoder.atomic_files import no_link, whole_or_gone
 from nouscoder.config import Config
 from nouscoder.data.problem_parquet import is_parquet, load_problems, read_problems, read_rows, store_of
 from nouscoder.data.problems import ProblemFileError
@@ -195,7 +195,7 @@ def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share
     tests = tests or str(folder)
     key = index_key(source, tests)
     store = TestStore(open_blobs(tests, bulk=True))
-    with _locked(folder, source) as made, removed_when_refused(made):
+    with whole_or_gone(folder), _locked(folder, source):
         if _key_of(folder / _INDEX) != key:
             begun_s = time.monotonic()
             log.info("building the index of the problems", extra={"file": str(source), "folder": str(folder)})
@@ -378,14 +378,14 @@ def _is_of_the_owner(folder: Path, source: Path) -> bool:
 
 
 @contextmanager
-def _locked(folder: Path, source: Path) -> Iterator[Path | None]:
-    """Lock the folder of the index. Gives what was made of it. Raises ProblemFileError when it cannot be written."""
+def _locked(folder: Path, source: Path) -> Iterator[None]:
+    """Lock the folder of the index, made if missing. Raises ProblemFileError when it cannot be written."""
     try:
-        made = make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         if folder.stat().st_uid not in (0, os.geteuid(), source.stat().st_uid):
             raise ProblemFileError(f"the folder of the problem index, {folder}, belongs to another user: remove it")
         with open(folder / "lock", "w", opener=no_link) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield made
-    except OSError as error:
+            yield
+    except (OSError, sqlite3.Error) as error:
         raise ProblemFileError(f"the folder of the problem index, {folder}, cannot be written: {error}") from error

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
 from nouscoder.data.problems import FileFault, Reference, ReferenceBody, ReferencedProblem, read_bodies
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Tests
@@ -122,7 +123,8 @@ def write_rows(path: Path, rows: list[dict[str, Any]], tests: str) -> None:
     """Write a file of rows. `tests` is the place of the store; empty: beside the file."""
     arrow, parquet = _libraries()
     schema = _schema(arrow, tests)
-    parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), path, compression="zstd")
+    with naming_storage_faults(path):
+        parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), path, compression="zstd")
 
 
 def write_parts(folder: Path, rows: Iterable[dict[str, Any]], tests: str) -> list[Path]:
@@ -141,10 +143,11 @@ def join(parts: list[Path], path: Path, tests: str, made_by: dict[str, Any] | No
     schema = _schema(arrow, tests)
     if made_by is not None:
         schema = schema.with_metadata({**schema.metadata, _IMPORT: json.dumps(made_by).encode()})
-    with parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        for part in parts:
-            writer.write_table(parquet.read_table(part).cast(schema))
-    temporary.replace(path)
+    with whole_or_gone(temporary), naming_storage_faults(path):
+        with parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            for part in parts:
+                writer.write_table(parquet.read_table(part).cast(schema))
+        temporary.replace(path)
 
 
 def column(path: Path, name: str) -> list[Any]:

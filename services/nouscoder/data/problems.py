@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import to_json
 
+from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
 from nouscoder.data.bounded_files import FileRefused, bounded_json, bounded_lines, created, opened
 from nouscoder.domain.problem import Problem, language_fault
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, language_name
@@ -135,12 +136,13 @@ def fit_in_a_task(tests: Tests) -> bool:
 
 def save_problems(path: Path, problems: Iterable[Problem]) -> None:
     """Write `problems` as JSONL. The file is replaced atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
-    with created(temporary, path.name) as file:
-        for problem in problems:
-            file.write(line_of(problem))
-    temporary.replace(path)
+    with whole_or_gone(temporary), naming_storage_faults(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with created(temporary, path.name) as file:
+            for problem in problems:
+                file.write(line_of(problem))
+        temporary.replace(path)
 
 
 def read_bodies(path: Path, refused: list[FileFault] | None = None) -> Iterator[ProblemBody]:

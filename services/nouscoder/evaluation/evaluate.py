@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nouscoder.atomic_files import lock_file, make_folder, naming_storage_faults, removed_when_refused, write_whole
+from nouscoder.atomic_files import lock_file, naming_storage_faults, whole_or_gone, write_whole
 from nouscoder.config import Config, OpenAISection
 from nouscoder.config.devices import device_fault
 from nouscoder.data.problem_index import ProblemIndex, open_index_of
@@ -237,11 +237,11 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
         raise WrongUse("give one of --url (with --model), --policy and --samples")
     if request.checkpoint:
         config = request.checkpoint.runnable(config)
-    with naming_storage_faults(request.out):
-        made = make_folder(request.out)
-        lock = lock_file(request.out / "lock", f"another evaluation works in {request.out}")
-    with lock, ExitStack() as stack:
-        with removed_when_refused(made):
+    with ExitStack() as stack:
+        with whole_or_gone(request.out):
+            with naming_storage_faults(request.out):
+                request.out.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(lock_file(request.out / "lock", f"another evaluation works in {request.out}"))
             index = stack.enter_context(closing(open_index_of(request.problems)))
             samples = stack.enter_context(RecordLog(request.out / "samples.jsonl", "finish_reason"))
             verdicts = stack.enter_context(RecordLog(request.out / "verdicts.jsonl", "verdict", "passed", "total"))

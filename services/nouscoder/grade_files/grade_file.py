@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from nouscoder.atomic_files import naming_storage_faults
 from nouscoder.client import GradingFailed
 from nouscoder.config import Config
 from nouscoder.data.bounded_files import STDIN
@@ -46,7 +47,7 @@ from nouscoder.progress_bar import progress_bar
 
 
 class OutputFault(Unusable):
-    """The output cannot be written, or does not belong to the input. The message names the file."""
+    """The output does not belong to the input. The message names the file."""
 
 
 def refuse_input(out: Path | None, inputs: tuple[Path | None, ...]) -> None:
@@ -96,16 +97,19 @@ def _kept(line: bytes) -> dict[str, Any] | None:
 
 @contextmanager
 def opened_output(out: Path | None, *, resume: bool) -> Iterator[TextIO]:
-    """The output, stdout when there is no file. Raises OutputFault."""
+    """The output, stdout when there is no file. Raises StorageError."""
     if out is None:
         yield sys.stdout
         return
-    try:
+    is_new = not out.exists()
+    with naming_storage_faults(out):
         file = out.open("a" if resume else "w", encoding="utf8")
-    except OSError as error:
-        raise OutputFault(f"{out} cannot be written: {error.strerror or error}") from error
-    with file:
-        yield file
+    try:
+        with file:
+            yield file
+    finally:
+        if is_new and not out.stat().st_size:  # not even one verdict found room
+            out.unlink()
 
 
 # The sum of a file's verdicts: counts by verdict, lines that could not be graded, pass@k.

@@ -21,7 +21,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from nouscoder.atomic_files import FolderInUse, lock_file, numbered, write_whole
+from nouscoder.atomic_files import (
+    FolderInUse,
+    StorageError,
+    lock_file,
+    naming_storage_faults,
+    numbered,
+    whole_or_gone,
+    write_whole,
+)
 from nouscoder.broker.redis_address import without_password
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.domain.plan import Evaluated
@@ -69,27 +77,24 @@ class RunFolder:
         self.config_file = path / "config.toml"
         self.summary_file = path / "summary.json"
         self.logs = path / "logs"
-        try:
+        with naming_storage_faults(path):
             self.logs.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(path).free
             if free < MIN_FREE_BYTES:
-                raise RunFolderError(
-                    f"the disk of {path} is full: {free >> 20} MiB free, {MIN_FREE_BYTES >> 20} needed"
-                )
+                raise StorageError(f"the disk of {path} is full: {free >> 20} MiB free, {MIN_FREE_BYTES >> 20} needed")
             in_use = f"another process is working in {path}; give this run another name"
             self._lock = lock_file(path / LOCK, in_use)
-        except OSError as error:
-            raise RunFolderError(f"{path} cannot be written: {error.strerror}") from error
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
         """Make a run folder with `config`. Raises RunFolderError when a run of that name exists."""
         cls.refuse_existing(config.run.folder)
-        with suppress(OSError):  # the constructor says what is wrong
-            config.run.folder.mkdir(PRIVATE, parents=True)
-        cls._refuse_of_others(config.run.folder)
-        folder = cls(config.run.folder)
-        folder.record(config)
+        with whole_or_gone(config.run.folder):
+            with suppress(OSError):  # the constructor says what is wrong
+                config.run.folder.mkdir(PRIVATE, parents=True)
+            cls._refuse_of_others(config.run.folder)
+            folder = cls(config.run.folder)
+            folder.record(config)
         return folder
 
     def record(self, config: Config) -> Config:

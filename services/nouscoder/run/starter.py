@@ -12,6 +12,7 @@ from typing import Any
 
 import tomli_w
 
+from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
 from nouscoder.config import Config, ConfigError, VerifierSection
 from nouscoder.config.base import keys_of
 from nouscoder.policy_folder.inspection import engine_faults, faults_of, is_hub_id
@@ -125,11 +126,13 @@ def _starter_section(described: dict[tuple[str, ...], str], path: tuple[str, ...
 
 
 def write_starter(file: Path, values: dict[str, Any]) -> None:
-    """Write the values to a new file. Raises ConfigError when it exists or cannot be written."""
-    try:
-        with file.open("x", encoding="utf8") as out:
-            out.write(starter_text(values, file.name))
-    except FileExistsError:
-        raise ConfigError(f"{file} exists already: give another name") from None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
+    """Write the values to a new file. Raises ConfigError when it exists or its folder does not, and StorageError."""
+    text = starter_text(values, file.name).encode()
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file} cannot be written: {file.parent} is no folder")
+    with whole_or_gone(file), naming_storage_faults(file):
+        try:
+            with file.open("xb") as out:
+                out.write(text)
+        except FileExistsError:
+            raise ConfigError(f"{file} exists already: give another name") from None

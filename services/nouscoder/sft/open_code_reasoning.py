@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
 from nouscoder.data.bounded_files import SourceRow, created
 from nouscoder.data.importers.fields import Reason, Rejected, Row, optional_text, text
 from nouscoder.data.importers.judged_sets import codeforces_statement
@@ -60,10 +60,9 @@ def import_examples(files: Sequence[str], out: Path, questions: Sequence[str] = 
     known = _questions(questions)
     counts: Counter[Reason] = Counter()
     num_examples = 0
-    out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f"{out.name}.part")
-    with ExitStack() as stack:
-        stack.callback(temporary.unlink, missing_ok=True)
+    with whole_or_gone(temporary), naming_storage_faults(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
         with created(temporary, out.name) as file:
             for row in (row for name in files for row in _rows(source_named(name))):
                 try:

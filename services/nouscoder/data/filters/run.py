@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from nouscoder.atomic_files import sha256_of, write_whole
+from nouscoder.atomic_files import sha256_of, whole_or_gone, write_whole
 from nouscoder.data.filters import rules
 from nouscoder.data.filters.duplicates import Decontaminate, ExactDuplicates, NearDuplicates
 from nouscoder.data.filters.models import Answers, EmbeddingDuplicates, JudgeVotes
@@ -264,11 +264,18 @@ class _Selecting:
             for number, step in enumerate(self._recipe.steps, 1):
                 kept = self._apply(number, step, kept)
                 advance(1)
-        self._beside("dropped.jsonl", "".join(json.dumps(one) + "\n" for one in self._dropped))
+        dropped = "".join(json.dumps(one) + "\n" for one in self._dropped)
         if not kept:
+            write_whole(self._beside("dropped.jsonl"), dropped.encode())
             steps = ", ".join(f"{step.filter} {step.num_in} -> {step.num_out}" for step in self._counts)
             reasons = f"{self._out}.dropped.jsonl has the reason of each, such as: {self._dropped[-1]['reason']}"
             raise CannotFilter(f"no problem is left: {steps}; {reasons}")
+        made = [self._out, store_beside(self._out), self._beside("dropped.jsonl"), self._beside("selection.json")]
+        with whole_or_gone(*made):
+            write_whole(made[2], dropped.encode())
+            return self._finish(kept, staging)
+
+    def _finish(self, kept: Sequence[Candidate], staging: Path) -> Selection:
         sha256, parts = self._written(kept, staging)
         selection = Selection(
             name=self._recipe.name,
@@ -280,7 +287,7 @@ class _Selecting:
             sha256=sha256,
             out=str(self._out),
         )
-        self._beside("selection.json", json.dumps(asdict(selection), indent=1) + "\n")
+        write_whole(self._beside("selection.json"), (json.dumps(asdict(selection), indent=1) + "\n").encode())
         join(parts, self._out, self._tests)
         open_index_of(self._out, tests=self._tests).close()
         return selection
@@ -321,5 +328,5 @@ class _Selecting:
         store.sync()
         return digest.hexdigest(), parts
 
-    def _beside(self, ending: str, text: str) -> None:
-        write_whole(self._out.with_name(f"{self._out.name}.{ending}"), text.encode())
+    def _beside(self, ending: str) -> Path:
+        return self._out.with_name(f"{self._out.name}.{ending}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.problems import ReferencedProblem, line_of
 from nouscoder.domain.problem import Problem
@@ -92,17 +93,18 @@ def export_harbor(path: Path, out: Path, image: str) -> ExportSummary:
     left_out: dict[str, str] = {}
     names: set[str] = set()
     without = 0
-    for item in read_referenced(path):
-        if reason := _reason(item.problem):
-            left_out[item.problem.problem_id] = reason
-            continue
-        name = _name(item.problem.problem_id, names)
-        names.add(name.lower())
-        code = next((one.code for one in item.references if one.language == "python"), "")
-        without += not code
-        for file, text in _files(name, item, code, image).items():
-            (out / name / file).parent.mkdir(parents=True, exist_ok=True)
-            (out / name / file).write_text(text, "utf8")
+    with whole_or_gone(out), naming_storage_faults(out):
+        for item in read_referenced(path):
+            if reason := _reason(item.problem):
+                left_out[item.problem.problem_id] = reason
+                continue
+            name = _name(item.problem.problem_id, names)
+            names.add(name.lower())
+            code = next((one.code for one in item.references if one.language == "python"), "")
+            without += not code
+            for file, text in _files(name, item, code, image).items():
+                (out / name / file).parent.mkdir(parents=True, exist_ok=True)
+                (out / name / file).write_text(text, "utf8")
     if not names:
         raise NotForHarbor(f"no problem of {path} can be a Harbor folder: {next(iter(left_out.values()))}")
     return ExportSummary(len(names), without, left_out, str(out))

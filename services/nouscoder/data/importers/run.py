@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nouscoder.atomic_files import write_whole
+from nouscoder.atomic_files import naming_storage_faults, remove, storage_fault, write_whole
 from nouscoder.data.bounded_files import FileRefused, SourceRow
 from nouscoder.data.check import faults_of
 from nouscoder.data.importers.fields import Reason, Rejected, with_libraries
@@ -118,18 +118,19 @@ def import_files(
     require_new(out, CannotImport)
     if any(isinstance(file, HubRows) for file in files):
         require_datasets()
-    had_tests = store_beside(out).exists()
     options = options or ImportOptions()
     chosen = options.model_dump(mode="json", exclude_defaults=True)
     request = {"format": name, "files": [_identity(file) for file in files], "tests": tests, "options": chosen}
+    had_tests = store_beside(out).exists()
     importing = _Import((known, options), files, out, request)
     try:
         importing.run()
         return importing.finish()
-    except Unusable:
+    except Exception as error:
         # What a later import can go on with stays.
-        if not had_tests and not importing.has_parts:
-            shutil.rmtree(store_beside(out), ignore_errors=True)
+        half_made = [] if had_tests or importing.has_parts else [store_beside(out), importing.folder]
+        for made in [*half_made, *([out, importing.rejections] if storage_fault(error) else [])]:
+            remove(made)
         raise
 
 
@@ -162,7 +163,8 @@ class _Import:
         self._files = files
         self._out = out
         self._tests: str = request["tests"]
-        self._folder = out.with_name(f"{out.name}.part")
+        self.folder = out.with_name(f"{out.name}.part")
+        self.rejections = out.with_name(f"{out.name}.rejected.jsonl")
         self._store = TestStore(open_blobs(self._tests or str(store_beside(out)), bulk=True))
         self._state = self._begun(request)
         self._columns = Columns(self._options.columns, self._state.columns_found, self._state.fields_read)
@@ -177,7 +179,7 @@ class _Import:
     @property
     def has_parts(self) -> bool:
         """Whether a part is on the disk, with which another import can go on."""
-        return self._folder.exists()
+        return (self.folder / _STATE).exists()
 
     def run(self) -> None:
         """Import all rows that are left."""
@@ -192,24 +194,25 @@ class _Import:
 
     def finish(self) -> ImportSummary:
         """Join the parts, build the index, and say what was imported. Raises CannotImport when nothing was."""
-        state, rejections = self._state, self._out.with_name(f"{self._out.name}.rejected.jsonl")
+        state, rejections = self._state, self.rejections
         if fault := self._columns.fault():
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise CannotImport(fault)
-        with rejections.open("wb") as listed:
-            for number in range(state.parts):
-                listed.write(self._rejected(number).read_bytes())
+        rejections.unlink(missing_ok=True)
+        if state.rejected:
+            with naming_storage_faults(rejections), rejections.open("wb") as listed:
+                for number in range(state.parts):
+                    listed.write(self._rejected(number).read_bytes())
         if not state.problems:
             # Otherwise the same files could not be imported in another format.
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
             if not state.rejected:
-                rejections.unlink()
                 raise CannotImport(f"there is no row in {', '.join(str(file) for file in self._files)}")
             first = next(rejections_of(rejections))["detail"]
             raise CannotImport(f"no row could be imported; {rejections} has the reason of each, such as: {first}")
         made_by = {name: state.request[name] for name in ("format", "options")}
         join([self._part(number) for number in range(state.parts)], self._out, self._tests, made_by)
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self.folder)
         open_index_of(self._out, tests=self._tests).close()
         return ImportSummary(
             state.problems, state.tests, dict(state.rejected), str(self._out), str(rejections), dict(state.notes)
@@ -273,34 +276,34 @@ class _Import:
         state = self._state
         if self._rows or self._rejections:
             self._store.sync()
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             write_rows(self._part(state.parts), self._rows, self._tests)
             self._rejected(state.parts).write_text("".join(json.dumps(one) + "\n" for one in self._rejections))
             state.parts += 1
         state.file, state.skip, state.before = file, skip, self._before
         state.columns_found, state.fields_read = sorted(self._columns.found), sorted(self._columns.read)
-        if self._folder.exists():
-            write_whole(self._folder / _STATE, json.dumps(asdict(state)).encode())
+        if self.folder.exists():
+            write_whole(self.folder / _STATE, json.dumps(asdict(state)).encode())
         self._rows, self._rejections = [], []
         self._part_began_s = time.monotonic()
 
     def _begun(self, request: dict[str, Any]) -> _State:
         try:
-            record = json.loads((self._folder / _STATE).read_text())
+            record = json.loads((self.folder / _STATE).read_text())
         except FileNotFoundError:
             return _State(request)
         except ValueError as error:
-            raise CannotImport(f"{self._folder / _STATE} is broken: delete {self._folder}") from error
+            raise CannotImport(f"{self.folder / _STATE} is broken: delete {self.folder}") from error
         if record["request"] != request:
             others = "other files or with other options"
-            raise CannotImport(f"{self._folder} holds an import of {others}: finish it, or delete the folder")
+            raise CannotImport(f"{self.folder} holds an import of {others}: finish it, or delete the folder")
         return _State(**record)
 
     def _part(self, number: int) -> Path:
-        return self._folder / f"{number:06}.parquet"
+        return self.folder / f"{number:06}.parquet"
 
     def _rejected(self, number: int) -> Path:
-        return self._folder / f"{number:06}.rejected.jsonl"
+        return self.folder / f"{number:06}.rejected.jsonl"
 
 
 def _check_languages(problem: Problem) -> None:
