@@ -229,13 +229,15 @@ class CheckerTests:
 
     `of_code`: the checker judges the program's text. The program is not run: the file `output` is its text, and the
     checker runs within the limits of the submission, because it may run the program itself. It gets no answer file; the
-    answer is a right program.
+    answer is a right program. With a `runner` the program never meets the checker: the runner gets its text as the file
+    `code`, in the candidate's sandbox, and what it leaves as the file `output` is the checker's, in another sandbox.
     """
 
     type: ClassVar[str] = "checker"
     cases: Sequence[StdinCase]
     checker: JudgeProgram
     of_code: bool = False
+    runner: JudgeProgram | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,11 +259,17 @@ class CheckerTestsBody(Body):
         False,
         description="the program is not run: `output` is its text, there is no `answer`, the limits are the checker's",
     )
+    runner: JudgeProgramBody | None = Field(
+        None,
+        description="with of_code: gets the program's text as the file `code`, not `input`, in a sandbox of its own;"
+        " the file `output` that it makes is the checker's",
+    )
     cases: ListOf[CheckedCaseBody] = Field(min_length=1)
 
     def record(self) -> CheckerTests:
         """The domain's record."""
-        return CheckerTests(tuple(case.record() for case in self.cases), self.checker.record(), self.of_code)
+        runner = self.runner.record() if self.runner is not None else None
+        return CheckerTests(tuple(case.record() for case in self.cases), self.checker.record(), self.of_code, runner)
 
 
 class InteractiveTestsBody(Body):
@@ -345,7 +351,8 @@ def head_record(tests: Tests) -> dict[str, object]:
             return {"type": tests.type, "setup": tests.setup, **module}
         case CheckerTests():
             of_code = {"of_code": True} if tests.of_code else {}  # else as in the digests of earlier versions
-            return {"type": tests.type, "checker": _judge_record(tests.checker), **of_code}
+            runner = {} if tests.runner is None else {"runner": _judge_record(tests.runner)}
+            return {"type": tests.type, "checker": _judge_record(tests.checker), **of_code, **runner}
         case InteractiveTests():
             head: dict[str, object] = {"type": tests.type, "interactor": _judge_record(tests.interactor)}
             if tests.unbuffered:  # else as in the digests of earlier versions

@@ -169,8 +169,8 @@ def tests_of(head: dict[str, Any], file: CaseFile) -> Tests:
         case AssertTests.type:
             return AssertTests(StoredCases(file, str), head["setup"], head.get("module", ""))
         case CheckerTests.type:
-            of_code = head.get("of_code") is True
-            return CheckerTests(StoredCases(file, _stdin), _judge(head["checker"]), of_code)
+            runner = _judge(head["runner"]) if "runner" in head else None
+            return CheckerTests(StoredCases(file, _stdin), _judge(head["checker"]), head.get("of_code") is True, runner)
         case InteractiveTests.type:
             checker = _judge(head["checker"]) if "checker" in head else None
             unbuffered = head.get("unbuffered") is True

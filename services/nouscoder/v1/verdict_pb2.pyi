@@ -434,6 +434,7 @@ class CheckerTests(_message.Message):
     CASES_FIELD_NUMBER: _builtins.int
     CHECKER_FIELD_NUMBER: _builtins.int
     OF_CODE_FIELD_NUMBER: _builtins.int
+    RUNNER_FIELD_NUMBER: _builtins.int
     of_code: _builtins.bool
     """The checker judges the program's text, which is not run."""
     @_builtins.property
@@ -444,16 +445,21 @@ class CheckerTests(_message.Message):
     def checker(self) -> Global___JudgeProgram:
         """Decides whether an output is right."""
 
+    @_builtins.property
+    def runner(self) -> Global___JudgeProgram:
+        """With of_code: makes of the program's text, in the candidate's sandbox, the file that the checker judges in another."""
+
     def __init__(
         self,
         *,
         cases: _abc.Iterable[Global___StdinCase] | None = ...,
         checker: Global___JudgeProgram | None = ...,
         of_code: _builtins.bool = ...,
+        runner: Global___JudgeProgram | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checker", b"checker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checker", b"checker", "runner", b"runner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "checker", b"checker", "of_code", b"of_code"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "checker", b"checker", "of_code", b"of_code", "runner", b"runner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

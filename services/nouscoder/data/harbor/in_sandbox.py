@@ -1,8 +1,11 @@
-"""The checker of an imported Harbor folder. Its text is the checker program; it runs in the sandbox of a candidate.
+"""What runs in the sandboxes of an imported Harbor folder: a call of `answered` or of `judged` stands below this text.
 
-Arguments: the folder as JSON, and an answer, which is a bash script. The script runs in the folder's working directory
-as an agent would; then tests/test.sh runs, and its reward decides: 1 is right, 0 to 1 is partly right. Where the folder
-has a verifier of its own, only the declared artifacts remain. Without a reward this program fails, as Harbor does.
+`answered` is the runner of an answer, a bash script: it runs it in the working directory as an agent would, and packs
+the folders or artifacts that count. `judged` is the checker, in another sandbox: it unpacks them, then tests/test.sh
+runs, and its reward decides: 1 is right, 0 to 1 is partly right. Without a reward it fails, as Harbor does.
+
+INVARIANT: nothing of an answer is in the sandbox of the tests but files and folders at the paths that count, and links
+from there to such paths or to the system. What is packed is hostile: an answer may have taken the runner over.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 FOLDERS = ("app", "workspace", "logs", "tests", "solution")  # links into /tmp (verifier/harness/isolation.py)
+MOST_BYTES = 192 << 20  # that an answer may leave
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 
 
@@ -27,14 +32,19 @@ def placed(files: dict[str, str]) -> None:
     """Write files, whose contents are base64."""
     for name, content in files.items():
         made(os.path.dirname(name))
+        Path(name).unlink(missing_ok=True)
         Path(name).write_bytes(base64.b64decode(content))
         os.chmod(name, 0o755)
 
 
+def real(path: str) -> str:
+    """Where a path is that begins with one of the links into /tmp."""
+    return "/tmp" + path
+
+
 def made(folder: str) -> None:
     """Make a folder below one of the links into /tmp."""
-    real = os.path.realpath("/" + folder.split("/")[1])
-    os.makedirs(real + "/" + "/".join(folder.split("/")[2:]), exist_ok=True)
+    os.makedirs(real(folder), exist_ok=True)
 
 
 def ran(script: str, workdir: str, env: dict[str, str]) -> None:
@@ -49,21 +59,52 @@ def ran(script: str, workdir: str, env: dict[str, str]) -> None:
         os.kill(-1, signal.SIGKILL)  # every process here but this one and the sandbox's own
 
 
-def kept(artifacts: list[str], workdir: str) -> None:
-    """Remove what the answer has made, except the artifacts."""
-    paths = [os.path.realpath(os.path.join(workdir, path)) for path in [*artifacts, "/logs/artifacts"]]
-    store = "/tmp/.artifacts"
-    os.makedirs(store)
-    found = [(at, path) for at, path in enumerate(paths) if os.path.exists(path) and path.startswith("/tmp/")]
-    for at, path in found:
-        os.rename(path, f"{store}/{at}")
-    for name in FOLDERS:
-        shutil.rmtree(f"/tmp/{name}", ignore_errors=True)
-        made(f"/{name}")
-    made(workdir)
-    for at, path in found:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        os.rename(f"{store}/{at}", path)
+def packed(paths: list[str], to: str) -> None:
+    """Put what is at the paths into an archive. Hard links become files; pipes and sockets are left out."""
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        tar.inodes.clear()  # type: ignore[attr-defined]
+        return member if member.isreg() or member.isdir() or member.issym() else None
+
+    with tarfile.open(to + ".part", "w:gz", compresslevel=1) as tar:
+        for path in paths:
+            if os.path.lexists(real(path)):
+                tar.add(real(path), path, filter=plain)
+    os.rename(to + ".part", to)
+
+
+def unpacked(archive: str, paths: list[str]) -> None:
+    """Place what is below the paths. Raises ValueError for an archive that is too large."""
+    links, num_bytes = [], 0
+    with tarfile.open(archive, "r|gz") as tar:
+        for member in tar:
+            name = os.path.normpath("/" + member.name)
+            num_bytes += member.size
+            if num_bytes > MOST_BYTES:
+                raise ValueError("the answer leaves too many bytes")
+            # Python would run the code in __pycache__ in place of a file of the tests that is copied there.
+            if not is_below(name, paths) or "__pycache__" in name.split("/"):
+                continue
+            made(name if member.isdir() else os.path.dirname(name))
+            if member.issym():
+                links.append((member.linkname, real(name)))
+            elif member.isreg() and (content := tar.extractfile(member)):
+                Path(real(name)).unlink(missing_ok=True)
+                with open(real(name), "xb") as file:
+                    shutil.copyfileobj(content, file)
+                os.chmod(real(name), member.mode & 0o777 | 0o600)
+                os.utime(real(name), (member.mtime, member.mtime))
+    for target, name in links:  # last, so that nothing was written through one
+        os.symlink(target, name)
+    places = [*map(real, paths), "/usr", "/bin", "/sbin", "/lib", "/lib64", sys.base_prefix]
+    for _, name in links:
+        if not is_below(os.path.realpath(name), places):
+            os.unlink(name)
+
+
+def is_below(path: str, places: list[str]) -> bool:
+    """Whether a path is one of the places or below one."""
+    return any(path == place or path.startswith(place + "/") for place in places)
 
 
 def reward() -> float:
@@ -80,37 +121,35 @@ def reward() -> float:
     return float(value)
 
 
-def main() -> int:
-    """The exit code of testlib: 0 right, 1 wrong, 7 partly right."""
-    folder = json.loads(Path(sys.argv[1]).read_text())
-    answer = os.path.abspath(sys.argv[2])
-    for name in FOLDERS:
-        made(f"/{name}")
-    os.makedirs("/tmp/.bin")
+def begun(workdir: str) -> None:
+    """Make the folders that tasks name, and the commands of Python."""
+    for name in (*(f"/{one}" for one in FOLDERS), workdir, "/logs/verifier", "/.bin"):
+        made(name)
     for name in ("python", "python3"):
         os.symlink(sys.executable, f"/tmp/.bin/{name}")
     Path("/tmp/.bin/pytest").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pytest "$@"\n')
     os.chmod("/tmp/.bin/pytest", 0o755)
-    made(folder["workdir"])
+
+
+def answered(folder: dict[str, Any]) -> int:
+    """Run the answer, whose file is the first argument, and pack what counts into the second."""
+    begun(folder["workdir"])
     placed(folder["environment"])
-    ran(answer, folder["workdir"], folder["env"])
-    workdir = folder["verifier_workdir"]
-    if folder["separate"]:
-        kept(folder["artifacts"], folder["workdir"])
-        made(workdir)
-        placed(folder["verifier"])
-    made("/logs/verifier")
-    for name in REWARDS:
-        Path(name).unlink(missing_ok=True)
-    shutil.rmtree("/tmp/tests", ignore_errors=True)
+    ran(os.path.abspath(sys.argv[1]), folder["workdir"], folder["env"])
+    packed(folder["paths"], sys.argv[2])
+    return 0
+
+
+def judged() -> int:
+    """Run the tests on what the answer has left. Returns the exit code of testlib: 0 right, 1 wrong, 7 partly right."""
+    folder = json.loads(Path(sys.argv[1]).read_text())
+    begun(folder["workdir"])
+    placed(folder["image"])
+    unpacked(sys.argv[2], folder["paths"])
     placed(folder["tests"])
-    ran("/tests/test.sh", workdir, folder["verifier_env"])
+    ran("/tests/test.sh", folder["workdir"], folder["env"])
     value = reward()
     if 0 < value < 1:
         sys.stdout.write(f"{value}\n")
         return 7
     return 0 if value else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,8 @@
 """Harbor task folders (versions 1.x of task.toml): folders with task.toml and instruction.md, or a folder of such ones.
 
-A policy answers with one bash script, which runs where an agent would work. Then tests/test.sh runs in the same sandbox
-(data/harbor/in_sandbox.py). Folders that `nouscoder data export harbor` has written become the problems that they were.
+A policy answers with one bash script, which runs where an agent would work. Then tests/test.sh runs in another sandbox,
+into which /app and /workspace, or the artifacts, are copied (data/harbor/in_sandbox.py). Folders that
+`nouscoder data export harbor` has written become the problems that they were.
 
 INVARIANT: a folder is imported only after its solution got the reward 1, and an empty script did not, in a sandbox of
 this machine. A folder that says it needs what no sandbox has here (an image that is built, the network, several steps,
@@ -41,6 +42,7 @@ from nouscoder.verifier.grading.validation import InvalidSubmission
 NATIVE = "tests/problem.json"  # in the folders of `data export harbor`
 _MOST_S, _USUAL_S = 300.0, 600.0  # the most that a submission may ask for; Harbor's default
 _PLACES = re.compile(r"/(app|workspace)(/[\w.+-]+)*/?")
+_ARTIFACTS = re.compile(r"/(app|workspace|logs/artifacts)(/.*)?")
 _IMAGES = re.compile(r"([\w-]+(\.[\w-]+)+(:\d+)?/)?(library/)?(python|debian|ubuntu|bash)(:[\w.-]+)?")
 _NETWORK = re.compile(r"(?<![\w./-])(apt-get|apt|apk|curl|wget|uvx|npm|npx|git clone|(uv )?pip3? install)\b")
 _TEMPLATE = """{prompt}
@@ -173,26 +175,34 @@ def _read(name: str, files: PackageFiles) -> ReferencedProblem:
     if not _PLACES.fullmatch(workdir):
         raise _unsupported(f"it works in {workdir:.80}; here programs write to /app and /workspace")
     separate = verifier.get("environment_mode", "separate" if "environment" in verifier else "shared") == "separate"
-    own = _image(files, "tests") if separate and "tests/Dockerfile" in files else image
+    of_verifier = separate and "tests/Dockerfile" in files
+    own = _image(files, "tests") if of_verifier else image
+    artifacts = [_artifact(one, workdir) for one in config.get("artifacts", [])]
+    paths = [*artifacts, "/logs/artifacts"] if separate else ["/app", "/workspace"]
     folder = {
         "workdir": workdir,
         "environment": image.files,
         "env": image.env | _env(environment) | _env(_table(config, "solution")),
-        "separate": separate,
-        "artifacts": [_artifact(one) for one in config.get("artifacts", [])],
-        "verifier": own.files,
-        "verifier_workdir": own.workdir if separate else workdir,
-        "verifier_env": own.env | _env(_table(verifier, "environment") if separate else environment) | _env(verifier),
-        "tests": {f"/{one}": _packed(files, one) for one in files.under("tests", "")},
+        "paths": paths,
+    }
+    judged = {
+        "workdir": own.workdir if separate else workdir,
+        "image": image.files if separate and not of_verifier else {},
+        "paths": paths,
+        "env": own.env | _env(_table(verifier, "environment") if separate else environment) | _env(verifier),
+        "tests": (own.files if of_verifier else {})
+        | {f"/{one}": _packed(files, one) for one in files.under("tests", "")},
     }
     answer = _answer(files)
-    case = StdinCase(json.dumps(folder, sort_keys=True), answer)
-    checker = JudgeProgram(resources.files("nouscoder.data.harbor").joinpath("in_sandbox.py").read_text(), "python")
+    case = StdinCase(json.dumps(judged, sort_keys=True), answer)
+    text = resources.files("nouscoder.data.harbor").joinpath("in_sandbox.py").read_text()
+    runner = JudgeProgram(f"{text}\nsys.exit(answered({json.dumps(folder, sort_keys=True)}))\n", "python")
+    checker = JudgeProgram(f"{text}\nsys.exit(judged())\n", "python")
     problem = Problem(
         problem_id=name,
         prompt=files.text("instruction.md").strip(),
         prompt_template=_TEMPLATE.replace("WORKDIR", workdir),
-        tests=CheckerTests((case,), checker, of_code=True),
+        tests=CheckerTests((case,), checker, of_code=True, runner=runner),
         limits=_limits(verifier, environment),
         source="harbor",
         languages=("bash",),
@@ -200,12 +210,15 @@ def _read(name: str, files: PackageFiles) -> ReferencedProblem:
     return ReferencedProblem(problem, (Reference(answer, "bash"),), names_languages=True)
 
 
-def _artifact(given: Any) -> str:
+def _artifact(given: Any, workdir: str) -> str:
     if isinstance(given, dict) and not given.keys() - {"source"}:
         given = given.get("source")
     if not isinstance(given, str):
         raise _unsupported(f"an artifact has options: {given!r:.80}")
-    return given
+    path = posixpath.normpath(posixpath.join(workdir, given))
+    if not _ARTIFACTS.fullmatch(path):
+        raise _unsupported(f"the artifact {path:.80} is not in /app, /workspace or /logs/artifacts")
+    return path
 
 
 def _limits(verifier: dict[str, Any], environment: dict[str, Any]) -> Limits:

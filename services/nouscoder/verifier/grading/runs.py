@@ -1,6 +1,6 @@
 """How a test of each type runs: alone, followed by a checker, together with an interactor (and perhaps followed by a
-checker), read by a checker (`of_code`), or in one process with all others (the lcb profile). Math tests run no process
-(grader.py).
+checker), read by a checker (`of_code`, perhaps after a runner in another sandbox), or in one process with all others
+(the lcb profile). Math tests run no process (grader.py).
 
 Each type of tests has one judge (judges/judge.py). A new type needs a judge, a line in `judge_for`, and a line in
 `open_runs` if it does not run like stdin tests.
@@ -62,7 +62,17 @@ from nouscoder.verifier.judges.rulings import (
     ruling_of_crash,
     ruling_of_interactor,
 )
-from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, Sandbox, SandboxError, Session
+from nouscoder.verifier.sandbox.base import (
+    CompileFailed,
+    Exit,
+    PartnerCompileFailed,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxError,
+    Session,
+    longest_run_s,
+)
 from nouscoder.verifier.toolchains.languages import installed
 
 _ARGUMENTS = {
@@ -73,6 +83,9 @@ _ARGUMENTS = {
 _CHECKER_LIMITS = Limits(wall_time_s=30.0, cpu_time_s=30.0, memory_bytes=2 * 1024**3, output_bytes=8 * 1024**2)
 _INTERACTOR_EXTRA_S = 10.0
 _MOST_PROVEN = 4096
+_CODE_FILE = "code"  # what a runner gets
+_LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
+_USED = ("wall_time_s", "cpu_time_s", "memory_bytes")
 _PROOF_S = 60.0  # more than a program has, because no repetition follows
 Ran = tuple[RunResult, Ruling | None]  # the ruling is that of a checker or interactor, else None
 # Runs the test of an index in the fresh sandbox of one submission. Raises SandboxError.
@@ -117,9 +130,8 @@ def program_of(submission: Submission, code: str, judge: Judge, since_s: float |
     """The candidate's program in the form that the sandbox takes. `since_s`: see Program."""
     limits = submission.limits
     if isinstance(submission.tests, CheckerTests) and submission.tests.of_code:
-        files = {RESULT_FILE: encoded(code)}
-        checker = _partner(submission.tests.checker, limits)
-        return replace(checker, problem_id=submission.problem_id, since_s=since_s, files=files)
+        first = _reader_of_code(submission.tests, encoded(code), limits)
+        return replace(first, problem_id=submission.problem_id, since_s=since_s)
     language = installed()[submission.language]
     if isinstance(judge, LcbJudge | PytestJudge):
         limits = judge.run_limits(limits)
@@ -147,7 +159,9 @@ def has_parallel_tests(submission: Submission) -> bool:
 def partner_patience_s(submission: Submission) -> float:
     """Seconds that a checker (which may run twice) or an interactor may take in addition to the candidate."""
     tests = submission.tests
-    has_partner = isinstance(tests, InteractiveTests) or (isinstance(tests, CheckerTests) and not tests.of_code)
+    if isinstance(tests, CheckerTests) and tests.of_code:
+        return 2 * longest_run_s(submission.limits) if tests.runner is not None else 0.0
+    has_partner = isinstance(tests, InteractiveTests | CheckerTests)
     return 2 * _CHECKER_LIMITS.wall_time_s + 15.0 if has_partner else 0.0
 
 
@@ -158,8 +172,8 @@ async def open_runs(sandbox: Sandbox, submission: Submission, program: Program, 
         case MathTests():
             raise ValueError("math tests need no sandbox")
         case CheckerTests() as tests if tests.of_code:
-            async with sandbox.session(program) as session:
-                yield partial(_run_checker_of_code, session, tests)
+            async with _open_checker_of_code(sandbox, program, tests) as sessions:
+                yield partial(_run_checker_of_code, sessions, tests)
         case CheckerTests() as tests:
             fetch = (_NEXT_PASS,) if tests.checker.protocol is JudgeProtocol.KATTIS else ()
             judging = _partner(tests.checker, _CHECKER_LIMITS, fetch)
@@ -229,11 +243,42 @@ class _Checker:
         return by_testlib(check, self._protocol)
 
 
-async def _run_checker_of_code(session: Session, tests: CheckerTests, index: int) -> Ran:
-    """Run the checker on the program's text."""
+def _reader_of_code(tests: CheckerTests, code: bytes, limits: Limits) -> Program:
+    """The program that gets a candidate's text: the runner, else the checker."""
+    if tests.runner is None:
+        return replace(_partner(tests.checker, limits), files={RESULT_FILE: code})
+    return replace(_partner(tests.runner, limits), files={_CODE_FILE: code}, makes_file=True)
+
+
+@asynccontextmanager
+async def _open_checker_of_code(
+    sandbox: Sandbox, reader: Program, tests: CheckerTests
+) -> AsyncIterator[tuple[Session, ...]]:
+    """The sandbox of the checker, after that of the runner if there is one."""
+    if tests.runner is None:
+        async with sandbox.session(reader) as session:
+            yield (session,)
+    else:
+        async with sandbox.with_partners(reader, _partner(tests.checker, reader.limits)) as sessions:
+            yield sessions
+
+
+async def _run_checker_of_code(sessions: tuple[Session, ...], tests: CheckerTests, index: int) -> Ran:
+    """Run the checker on the program's text, or on what the runner makes of it when all its processes are dead."""
     given = {"input": _files(tests.cases[index])["input"]}
-    check = await session.run(b"", args=("input", RESULT_FILE), files=given)
-    if check.exit in (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT):
+    made = None
+    if tests.runner is not None:
+        made = await sessions[0].run(b"", args=(_CODE_FILE, RESULT_FILE))
+        if made.exit in _LIMITS:
+            return made, None
+        if made.exit is not Exit.EXITED or made.exit_code or made.result is None:
+            return made, Ruling(VerdictKind.WRONG_ANSWER, "the program left nothing that can be judged")
+        given[RESULT_FILE] = made.result
+    check = await sessions[-1].run(b"", args=("input", RESULT_FILE), files=given)
+    if made is not None:  # each had the limits of the submission
+        longest = {name: max(getattr(made, name), getattr(check, name)) for name in _USED}
+        check = replace(check, **longest)
+    if check.exit in _LIMITS:
         return check, None
     if not has_crashed(check) and (ruling := ruling_of_checker(check)).outcome is not VerdictKind.INTERNAL_ERROR:
         return check, ruling
@@ -321,24 +366,27 @@ class ProvenCheckers:
         if not isinstance(tests, CheckerTests) or not tests.of_code:
             return
         for index in range(len(tests.cases)):
-            files = _files(tests.cases[index])
-            key = hashlib.sha256(repr((tests.checker, files)).encode()).digest()
+            key = hashlib.sha256(repr((tests.checker, tests.runner, _files(tests.cases[index]))).encode()).digest()
             if key not in self._proven:
                 limits = submission.limits
                 longer = replace(
                     limits, wall_time_s=limits.wall_time_s + _PROOF_S, cpu_time_s=limits.cpu_time_s + _PROOF_S
                 )
-                await self._prove(_partner(tests.checker, longer), files, index)
+                await self._prove(tests, longer, index)
                 self._proven[key] = None
                 if len(self._proven) > _MOST_PROVEN:
                     del self._proven[next(iter(self._proven))]
 
-    async def _prove(self, checker: Program, files: dict[str, bytes], index: int) -> None:
-        async with self._sandbox.session(checker) as session:
-            check = await session.run(b"", args=("input", "answer"), files=files)
+    async def _prove(self, tests: CheckerTests, limits: Limits, index: int) -> None:
+        reader = _reader_of_code(tests, _files(tests.cases[index])["answer"], limits)
+        try:
+            async with _open_checker_of_code(self._sandbox, reader, tests) as sessions:
+                check, ruling = await _run_checker_of_code(sessions, tests, index)
+        except CompileFailed as failure:  # that of the tests, not of a candidate
+            raise PartnerCompileFailed(failure.detail) from failure
         if check.exit is Exit.TIME_LIMIT:
             raise SandboxError("the checker of code did not end in time on the right program")
-        if has_crashed(check) or ruling_of_checker(check).outcome is not VerdictKind.ACCEPTED:
+        if ruling is None or ruling.outcome is not VerdictKind.ACCEPTED:
             said = readable(check.stderr[-500:] or check.stdout[-500:]).strip().rpartition("\n")[2]
             raise InvalidSubmission(
                 f"tests.cases[{index}]", f"the checker does not accept the right program here: {said}"

@@ -179,6 +179,10 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
             _require_language(tests.checker.language, "tests.checker.language")
             if tests.of_code and tests.checker.protocol is not JudgeProtocol.TESTLIB:
                 raise InvalidSubmission("tests.checker.protocol", "must be testlib with of_code")
+            if tests.runner is not None:
+                if not tests.of_code:
+                    raise InvalidSubmission("tests.runner", "needs of_code: without it the program itself is run")
+                _require_language(tests.runner.language, "tests.runner.language")
         case InteractiveTests():
             _require_language(tests.interactor.language, "tests.interactor.language")
             if tests.checker is not None:
