@@ -195,6 +195,14 @@ def test_submit_grades_an_answer_with_the_tests_of_the_request(grading_url: str)
         assert refused.tests[0].exec_info.status == "Failed"
 
 
+@pytest.mark.parametrize("prompt", ["Go.<think>\n", [{"role": "assistant", "content": "<think>"}]])
+def test_a_prompt_that_opens_reasoning_hides_the_code_in_it(grading_url: str, prompt: object) -> None:
+    code = "```python\nprint('twice:', 2 * int(input()))\n```"
+    assert not submitted(grading_url, code, extra={"prompt": prompt}).accepted
+    assert submitted(grading_url, f"so</think>{code}", extra={"prompt": prompt}).accepted
+    assert submitted(grading_url, code, extra={"prompt": ["not messages"]}).accepted
+
+
 def test_what_the_service_has_not_is_a_501_that_says_what_to_use(grading_url: str) -> None:
     """Each of the other calls of SandboxFusion's client."""
     with pytest.raises(Exception, match=r"501.*runs no notebooks: send programs to /run_code"):

@@ -74,7 +74,8 @@ def test_a_server_whose_template_opens_reasoning_gets_the_verdicts_of_training(c
 def test_submissions_without_a_prompt_are_warned_of_or_said_by_an_option(tmp_path: Path) -> None:
     file, tests = tmp_path / "file.jsonl", {"type": "stdin", "cases": [{"input": "", "output": "p0\n"}]}
     prompt = [{"role": "assistant", "content": "<think>"}]
-    file.write_text("".join(json.dumps({"completion": text, "tests": tests}) + "\n" for text in (CODE, CLOSED)))
+    lines = [{"completion": CODE, "prompt": "Print p0.", "tests": tests}, {"completion": CLOSED, "tests": tests}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     answer = run("grade", file)
     assert [json.loads(line)["verdict"] for line in answer.stdout.splitlines()] == ["accepted", "no_code"]
     assert "--prefill '<think>'" in answer.stderr

@@ -64,11 +64,11 @@ KINDS = {
     "one turn": ("single", "system", "space", "indent", "turns", "late"),
     "reasoning": ("reasoning", "trace", "cut", "traces"),
 }
+KINDS["tools"] = tuple(name for name in CASES if name not in (*KINDS["one turn"], *KINDS["reasoning"]))
 HEAD = """Templates: cases with the template's own ids + cases in which it would lose a part of
 the answer, and sft has the policy's own words, of the cases that it does not refuse.
 Missing/unexpected: as transformers loads the written folder. LoRA: % of the decoder that has adapters.
 YaRN: largest relative difference of transformers' frequencies from the paper's."""
-KINDS["tools"] = tuple(name for name in CASES if name not in (*KINDS["one turn"], *KINDS["reasoning"]))
 
 
 @pytest.fixture(autouse=True)

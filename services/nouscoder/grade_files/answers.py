@@ -67,7 +67,8 @@ def read_entries(path: Path, problem_ids: Sequence[str] | None, prefill: str = "
         elif isinstance(record.value, list):
             yield from _generations(record, record.value, problem_ids)
         elif "tests" in record.value or problem_ids is None:
-            yield _own_request(record.number, {"prompt": prefill, **record.value} if prefill else record.value)
+            opens = {"prompt": prefill} if prefill and not opened_by(record.value.get("prompt")) else {}
+            yield _own_request(record.number, {**record.value, **opens})
         else:
             yield from _samples(record.number, record.value, prefill)
 

@@ -98,7 +98,7 @@ _SPELLINGS = (
     (r"([\"`])([^\w\s]{1,3})\1", lambda found: "".join(chr(0xE000 + ord(one) % 0xFF) for one in found[2])),
     (r"(?<=\w)\.{2,}(?=\w)", "⋯"),
     (r"\\(?=[A-Za-z](?![A-Za-z]))", "∖"),
-    (r"!+(?=\s+[A-Z])", "."),  # no factorial
+    (r"(?<!!)!+(?=\s+[A-Z])", "."),  # no factorial
     (r"(?<=[^\W\d_][^\W\d_])\s*-+\s*(?=[^\W\d_][^\W\d_])", " "),  # a dash or a hyphen of prose
 )
 _RELATIONS = (("<=", "≤"), (">=", "≥"), ("!=", "≠"), ("<>", "≠"))

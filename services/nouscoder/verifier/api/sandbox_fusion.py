@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 from starlette.types import Scope
 
+from nouscoder.domain.reasoning import opened_by
 from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.json_values import TooManyValues, ValueCount
@@ -138,7 +139,7 @@ class SubmitRequest(_Lenient):
         return Submission(
             tests=StdinTests(tuple(_cases(config.provided_data.test, values or ValueCount.unbounded()))),
             completion=self.completion,
-            prompt=str(config.extra.get("prompt", "")),
+            prompt=opened_by(config.extra.get("prompt")),
             language=language_name(config.language),
             limits=Limits(wall_time_s, min(300.0, _CPU_PER_WALL * wall_time_s)),
             comparator=Comparator(float_tolerance=_TOLERANCE, ignore_case=True),
