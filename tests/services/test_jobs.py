@@ -88,7 +88,7 @@ class Table(dict[str, Callable[[bytes], RunResult]]):
 async def serving(folder: Path, table: Table | None = None, slots: int = 2, **settings: Any) -> AsyncIterator[Running]:
     """A service with jobs in `folder`. `settings` are those of verifier.jobs, and `keys`."""
     keys = ApiKeys(environment=settings.pop("keys", None))
-    sandbox, registry, budget = FakeSandbox(table or Table(), slots), CollectorRegistry(), MemoryBudget(100_000)
+    sandbox, registry, budget = FakeSandbox(table or Table(), slots), CollectorRegistry(), MemoryBudget(110_000)
     await sandbox.start()
     metrics = VerifierMetrics(registry)
     core = Grader(sandbox, metrics, VerifierSection(max_queue=20))
@@ -350,7 +350,7 @@ async def test_lines_that_decode_to_more_than_the_memory_budget_are_graded_one_a
     numbers = "[" + "1," * 8_000 + "1]"
     tests = f'{{"type":"call","entry_point":"f","cases":[{{"args":{numbers},"expected":0}}]}}'
     heavy = f'{{"code":"1","tests":{tests}}}\n'.encode()
-    assert BYTES_PER_WEIGHT * 8_000 > 3 * 100_000 > 15 * len(heavy)  # the budget, and the line in it
+    assert BYTES_PER_WEIGHT * 8_000 > 3 * 110_000 > 15 * len(heavy)  # the budget, and the line in it
     async with serving(tmp_path, slots=4) as service:
         job = (await service.submit(heavy * 6)).json()
         assert (await service.finished(job["id"]))["done"] == 6
