@@ -43,7 +43,7 @@ from nouscoder.errors import Unusable
 from nouscoder.policy_folder.gguf import import_gguf
 from nouscoder.policy_folder.inspection import HubUnavailable, downloaded
 from nouscoder.private_folder import writable_cache
-from nouscoder.run.folder import attach_patiently, recorded, refuse_changes
+from nouscoder.run.folder import attach_patiently, record_of, refuse_changes
 from nouscoder.run.view import View
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ def _only_problems(config: Config) -> None:
     refuse_changes(record, config)
     if not all(file.exists() for file in files):
         record.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(record, recorded(config).encode())
+        write_whole(record, record_of(config).encode())
         write_problems(config)
     log.info("the problem files exist", extra={"files": [str(file) for file in files]})
 

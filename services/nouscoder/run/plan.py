@@ -75,7 +75,9 @@ async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -
     new values that the stage that has begun cannot take.
     """
     if config.asked_run:
-        return OpenedRun(await attach_patiently(config), config)
+        folder = await attach_patiently(config)
+        folder.record_given(config)
+        return OpenedRun(folder, config)
     if resume:
         folder, recorded = RunFolder.reopen(config.run.folder)
         try:

@@ -371,8 +371,13 @@ async def _attach(config: Config, resume: bool, given: Given) -> OpenedRun:
     environment = before and before.get("generation", {}).get("environment")
     config = config if environment == _environment(config) else found
     folder = await attach_patiently(config)
-    run = external_changes(folder, config, before)
-    continue_finished(folder, run, is_external=True)
+    try:
+        run = external_changes(folder, config)
+        continue_finished(folder, run, is_external=True)
+        folder.record_given(config)
+    except BaseException:
+        folder.close()
+        raise
     return OpenedRun(folder, config, run.lines)
 
 
