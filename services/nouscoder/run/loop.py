@@ -73,6 +73,7 @@ from nouscoder.run.evaluation import (
     while_alive,
 )
 from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, lines_when_stopped, summarize
+from nouscoder.run.held_out import note_trained_on
 from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
@@ -144,6 +145,7 @@ async def run_loop(
             ledger, left = NO_ROLLOUTS, None
             if config.run.total_batches:
                 await continue_if_ended(services.config, view)
+                await asyncio.to_thread(note_trained_on, folder.path, config)
                 services.start("learner")
                 ledger = await watch_until_ended(folder, services, view, started_s - earlier_s, sinks.look)
                 left = await note_untrained(folder, services.config)

@@ -21,6 +21,7 @@ class Dropped(StrEnum):
     WRONG = "wrong"
     TOO_LONG = "too_long"
     OVER_LIMIT = "over_limit"  # its problem has enough others
+    UNFINISHED = "unfinished"  # its answer was cut off, so it has no end to learn
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,15 @@ class ExampleCandidate:
     """What the choice of an example depends on.
 
     `key` is a digest of its tokens. `problem_id` may be empty: then the example is a problem of its own. `accepted` is
-    whether its answer passed all tests; None when nobody has graded it, which counts as right.
+    whether its answer passed all tests; None when nobody has graded it, which counts as right. `text` is the digest of
+    its problem's text, empty when that is not known. One without tokens was cut off.
     """
 
     key: str
     problem_id: str
     accepted: bool | None
     num_tokens: int
+    text: str = ""
 
     @property
     def problem(self) -> str:
@@ -81,6 +84,8 @@ def _fault(
 ) -> Dropped | None:
     if candidate.accepted is False and rates[candidate.problem] >= settings.wrong_below:
         return Dropped.WRONG
+    if not candidate.num_tokens:
+        return Dropped.UNFINISHED
     if settings.max_tokens and candidate.num_tokens > settings.max_tokens:
         return Dropped.TOO_LONG
     return Dropped.REPEATED if candidate.key in seen else None

@@ -32,6 +32,7 @@ from nouscoder.progress_bar import Advance, progress_bar
 from nouscoder.run.asked_of_models import adapter_lines
 from nouscoder.run.export import LIMITS, base_model, heading, prompt_section, table
 from nouscoder.run.folder import RunChanged, RunFolder, RunFolderError
+from nouscoder.run.held_out import note_trained_on, taught_lines
 from nouscoder.run.preflight import checked_fine_tuning
 from nouscoder.run.resume import Resumed, note_given, resumed, take
 from nouscoder.sft.choice import EpochOrder
@@ -140,7 +141,9 @@ def fine_tune(
             else:
                 _take(folder, earlier, given, order, say)
             said = prompt_lines(config.generation.environment, config.in_run_folder(config.policy.path))
-            for line in [*said, *leak_lines(examples), *adapter_lines(config)]:
+            leaks = [*leak_lines(examples), *taught_lines(config, examples.problems)]
+            note_trained_on(folder.path, config, examples.problems)
+            for line in [*said, *leaks, *adapter_lines(config)]:
                 say(line)
         ranks.gather("the run folder is open")
         config = training_config(config, order.num_steps)
