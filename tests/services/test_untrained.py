@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 from tests.command_line import nouscoder
 from tests.services.conftest import BrokerRig
 
@@ -84,6 +85,40 @@ async def test_each_problem_that_gave_no_training_has_its_cause(
     assert "7 of 8 training problems gave no training" in write_report(folder).read_text()
     assert f"  1 not reached before the end: {never}" in nouscoder("report", str(folder)).stdout
     assert json.loads(nouscoder("report", str(folder), "--json").stdout)["untrained"] == asdict(found)
+
+
+@pytest.mark.parametrize("is_filtered", [True, False])
+async def test_problems_whose_answers_never_hold_code_are_counted_apart(
+    is_filtered: bool, new_broker: Callable[..., Broker], broker_rig: BrokerRig, tmp_path: Path
+) -> None:
+    """They were "no answer was accepted", as problems that are too hard."""
+    save_problems(tmp_path / "train.jsonl", broker_rig.problems)
+    save_problems(tmp_path / "held.jsonl", broker_rig.problems[:1])
+    config = broker_rig.config(
+        *(f'problems.train="{tmp_path}/train.jsonl"', f'problems.held_out="{tmp_path}/held.jsonl"'),
+        *(f'run.root="{tmp_path}"', f"broker.drop_zero_variance={str(is_filtered).lower()}"),
+    )
+    broker = new_broker(config=config)
+    await broker.publish_policy(broker_rig.manifest(0))
+    asked = []
+    kinds = iter([VerdictKind.NO_CODE] * 6 + [VerdictKind.WRONG_ANSWER] * 2)
+    for _ in range(2):
+        (problem,) = {item.task.problem_id for item in await broker_rig.sample(broker, 4)}
+        asked.append(problem)
+        await broker_rig.grade(broker, lambda _: next(kinds))
+    config.run.folder.mkdir()
+    rewards = {} if is_filtered else {name: [-1.0] * 4 for name in asked}
+    (config.run.folder / "rewards.jsonl").write_text(json.dumps({"rewards": rewards}) + "\n")
+    state = await broker.read_curriculum()
+    assert {one.problem_id: one.no_code for one in state.problems} == {asked[0]: 4, asked[1]: 2}
+    found = untrained(config, state, (), await broker.status())
+    assert found.by_cause["no answer held code"] == [asked[0]]
+    cause = (
+        "filtered: no answer was accepted"
+        if is_filtered
+        else "in batches with equal rewards alone, so without an advantage"
+    )
+    assert found.by_cause[cause] == [asked[1]]
 
 
 # Packages that the learner's image lacks, where the coordinator of an external run works.

@@ -79,7 +79,7 @@ def untrained(config: Config, state: CurriculumState, letters: Iterable[DeadLett
     trained = _trained(config)
     for name, place in places.items():
         if not trained.get(name):
-            cause = _NO_ADVANTAGE if name in trained else _cause(records.get(name), failed.get(name), place, state)
+            cause = _cause(records.get(name), failed.get(name), place, state, in_batch=name in trained)
             found.setdefault(cause, []).append(name)
             if name in failed:
                 details.setdefault(cause, failed[name].detail)
@@ -87,8 +87,17 @@ def untrained(config: Config, state: CurriculumState, letters: Iterable[DeadLett
 
 
 def _cause(
-    record: ProblemStatistics | None, failed: DeadLetter | None, place: int | None, state: CurriculumState
+    record: ProblemStatistics | None,
+    failed: DeadLetter | None,
+    place: int | None,
+    state: CurriculumState,
+    *,
+    in_batch: bool,
 ) -> str:
+    if record is not None and record.no_code == record.sampled:
+        return "no answer held code"
+    if in_batch:
+        return _NO_ADVANTAGE
     if record is not None and record.filtered < record.groups:
         return "with complete groups that were too old, or left over at the end"
     if record is not None:
