@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.report.page import write_report
 from nouscoder.report.untrained import FILE, read_untrained, untrained
 from nouscoder.run.pages import FILES
@@ -119,6 +122,47 @@ async def test_problems_whose_answers_never_hold_code_are_counted_apart(
         else "in batches with equal rewards alone, so without an advantage"
     )
     assert found.by_cause[cause] == [asked[1]]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_run_that_ends_early_says_what_gave_no_training(is_stopped: bool, tmp_path: Path) -> None:
+    """It wrote no untrained.json, and said nothing but why it ended."""
+    write_policy_folder(tmp_path / "policy", random_policy(0))
+    tests = StdinTests((StdinCase("1", "2"),))
+    for file in ("train.jsonl", "held.jsonl"):
+        save_problems(tmp_path / file, [Problem(name, f"Add {name}.", tests) for name in ("one", "two")])
+    (tmp_path / "run.toml").touch()
+    values = ["policy.path=policy", "problems.train=train.jsonl", "problems.held_out=held.jsonl", "run.name=x"]
+    values += ["broker.group_size=2", "broker.batch_size=4", "learner.steps_per_batch=1", "run.total_batches=2"]
+    values += ["generation.threads=1", "learner.threads=1", "generation.sampling.max_new_tokens=8"]
+    values += ["generation.max_tokens_total=64"]
+    values += [f"run.max_filtered_batches={1000000 if is_stopped else 2}"]
+    command = [
+        sys.executable,
+        "-m",
+        "nouscoder",
+        "train",
+        "run.toml",
+        *(part for one in values for part in ("--set", one)),
+    ]
+    run = tmp_path / "runs" / "x"
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            said = []
+            for line in process.stdout or ():
+                said.append(line)
+                if is_stopped and re.search("filtered [1-9]", line):
+                    process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == (130 if is_stopped else 78), said
+        finally:
+            process.kill()
+    found = read_untrained(run)
+    assert found is not None, said
+    assert found.by_cause["no answer held code"], said
+    assert f"2 of 2 training problems gave no training, all in {run}/untrained.json:" in "".join(said)
 
 
 # Packages that the learner's image lacks, where the coordinator of an external run works.
