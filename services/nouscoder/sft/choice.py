@@ -67,7 +67,7 @@ def choose(
     chosen: list[int] = []
     for numbers in of_problem.values():
         limit = settings.max_per_problem or len(numbers)
-        chosen += sorted(numbers, key=lambda number: _rank(seed, candidates[number].key))[:limit]
+        chosen += sorted(numbers, key=lambda number: _digest(f"{seed}/{candidates[number].key}"))[:limit]
         dropped[Dropped.OVER_LIMIT] += max(0, len(numbers) - limit)
     return sorted(chosen), +dropped
 
@@ -127,10 +127,6 @@ def _shuffled(num_examples: int, seed: int, epoch: int) -> tuple[int, ...]:
     order = list(range(num_examples))
     Random(f"{seed}/epoch/{epoch}").shuffle(order)
     return tuple(order)
-
-
-def _rank(seed: int, key: str) -> bytes:
-    return _digest(f"{seed}/{key}")
 
 
 def _digest(text: str) -> bytes:

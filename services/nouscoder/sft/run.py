@@ -149,7 +149,8 @@ def fine_tune(
         config = training_config(config, order.num_steps)
         training = _trained(config, examples, order, ranks)
         place = Path(config.sft.out) if config.sft.out else config.run.folder / "model"
-        lines = _lines(config.run.folder / METRICS_FILE) if ranks.rank == 0 else []
+        texts = (config.run.folder / METRICS_FILE).read_text(encoding="utf8").splitlines() if ranks.rank == 0 else ()
+        lines = [json.loads(text) for text in texts]
         training.write_policy(place, fine_tuning_card(config, examples, lines) if lines else "")
         if ranks.rank:
             return None
@@ -247,10 +248,6 @@ def _stopping(interrupt: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _lines(file: Path) -> list[Line]:
-    return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
 
 
 def _summary(config: Config, examples: Examples, lines: list[Line], place: Path) -> dict[str, Any]:
