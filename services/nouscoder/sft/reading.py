@@ -475,9 +475,8 @@ def _from_run(path: Path, vocabulary_size: int) -> Iterator[_Read]:
         for graded in saved.load(number).rollouts:
             if max(graded.rollout.token_ids) >= vocabulary_size:
                 raise ExamplesUnusable(f"{path} is a run of a policy with another vocabulary than the one to train")
-            yield _candidate(
-                again(graded.rollout), graded.rollout.problem_id, graded.verdict.kind is VerdictKind.ACCEPTED
-            )
+            rollout, is_right = again(graded.rollout), graded.verdict.kind is VerdictKind.ACCEPTED
+            yield _candidate(rollout, rollout.problem_id, is_right)
 
 
 def key_of(rollout: Rollout) -> str:

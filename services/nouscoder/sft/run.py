@@ -28,7 +28,7 @@ from nouscoder.learner.state.run_log import Line
 from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.prompt_file import prompt_lines, trained_prompt
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
-from nouscoder.progress_bar import Advance, progress_bar
+from nouscoder.progress_bar import progress_bar
 from nouscoder.run.asked_of_models import adapter_lines
 from nouscoder.run.export import LIMITS, base_model, heading, prompt_section, table
 from nouscoder.run.folder import RunChanged, RunFolder, RunFolderError
@@ -171,7 +171,10 @@ def _trained(config: Config, examples: Examples, order: EpochOrder, ranks: Ranks
     """The training after its last step."""
     with progress_bar("fine-tuning", order.num_steps) as advance:
         batches = [[examples.train[number] for number in order.at(step)] for step in range(order.num_steps)]
-        training = SupervisedTraining(config, batches, examples.validation, ranks, _shown(advance))
+        training = SupervisedTraining(
+            *(config, batches, examples.validation, ranks),
+            lambda line: advance(1, f"loss {line['loss']:.4f}") if "loss" in line else None,
+        )
         advance(training.step)
         with _stopping(training.interrupt):
             training.run()
@@ -228,14 +231,6 @@ def _keep(folder: RunFolder, examples: Examples, order: EpochOrder) -> None:
         raise Unusable(
             f"the examples of {folder.path} are not those that it began with: put the files back, or begin a new run"
         )
-
-
-def _shown(advance: Advance) -> Callable[[Line], None]:
-    def show(line: Line) -> None:
-        if "loss" in line:
-            advance(1, f"loss {line['loss']:.4f}")
-
-    return show
 
 
 @contextmanager
