@@ -128,9 +128,9 @@ def read_adapter(file: Path, shapes: Mapping[str, Sequence[int]]) -> Adapter:
             alpha, base_digest = float(about["alpha"]), str(about["base"])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is not iterable
     except KeyError:
+        how = "merge it with PEFT (merge_and_unload), and give the whole folder"
         raise WeightsUnusable(
-            f"{file} does not say of which weights it is an adapter, as NousCoder has not written it: merge it with"
-            " PEFT (merge_and_unload), and give the whole folder"
+            f"{file} is not NousCoder's, so the weights that it changes are not known: {how}"
         ) from None
     except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise WeightsUnusable(f"{file} holds no readable adapter: {error}") from error

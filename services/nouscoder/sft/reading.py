@@ -391,10 +391,7 @@ class ExamplesUnusable(Unusable):
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The examples of a fine-tuning. `dropped` counts those that were not chosen, by reason.
-
-    `problems` are those of `train` by name, each with the digest of its text.
-    """
+    """The examples. `dropped` counts others by reason; `problems` are those of `train`, with digests of their texts."""
 
     train: tuple[Rollout, ...]
     validation: tuple[Rollout, ...] = ()
