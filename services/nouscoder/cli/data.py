@@ -63,11 +63,11 @@ def _summary(state: CurriculumState) -> list[str]:
     groups, filtered = sum(r.groups for r in records), sum(r.filtered for r in records)
     sampled, accepted = sum(r.sampled for r in records), sum(r.accepted for r in records)
     always = sum(r.accepted == r.sampled for r in records)
-    never = sum(not r.accepted for r in records)
+    never, codeless = sum(not r.accepted for r in records), sum(r.no_code == r.sampled for r in records)
     return [
         f"{len(records)} problems with complete groups, curriculum at place {state.cursor}",
         f"{groups} groups, {filtered} filtered; {sampled} rollouts graded, {accepted} accepted",
-        f"{always} problems always solved, {never} never",
+        f"{always} problems always solved, {never} never ({codeless} without code in any answer)",
     ]
 
 

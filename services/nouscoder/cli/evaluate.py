@@ -84,7 +84,8 @@ def eval_run(
     if checkpoint:
         model = checkpoint.model(model)
     config = load_config(config_file, overrides or [])
-    folder = out or _folder(model, samples)
+    name = model or (samples.stem if samples else "samples")
+    folder = out or Path("evaluations") / re.sub(r"[^\w.-]+", "_", name)
     asked, lines = _asked(config, checkpoint.folder if checkpoint else None, prompt, folder)
     checkpoint = checkpoint and replace(checkpoint, date=asked.date)
     for line in () if samples else lines:
@@ -113,12 +114,6 @@ def eval_compare(
 
     found = compare(a, b, profile)
     typer.echo(json.dumps(found.record()) if as_json else found.text())
-
-
-def _folder(model: str, samples: Path | None) -> Path:
-    """Where an evaluation goes that is given no folder."""
-    name = model or (samples.stem if samples else "samples")
-    return Path("evaluations") / re.sub(r"[^\w.-]+", "_", name)
 
 
 def _checkpoint(policy: str, yarn_factor: float, yarn_original: int) -> Any:

@@ -63,6 +63,7 @@ from nouscoder.policy_folder.compose import CONFIG_FILE, merged_policy, with_yar
 from nouscoder.policy_folder.engine_choice import missing_engine, with_engine
 from nouscoder.policy_folder.inspection import context_tokens, downloaded, engine_faults, faults_of, is_hub_id
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, prompt_lines, with_date, with_recorded_prompt
+from nouscoder.policy_folder.trained_on import digest_of, leak_lines, trained_on
 from nouscoder.policy_folder.weights_files import is_adapter, shards_of
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog
@@ -249,6 +250,10 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
             if request.verifier is None and config.verifier.sandbox.backend in ON_THIS_MACHINE:
                 problems, left_out = gradable(problems, installed())
                 sys.stderr.write(f"{left_out}\n" if left_out else "")
+            if request.checkpoint:
+                texts = {one.problem_id: digest_of(one.prompt, one.starter_code) for one in problems}
+                leaks = leak_lines(texts, trained_on(request.checkpoint.folder), "problems")
+                sys.stderr.writelines(f"{line}\n" for line in leaks)
             profiles = request.profiles or _own_profile(problems)
             for profile in profiles:
                 check_profile(problems, profile)

@@ -18,6 +18,7 @@ from nouscoder.json_file import read_json_object
 from nouscoder.policy_folder.identity import odd_tensor
 from nouscoder.policy_folder.inspection import config_faults, downloaded, is_hub_id, weights_faults
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, recorded_prompt
+from nouscoder.policy_folder.trained_on import TRAINED_ON_FILE
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -53,14 +54,15 @@ def compose_policy(
     config: dict[str, Any] | None = None,
     prompt: PromptSettings | None = None,
     card: str = "",
+    trained: Path | None = None,
     link: bool = False,
 ) -> None:
     """Write the folder `to`: everything but weights is that of `first`, and the weights are those in `weights`.
 
     An adapter in `weights` is merged into the weights of `first`. `config` replaces config.json, `prompt` what the
-    folder says of the prompt, and `card` becomes README.md. With `link` whole weights are hard links where the file
-    system has them. `to` appears complete or not at all. Raises PolicyFilesMissing, WeightsMissing, WeightsUnusable and
-    StorageError.
+    folder says of the prompt, `card` becomes README.md, and the run `trained` says what it trained on. With `link`
+    whole weights are hard links where the file system has them. `to` appears complete or not at all. Raises
+    PolicyFilesMissing, WeightsMissing, WeightsUnusable and StorageError.
     """
     whole = first if is_adapter(weights) else weights
     files = _there([first / CONFIG_FILE, *_whole_weights(whole)])[1:]
@@ -86,6 +88,8 @@ def compose_policy(
             (part / PROMPT_FILE).write_text(prompt_json(prompt), encoding="utf8")
         if card:
             (part / "README.md").write_text(card, encoding="utf8")
+        if trained is not None and (trained / TRAINED_ON_FILE).is_file():
+            shutil.copyfile(trained / TRAINED_ON_FILE, part / TRAINED_ON_FILE)
 
 
 def merged_policy(to: Path, adapter: Path) -> Path:
@@ -98,7 +102,7 @@ def merged_policy(to: Path, adapter: Path) -> Path:
             f"{adapter} is an adapter of {base}, which is no folder here: write its folder into {ADAPTER_CONFIG_FILE}"
             " (base_model_name_or_path), or export the policy without --adapter"
         )
-    compose_policy(to, base, adapter, prompt=recorded_prompt(adapter))
+    compose_policy(to, base, adapter, prompt=recorded_prompt(adapter), trained=adapter)
     return to
 
 
@@ -110,10 +114,10 @@ def link_weights(to: Path, weights: Path) -> None:
             link_or_copy(file, part / file.name)
 
 
-def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, card: str) -> None:
+def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, card: str, trained: Path) -> None:
     """Write the folder `to`: the adapter, as PEFT loads it, of the policy named `base`, with `card` as README.md.
 
-    `prompt` is how its policy was asked. Raises PolicyFilesMissing and StorageError.
+    `prompt` is how its policy was asked, in the run `trained`. Raises PolicyFilesMissing and StorageError.
     """
     weights, config = _there(_adapter_files(adapter))
     with whole_folder(to) as part:
@@ -122,6 +126,8 @@ def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, 
         (part / config.name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf8")
         (part / PROMPT_FILE).write_text(prompt_json(prompt), encoding="utf8")
         (part / "README.md").write_text(card, encoding="utf8")
+        if (trained / TRAINED_ON_FILE).is_file():
+            shutil.copyfile(trained / TRAINED_ON_FILE, part / TRAINED_ON_FILE)
 
 
 def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, Any]:

@@ -25,8 +25,11 @@ from nouscoder.learner.model.logprobs import attending_alone
 from nouscoder.learner.model.packing import RowLayout, attend_packed, last_states, packs, plan
 from nouscoder.policy_folder.finished_chat import unmarked
 from nouscoder.policy_folder.pretrained import load_pretrained, load_whole
+from nouscoder.policy_folder.prompt_file import recorded_prompt
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable
+
+_DAY = "2024-07-26"  # for templates that write one: Llama's without a clock
 
 
 class RewardModelUnusable(Unusable):
@@ -36,14 +39,15 @@ class RewardModelUnusable(Unusable):
 class AnswerEncoder:
     """Turns a prompt and an answer into token ids, at most `max_tokens`: what is beyond is cut from the answer's end.
 
-    The prompt is a user's message in the chat template of the folder, or text if it has none. An end token follows the
-    answer.
+    The prompt is a user's message in the chat template of the folder, or text if it has none. A template writes the day
+    that the folder records, or a fixed one. An end token follows the answer.
     """
 
     def __init__(self, folder: Path, max_tokens: int) -> None:
         """Raises RewardModelUnusable."""
         try:
-            self.tokenizer: PolicyTokenizer = load_tokenizer(folder)
+            recorded = recorded_prompt(folder)
+            self.tokenizer: PolicyTokenizer = load_tokenizer(folder, (recorded and recorded.date) or _DAY)
         except TokenizerError as error:
             raise RewardModelUnusable(str(error)) from error
         self._max_tokens = max_tokens

@@ -160,9 +160,9 @@ def export(run: Path, to: Path, version: str, *, adapter: bool = False) -> int:
         )
     card = model_card(name, config, number, recorded_evaluations(config.run.folder), base, adapter=adapter)
     if adapter:
-        compose_adapter(to, weights, base, trained_prompt(config), card)
+        compose_adapter(to, weights, base, trained_prompt(config), card, config.run.folder)
     else:
-        compose_policy(to, first, weights, prompt=trained_prompt(config), card=card)
+        compose_policy(to, first, weights, prompt=trained_prompt(config), card=card, trained=config.run.folder)
     return number
 
 

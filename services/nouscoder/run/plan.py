@@ -209,18 +209,18 @@ def _with_first_policy(config: Config, begin: NextStage, stage: Config) -> Confi
     """`stage` with the policy that it begins with, made in its folder if new. Raises NousCoderError if it is gone."""
     yarn = config.plan.stages[begin.index].yarn
     first = weights = stage.policy.path
-    prompt = None
+    prompt = trained = None
     if begin.policy_version is not None:
         before = _recorded(config.of_stage(begin.index - 1).run.folder)
         first = before.in_run_folder(before.policy.path)
         weights = weights_folder(before, begin.policy_version)
-        prompt = trained_prompt(before)
+        prompt, trained = trained_prompt(before), before.run.folder
     if weights == first and not yarn.factor:
         made = first
     else:
         made = stage.run.folder / "policy"
         changed = with_yarn(first, yarn.factor, yarn.original_tokens) if yarn.factor else None
-        compose_policy(made, first, weights, config=changed, prompt=prompt, link=weights != first)
+        compose_policy(made, first, weights, config=changed, prompt=prompt, trained=trained, link=weights != first)
     return stage.changed(policy={"path": made})
 
 

@@ -353,7 +353,9 @@ async def _round(config: Config, number: int, policy: Path, view: View) -> Path:
         await _train(training, view)
     weights = weights_folder(training, newest_version(training))
     first = training.in_run_folder(training.policy.path)
-    await asyncio.to_thread(compose_policy, after, first, weights, prompt=trained_prompt(training), link=True)
+    await asyncio.to_thread(
+        compose_policy, after, first, weights, prompt=trained_prompt(training), trained=training.run.folder, link=True
+    )
     return after
 
 

@@ -147,7 +147,8 @@ class SupervisedTraining:
         if self._is_first:
             publisher = PolicyPublisher(self._files.policies, 1, shard_bytes=learner.policy_shard_bytes)
             weights = Path(publisher.write(staged).folder)
-            compose_policy(to, first, weights, prompt=trained_prompt(self._config), card=card, link=True)
+            prompt, run = trained_prompt(self._config), self._config.run.folder
+            compose_policy(to, first, weights, prompt=prompt, card=card, trained=run, link=True)
 
     @property
     def _is_first(self) -> bool:

@@ -24,6 +24,7 @@ With activation checkpointing the backward pass computes the activations of each
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Set
 from contextlib import nullcontext
 from copy import deepcopy
@@ -46,6 +47,8 @@ from nouscoder.learner.model.experts import replay_experts
 from nouscoder.learner.model.logprobs import Scorer
 from nouscoder.learner.model.packing import PACKED_ATTENTION, packs
 from nouscoder.learner.parallel.ranks import Ranks
+
+log = logging.getLogger(__name__)
 
 # torch.compile of the decoder layers.
 
@@ -203,7 +206,8 @@ class Computation:
         self.device = torch.device(settings.device)
         self._settings, self._ranks, self._dtype = settings, ranks, compute_dtype(settings)
         self._masters_on_cpu = settings.optimizer_states is OptimizerStates.CPU
-        add_adapters(masters, settings.lora, config.run.seed)
+        if (sentence := add_adapters(masters, settings.lora, config.run.seed)) and not ranks.rank:
+            log.info(sentence)
         self._copy: ComputeCopy | None = None
         if not ranks.is_group and (self._dtype != torch.float32 or self._masters_on_cpu):
             masters_at = torch.device("cpu") if self._masters_on_cpu else self.device
