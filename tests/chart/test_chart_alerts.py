@@ -267,6 +267,10 @@ def test_the_rules_follow_the_values(chart: ChartRig) -> None:
         chart.one("PrometheusRule", "nouscoder", {})
     with pytest.raises(helm.HelmError, match="noStepMinutes"):
         rules(chart, noStepMinutes=0)
+    few = rules(chart, disabled=[name for name in CASES if name != "NousCoderNoSteps"])
+    assert [rule["alert"] for rule in few if "alert" in rule] == ["NousCoderNoSteps"]
+    with pytest.raises(helm.HelmError, match="NousCoderNoStep"):
+        rules(chart, disabled=["NousCoderNoStep"])
 
 
 @pytest.mark.parametrize(
