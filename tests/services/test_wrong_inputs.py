@@ -35,7 +35,7 @@ TYPED = [
     ("grade empty.jsonl", 78, "empty.jsonl holds no submission"),
     ("grade problems.csv --problems problems.jsonl --out problems.csv", 78, "is the input itself"),
     ("grade samples.jsonl --problems nofile.jsonl", 78, "nofile.jsonl cannot be read"),
-    ("grade samples.jsonl --resume", 78, "--resume needs --out FILE"),
+    ("grade samples.jsonl --resume", 2, "--resume needs --out FILE"),
     (
         "grade samples.jsonl --problems problems.jsonl --server http://127.0.0.1:1 --ca nofile.pem",
         78,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on, only_with
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
 from nouscoder.config import Config, load_config
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
@@ -105,6 +105,8 @@ def data_inspect(
 
     With --flaky, find unreliable tests; exit code 1 when there are any.
     """
+    only_with("--flaky", flaky, "--rounds")
+    only_with("an inspection without --prompt", not prompt, "--flaky", "--json")
     from nouscoder.data import inspect
     from nouscoder.policy_folder.prompt_file import prompt_of, with_recorded_prompt
     from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE
@@ -217,6 +219,7 @@ def data_filter(
     from nouscoder.data.filters.run import import_missing, read_recipe, select
     from nouscoder.grade_files.answers import GradingTarget
 
+    only_with("--server", server, "--token")
     if not recipe.suffix and not recipe.exists():
         recipe, folder = recipe_path(str(recipe), SELECTIONS), folder or Path.cwd()
     grading = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
@@ -252,6 +255,7 @@ def data_synthesize(
     from nouscoder.data.synthesis import SynthesisSettings, synthesize
     from nouscoder.grade_files.answers import GradingTarget
 
+    only_with("--server", server, "--token")
     writer = ServedModel(url=url, model=model)
     solver = ServedModel(url=solver_url or url, model=solver_model or model)
     settings = SynthesisSettings(writer, solver, num_tests, at_least, solutions, temperature, max_tokens, at_once)

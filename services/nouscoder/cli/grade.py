@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, Opened, SetOption, goes_on
+from nouscoder.cli.options import ConfigOption, JsonOption, Opened, SetOption, goes_on, only_with
 from nouscoder.config import load_config
 
 
@@ -33,6 +33,7 @@ def grade(
     """Grade a file and print a summary with pass@k. Exit code 0 when each line got a verdict, not internal_error."""
     from nouscoder.grade_files.grade_file import FileRequest, grade_file
 
+    only_with("--server", server, "--token", "--ca")
     request = FileRequest(file, out, problems, server, token, ca, resume, skip_bad, prefill)
     with goes_on("--resume keeps the verdicts that --out has" if out else "with --out FILE it can go on"):
         summary, code = grade_file(request, load_config(config_file, overrides or []))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.cli.options import ConfigOption, JsonOption, SetOption, only_with
 from nouscoder.config import Config, load_config
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
@@ -205,10 +205,9 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check what this host or cluster can run, and show how to get what is missing. Exit code 0 if the defaults run."""
-    if values and (image or not cluster):
-        raise typer.BadParameter("it needs --cluster, and no --image, because no pod is started", param_hint="--values")
-    if not values and (namespace or release or chart):
-        raise typer.BadParameter("it is missing: --namespace, --release and --chart need it", param_hint="--values")
+    only_with("--cluster", cluster, "--values", "--image")
+    only_with("--cluster without --values, which starts no pod", not values, "--image")
+    only_with("--cluster with --values", values, "--namespace", "--release", "--chart")
     if cluster:
         try:
             from nouscoder.doctor.cluster.install import Release, run_doctor_install
