@@ -46,7 +46,7 @@ TYPED = [
     ("data inspect nofile.jsonl", 78, "nofile.jsonl cannot be read"),
     ("data import apps nofile.parquet --out x.parquet", 78, "nofile.parquet does not exist"),
     ("data import appz apps.jsonl --out x.parquet", 78, "there is no format 'appz': did you mean apps?"),
-    ("data import apps apps.jsonl --out x.jsonl", 78, "--out x.jsonl must end in .parquet"),
+    ("data import apps apps.jsonl --out x.json", 78, "--out x.json must end in .parquet or .jsonl"),
     ("data import apps apps.jsonl --out my.toml/x.parquet", 74, "my.toml"),
     ("data import apps hub:nosuch --out x.parquet", 78, "hub:"),
     ("data filter nofile.toml", 78, "nofile.toml cannot be read"),

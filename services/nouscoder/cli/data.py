@@ -159,6 +159,7 @@ def data_import(
         width = max(map(len, FORMATS)) + 2
         typer.echo("\n".join(f"{known:<{width}}{form.about}" for known, form in FORMATS.items()))
         return
+    only_with("--out FILE.parquet: JSON lines hold the tests", out.suffix == ".parquet", "--tests")
     options = options_given(
         prompt,
         memory_limit,

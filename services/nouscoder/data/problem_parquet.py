@@ -110,10 +110,10 @@ def _comparator(text: str) -> Comparator:
     return Comparator(**record | {"kind": ComparatorKind(record["kind"])})
 
 
-def require_new(out: Path, refused: Callable[[str], Unusable]) -> None:
-    """For commands that write a file after long work. Raises `refused`, and ParquetUnusable without the library."""
-    if out.suffix != ".parquet":
-        raise refused(f"--out {out} must end in .parquet")
+def require_new(out: Path, refused: Callable[[str], Unusable], *endings: str) -> None:
+    """Before long work: a new parquet file, or of one of `endings`. Raises `refused`, and ParquetUnusable."""
+    if not out.name.endswith((".parquet", *endings)):
+        raise refused(f"--out {out} must end in {' or '.join(('.parquet', *endings[:1]))}")
     if out.exists():
         raise refused(f"{out} exists already: give another --out, or delete it")
     _libraries()

@@ -134,14 +134,14 @@ def fit_in_a_task(tests: Tests) -> bool:
     return len(canonical_json(tests)) <= MAX_PUBLIC_BYTES
 
 
-def save_problems(path: Path, problems: Iterable[Problem]) -> None:
+def save_problems(path: Path, problems: Iterable[Problem | ReferencedProblem]) -> None:
     """Write `problems` as JSONL. The file is replaced atomically."""
-    temporary = path.with_name(path.name + ".part")
+    temporary = path.with_name(f".part-{path.name}")
     with whole_or_gone(temporary), naming_storage_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with created(temporary, path.name) as file:
-            for problem in problems:
-                file.write(line_of(problem))
+            for item in problems:
+                file.write(line_of(item))
         temporary.replace(path)
 
 
@@ -224,13 +224,17 @@ def _fault(field: str, wrong: str) -> str:
     return f"{field}: {wrong}{did_you_mean(field, ProblemBody.model_fields) if wrong == 'unknown field' else ''}"
 
 
-def line_of(problem: Problem) -> bytes:
+def line_of(item: Problem | ReferencedProblem) -> bytes:
     """The line of a problem file, with its newline."""
+    item = item if isinstance(item, ReferencedProblem) else ReferencedProblem(item)
+    problem = item.problem
     record: dict[str, Any] = {name: getattr(problem, name) for name in _ORDER}
     record["limits"] = asdict(problem.limits)
     record["comparator"] = ComparatorBody.of(problem.comparator).model_dump()
     if problem.public_tests is not None:
         record["public_tests"] = json.loads(canonical_json(problem.public_tests))
+    record |= {"references": list(map(asdict, item.references))} if item.references else {}
+    record |= {"metadata": dict(item.metadata)} if item.metadata else {}
     head = json.dumps(record, ensure_ascii=False).encode()
     return head[:-1] + b', "tests": ' + canonical_json(problem.tests) + b"}\n"
 
