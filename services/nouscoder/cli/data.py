@@ -268,18 +268,24 @@ def data_synthesize(
 
 @data_app.command("stats")
 def data_stats(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="name of the run")],
+    run: Annotated[str, typer.Argument(metavar="RUN|FILE", help="name of a run, or a problem file")],
     address: BrokerOption = "",
     limit: Annotated[int, typer.Option(min=0, help="problems shown, the lowest pass rate first; 0: all")] = 50,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Print the statistics of a run's problems: groups, pass rates over time, filtered groups.
+    """Print the statistics of a run's problems: groups, pass rates, filtered groups; or what a problem file holds.
 
     With --broker they are those of this moment, else those of the copy in the run folder. --json prints all problems,
     as a file of pass rates for broker.curriculum.pass_rates of a later run and for the filters of `data filter`.
     """
+    if Path(run).is_file():
+        only_with("the name of a run", False, "--broker", "--limit", "--config", "--set")
+        from nouscoder.data.inspect import describe
+
+        typer.echo(describe(Path(run), as_json=as_json))
+        return
     config = load_config(config_file, [*(overrides or []), f"run.name={run}", *broker_at(address)])
     typer.echo(asyncio.run(stats_text(config, live=bool(address), limit=limit, as_json=as_json)))
 

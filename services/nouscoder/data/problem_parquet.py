@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
-from nouscoder.data.problems import FileFault, Reference, ReferenceBody, ReferencedProblem, read_bodies
+from nouscoder.data.problems import FileFault, Reference, ReferenceBody, ReferencedProblem, import_hint, read_bodies
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Tests
 from nouscoder.errors import Unusable
@@ -217,7 +217,7 @@ def _opened(path: Path) -> Any:
     except (ArrowException, OSError) as error:
         raise ParquetUnusable(f"{path} cannot be read: {error}") from error
     if _PLACE not in (file.schema_arrow.metadata or {}):
-        raise ParquetUnusable(f"{path} is no problem file; nouscoder data import makes one of a data set")
+        raise ParquetUnusable(f"{path} is no problem file{import_hint(path, file.schema_arrow.names)}")
     return file
 
 
