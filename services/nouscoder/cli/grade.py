@@ -51,8 +51,8 @@ def tokens_new(name: Annotated[str, typer.Argument(help="the client's name")]) -
     from nouscoder.http_server.api_keys import new_api_key
 
     secret, line = new_api_key(name)
+    typer.echo(line)  # first: a token whose line found no room is of no use
     typer.echo(f"token for {name}, shown only now: {secret}", err=True)
-    typer.echo(line)
 
 
 def prepare() -> None:
