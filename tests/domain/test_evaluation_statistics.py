@@ -224,6 +224,8 @@ def test_a_log_keeps_whole_records_once_and_cuts_a_torn_one(tmp_path: Path) -> N
             log.add("c", {"text": "3"})
             assert log.get("c") == {"key": "c", "text": "3"}
             assert "d" not in log
-    path.write_bytes(whole + b"no record\n")
-    with pytest.raises(LogUnusable, match=r"log\.jsonl, line 3 is not a record with key"):
-        RecordLog(path)
+    for notes in (b"no record\n", b"my notes"):
+        path.write_bytes(whole + notes)
+        with pytest.raises(LogUnusable, match=r"log\.jsonl, line 3 is not a record with key"):
+            RecordLog(path)
+        assert path.read_bytes() == whole + notes

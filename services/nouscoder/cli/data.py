@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on, only_with
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
 from nouscoder.config import Config, load_config
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
@@ -105,6 +105,8 @@ def data_inspect(
 
     With --flaky, find unreliable tests; exit code 1 when there are any.
     """
+    only_with("--flaky", flaky, "--rounds")
+    only_with("an inspection without --prompt", not prompt, "--flaky", "--json")
     from nouscoder.data import inspect
     from nouscoder.policy_folder.prompt_file import prompt_of, with_recorded_prompt
     from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE
@@ -157,6 +159,7 @@ def data_import(
         width = max(map(len, FORMATS)) + 2
         typer.echo("\n".join(f"{known:<{width}}{form.about}" for known, form in FORMATS.items()))
         return
+    only_with("--out FILE.parquet: JSON lines hold the tests", out.suffix == ".parquet", "--tests")
     options = options_given(
         prompt,
         memory_limit,
@@ -217,6 +220,7 @@ def data_filter(
     from nouscoder.data.filters.run import import_missing, read_recipe, select
     from nouscoder.grade_files.answers import GradingTarget
 
+    only_with("--server", server, "--token")
     if not recipe.suffix and not recipe.exists():
         recipe, folder = recipe_path(str(recipe), SELECTIONS), folder or Path.cwd()
     grading = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
@@ -252,6 +256,7 @@ def data_synthesize(
     from nouscoder.data.synthesis import SynthesisSettings, synthesize
     from nouscoder.grade_files.answers import GradingTarget
 
+    only_with("--server", server, "--token")
     writer = ServedModel(url=url, model=model)
     solver = ServedModel(url=solver_url or url, model=solver_model or model)
     settings = SynthesisSettings(writer, solver, num_tests, at_least, solutions, temperature, max_tokens, at_once)
@@ -263,18 +268,24 @@ def data_synthesize(
 
 @data_app.command("stats")
 def data_stats(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="name of the run")],
+    run: Annotated[str, typer.Argument(metavar="RUN|FILE", help="name of a run, or a problem file")],
     address: BrokerOption = "",
     limit: Annotated[int, typer.Option(min=0, help="problems shown, the lowest pass rate first; 0: all")] = 50,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Print the statistics of a run's problems: groups, pass rates over time, filtered groups.
+    """Print the statistics of a run's problems: groups, pass rates, filtered groups; or what a problem file holds.
 
     With --broker they are those of this moment, else those of the copy in the run folder. --json prints all problems,
     as a file of pass rates for broker.curriculum.pass_rates of a later run and for the filters of `data filter`.
     """
+    if Path(run).is_file():
+        only_with("the name of a run", False, "--broker", "--limit", "--config", "--set")
+        from nouscoder.data.inspect import describe
+
+        typer.echo(describe(Path(run), as_json=as_json))
+        return
     config = load_config(config_file, [*(overrides or []), f"run.name={run}", *broker_at(address)])
     typer.echo(asyncio.run(stats_text(config, live=bool(address), limit=limit, as_json=as_json)))
 

@@ -10,7 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, Opened, RunByDefault, SetOption, goes_on, json_fields
+from nouscoder.cli.options import (
+    AGAIN,
+    ConfigOption,
+    JsonOption,
+    Opened,
+    RunByDefault,
+    SetOption,
+    goes_on,
+    json_fields,
+    only_with,
+)
 from nouscoder.config import Config, load_config
 from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.domain.submission import Profile
@@ -78,6 +88,9 @@ def eval_run(
     from nouscoder.evaluation.outcomes import summary_text
     from nouscoder.evaluation.samples import SamplingSettings
 
+    sampled = ("--n", "--temperature", "--top-p", "--max-tokens", "--seed", "--prompt", "--extra", "--at-once")
+    only_with("a model that is sampled: --url or --policy", not samples, *sampled)
+    only_with("--verifier", verifier, "--token", "--ca")
     if url and not model:
         raise WrongUse("--url needs --model, the name of the model at the server")
     checkpoint = _checkpoint(policy, yarn_factor, yarn_original)

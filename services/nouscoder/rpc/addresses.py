@@ -26,6 +26,16 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def require_free(address: str) -> None:
+    """Raises AddressError when a process could not listen at HOST:PORT now."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((socket_host(host), port), family=family).close()
+    except OSError as error:
+        raise AddressError(f"cannot listen on {address}: {error.strerror}") from error
+
+
 def socket_host(host: str) -> str:
     """The host as sockets want it: an address of IPv6 without its brackets. On Linux, `::` takes IPv4 too."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host

@@ -98,6 +98,9 @@ def open_channel(address: str, credentials: grpc.ChannelCredentials | None = Non
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
+_START_S = 30.0  # a service may take so long to start; then its silence is logged
+
+
 class ServiceClient(Generic[Stub]):
     """Base of the clients, one a service: a channel, its stub, patience, and errors in words.
 
@@ -153,7 +156,7 @@ class ServiceClient(Generic[Stub]):
                 raise peer_error(self.name, error) from error
 
         try:
-            return await Retry(self.name, (PeerUnreachable,), for_s=limit_s).call(once)
+            return await Retry(self.name, (PeerUnreachable,), for_s=limit_s, log_after_s=_START_S).call(once)
         except PeerUnreachable as error:
             message = f"{self.name} has not answered for {limit_s:.0f} s{_told(error.__cause__)}"
             raise PeerUnreachable(message) from error.__cause__

@@ -71,7 +71,7 @@ from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.run.folder import POLICIES, RunFolder
 from nouscoder.run.view import View
-from nouscoder.run.watch import broker_of
+from nouscoder.run.watch import broker_of, generation_started
 
 if TYPE_CHECKING:
     from nouscoder.run.services import RunServices
@@ -196,6 +196,7 @@ async def evaluate_once(folder: RunFolder, services: RunServices, view: View, wh
         known = folder.read_json(evaluation_file(manifest.policy_version))
         if known is None:
             progress = partial(view.progress, f"evaluation {when}")
+            await while_alive(services, generation_started(config, view.progress))
             measuring = services.evaluation_retry.call(
                 lambda: measure(config, manifest, progress),
                 lambda error: view.say(f"evaluation {when} begins again: {error}"),

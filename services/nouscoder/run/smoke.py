@@ -293,7 +293,10 @@ async def _open(config: Config, test: SmokeTest, *, resume: bool, given: Given) 
     if resume:
         return reopened(wanted.run.folder, given, "--smoke64")
     RunFolder.refuse_existing(wanted.run.folder)
-    folder = RunFolder.create(await checked(wanted))
+    config = await checked(wanted)
+    if test.pass_rates is not None:
+        await asyncio.to_thread(chosen_from_file, config, test.pass_rates, test.num_problems)
+    folder = RunFolder.create(config)
     note_given(folder, given)
     return folder, wanted
 

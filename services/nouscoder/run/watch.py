@@ -33,8 +33,9 @@ from nouscoder.config import Config, GuardsSection
 from nouscoder.domain.guards import BatchFigures, Guard, Thresholds, mismatch_sentence, warnings
 from nouscoder.domain.run_status import RolloutState, RunStatus
 from nouscoder.errors import Unusable
+from nouscoder.retry import Retry
 from nouscoder.rpc.broker_client import PATIENCE_S, BrokerClient
-from nouscoder.rpc.channel import PeerError
+from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus
 from nouscoder.rpc.learner_client import LearnerClient, LearnerStatus
 from nouscoder.rpc.metrics_page import read_metrics
@@ -46,6 +47,8 @@ from nouscoder.run.view import ProcessLine, Snapshot
 
 Answer = TypeVar("Answer")
 
+_STARTING = Retry("the start of generation", (PeerUnreachable,), for_s=1800.0, wait_s=0.5, log_after_s=30.0)
+
 
 def broker_of(config: Config, patience_s: float = PATIENCE_S) -> BrokerClient:
     """A client of the run's broker for what only watches: it is refused while the broker serves another run."""
@@ -54,6 +57,14 @@ def broker_of(config: Config, patience_s: float = PATIENCE_S) -> BrokerClient:
 
 
 _WINDOW_S = 10.0
+
+
+async def generation_started(config: Config, show: Callable[[str, int, int], None]) -> None:
+    """Wait until generation answers, and show for how long. Raises PeerError."""
+    begun_s = time.monotonic()
+    async with GenerationClient(config.generation.grpc, 0.0, channel_credentials(config.tls)) as client:
+        phase = "generation is starting ({:.0f} s)"
+        await _STARTING.call(client.status, lambda _: show(phase.format(time.monotonic() - begun_s), 0, 0))
 
 
 class Rate:

@@ -85,10 +85,12 @@ def validate(submission: Submission, bounds: Bounds) -> None:
         raise fault
 
 
-def _compares_bytes(submission: Submission) -> bool:
-    """Whether the output of programs is compared without reading numbers."""
+def _ignores(submission: Submission, name: str) -> bool:
+    """Whether this tolerance plays no part when the output of programs is compared."""
     kinds = (ComparatorKind.EXACT, ComparatorKind.LINES, ComparatorKind.UNORDERED_LINES)
-    return isinstance(submission.tests, StdinTests) and submission.comparator.kind in kinds
+    kind, is_relative = submission.comparator.kind, name == "relative_tolerance"
+    ignored = kind in kinds or (kind is ComparatorKind.LCB and is_relative)
+    return isinstance(submission.tests, StdinTests) and ignored
 
 
 def faults(submission: Submission, bounds: Bounds) -> Iterator[InvalidSubmission]:
@@ -103,10 +105,8 @@ def faults(submission: Submission, bounds: Bounds) -> Iterator[InvalidSubmission
     for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
         if not 0 <= getattr(submission.comparator, name) < math.inf:
             yield InvalidSubmission(f"comparator.{name}", "must be a number of at least 0")
-        elif getattr(submission.comparator, name) and _compares_bytes(submission):
-            yield InvalidSubmission(
-                f"comparator.{name}", f"{submission.comparator.kind} compares no numbers: take tokens"
-            )
+        elif getattr(submission.comparator, name) and _ignores(submission, name):
+            yield InvalidSubmission(f"comparator.{name}", f"{submission.comparator.kind} does not use it: take tokens")
     for item in fields(Limits):
         requested, maximum = getattr(submission.limits, item.name), getattr(bounds.limits, item.name)
         if not requested <= maximum:

@@ -31,7 +31,7 @@ from nouscoder.http_server.body import read_body, while_connected
 from nouscoder.http_server.memory_budget import add_answer
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.compat.problem_set import NO_PROBLEMS, NoSuchProblem, ProblemSet, SampleAnswer, prompt_of
-from nouscoder.verifier.api.faults import Draining
+from nouscoder.verifier.api.faults import AS_ELSEWHERE, Draining
 from nouscoder.verifier.api.run_code import CodeRunner, CommandResult, CommandStatus, RunCodeRequest, RunStatus
 from nouscoder.verifier.api.schema import bodies
 from nouscoder.verifier.api.streaming import NotGraded
@@ -265,7 +265,7 @@ def add_mcp(
     """Add the endpoint. `enter` raises Draining when the service drains."""
     services = Services(runner, problems)
 
-    @app.post(PATH, include_in_schema=False)
+    @app.post(PATH, **AS_ELSEWHERE)
     @app.post(f"{PATH}/", include_in_schema=False)
     async def call(request: Request) -> Response:
         """Answers one message of JSON-RPC."""
