@@ -88,6 +88,8 @@ def packed(paths: list[str], to: str) -> None:
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         tar.inodes.clear()  # type: ignore[attr-defined]
+        if member.size > MOST_BYTES:
+            raise ValueError("a file has too many bytes")
         return member if member.isreg() or member.isdir() or member.issym() else None
 
     with tarfile.open(to + ".part", "w:gz", compresslevel=1) as tar:
