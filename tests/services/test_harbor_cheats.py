@@ -118,7 +118,7 @@ NEW = {
     "open('/app/out.txt', 'w').write(open('/tests/wanted.txt').read())\"",
     "a trap at its end": "trap 'mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt' EXIT; kill -TERM $$",
     "what others hold open": "timeout 2 cat /proc/*/fd/* /proc/*/environ /proc/*/cmdline 2>/dev/null < /dev/null"
-    " | grep -ao '42-NEEDLE' | head -1 > out.txt",
+    " | grep -ao '4[2]-NEEDLE' | head -1 > out.txt",
     "a checker that is stopped": "kill -STOP $PPID; kill -STOP -1",
     "limits of its own": "ulimit -f 0; ulimit -n 4; ulimit -v 1000; exit 0",
     "locale and time": "echo 'LC_ALL=tr_TR' > .env; export TZ=../tests LC_ALL=tr_TR PYTEST_ADDOPTS=--co;"
