@@ -94,7 +94,7 @@ def test_the_page_shows_its_curves_and_neither_uses_the_network_nor_runs_a_progr
     assert seen.asked == ()
     elements = Elements(dom)
     assert elements.count("svg", "chart") == 17
-    assert elements.count("polyline") >= 14
+    assert elements.count("polyline") >= 13
     assert elements.count("rect", "fill-") >= 4 * NUM_BATCHES
     assert elements.count("article", "pair") == 14
     assert elements.count("svg", "dumbbell") == 45
@@ -289,15 +289,15 @@ document.body.replaceChildren(Object.assign(document.createElement("pre"), {text
         *("Figure 4: training reward: reward of trained groups: 2 curves",),
         *("Figure 4: training reward: reward of all groups: 2 curves",),
         *("Figure 5: evaluation: evaluation pass@1: 2 curves",),
-        *("Figure 6: response length: response length: 2 curves",),
+        *("Figure 6: response length: response length, in tokens: 2 curves",),
         *("Figure 6: response length: truncated share: 2 curves",),
         *("Figure 7: pass@G and pass@k: training pass@G, trained groups: 2 curves",),
         *("Figure 7: pass@G and pass@k: training pass@G, all groups: 2 curves",),
         *("Figure 7: pass@G and pass@k: evaluation pass@8: 2 curves",),
-        *("Figure 8: entropy, clipping and mismatch: entropy: 2 curves",),
+        *("Figure 8: entropy, clipping and mismatch: entropy, in nats: 2 curves",),
         *("Figure 8: entropy, clipping and mismatch: clip share, low side: 2 curves",),
         *("Figure 8: entropy, clipping and mismatch: clip share, high side: 2 curves",),
-        *("Figure 8: entropy, clipping and mismatch: learner to sampler divergence: 2 curves",),
+        *("Figure 8: entropy, clipping and mismatch: learner to sampler divergence, in nats: 2 curves",),
     ]
     assert readout.split("\n")[0] == "step 120"
     assert readout.count("±") == 2, readout
@@ -312,13 +312,18 @@ def test_every_chart_has_values_and_samples_have_their_origin(report: Path) -> N
             "Solved at least once",
             "Pass rate",
             "Reward",
-            "Staleness",
-            "Response length",
+            "Staleness, in versions",
+            "Response length, in tokens",
             "Overlong rollouts",
-            "Entropy",
+            "Entropy, in nats",
             "Importance ratio",
         ),
-        *("Clip fraction", "Learner to sampler ratio", "Learner to sampler divergence", "Effective sample size"),
+        *(
+            "Clip fraction",
+            "Learner to sampler ratio",
+            "Learner to sampler divergence, in nats",
+            "Effective sample size",
+        ),
         *("Gradient norm", "Loss", "Learner throughput", "Where the learner&#x27;s time went"),
     ):
         assert f"<h3>{title}</h3>" in page
