@@ -219,6 +219,14 @@ def test_the_page_of_rollouts_lists_filters_and_colours_and_runs_no_token(tmp_pa
     assert "32 of 32 shown" in seen.dom
     driver = """<script>
 const form = document.querySelector("form.rollout-filters"), seen = [];
+const order = [...document.querySelectorAll("table.rollouts tbody tr")].map((row) => Number(row.cells[0].textContent));
+const newest = order.every((step, at) => !at || order[at - 1] >= step);
+const first = document.querySelector("table.rollouts tbody tr").hasAttribute("aria-current");
+const search = form.elements.problem, drawn = document.createElement("canvas").getContext("2d");
+drawn.font = getComputedStyle(search).font;
+const whole = drawn.measureText(search.placeholder).width <= search.clientWidth - 12;
+const verdict = document.querySelector("table.rollouts tbody tr").cells[6];
+const looks = [newest, first, whole, getComputedStyle(verdict).textAlign].join();
 function told() { return form.querySelector("output").textContent; }
 function set(name, value) { form.elements[name].value = value; form.dispatchEvent(new Event("input")); }
 set("reward", "0"); seen.push(told());
@@ -238,6 +246,7 @@ document.querySelectorAll("table.rollouts button")[4].click();
 const sorted = [...document.querySelectorAll("table.rollouts tbody tr")];
 const lengths = sorted.map((row) => Number(row.cells[4].textContent));
 seen.push(lengths.every((one, at) => !at || lengths[at - 1] <= one));
+seen.push(looks);
 document.body.replaceChildren(Object.assign(document.createElement("pre"), {textContent: seen.join("|")}));
 </script>"""
     driven = tmp_path / "driven.html"
@@ -246,7 +255,8 @@ document.body.replaceChildren(Object.assign(document.createElement("pre"), {text
     told = browse(driven, tmp_path).dom.split("<pre>")[1].split("</pre>")[0].split("|")
     assert told[:3] == ["16 of 32 shown", "8 of 32 shown", "4 of 32 shown"]
     assert told[3:5] == ["16 of 32 shown", "12 of 32 shown"], "by verdict, then by problem too"
-    assert told[5:] == ["30", "true", "[100 tokens are left out]", "true", "true"]
+    assert told[5:-1] == ["310", "true", "[100 tokens are left out]", "true", "true"], "of the newest, the first row"
+    assert told[-1] == "true,true,true,left"
 
 
 def test_the_report_of_an_evaluation_is_one_file_that_runs_no_sample(tmp_path: Path) -> None:

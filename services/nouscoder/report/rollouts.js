@@ -110,8 +110,9 @@ function rolloutViewer(section, records, limit = Infinity) {
       rollouts.push(item);
       addRow(item);
     }
-    rollouts.sort((a, b) => a.one.batch_id - b.one.batch_id);
+    rollouts.sort((a, b) => a.one.batch_id - b.one.batch_id || a.one.step - b.one.step);
     while (rollouts.length > limit) rollouts.shift().row.remove();
+    if (!section.querySelector("[aria-sort]")) body.append(...rollouts.map((item) => item.row).reverse());
     apply();
     if (!chosen) show();
   }
