@@ -1,6 +1,6 @@
 // The state, the ledger and the evaluations of a run as elements. Text is only ever set as text.
 
-import { element, shortNumber } from "./charts.js";
+import { element, shortNumber, withError } from "./charts.js";
 
 export function tiles(place, facts) {
   place.replaceChildren(...Object.entries(facts).map(([name, value]) => {
@@ -66,10 +66,9 @@ export function showEvaluations(table, runs) {
     const line = element("tr");
     const cell = element("th", row.run);
     cell.scope = "row";
-    const error = row.standard_error ? " ± " + shortNumber(row.standard_error) : "";
     line.append(cell);
     for (const text of [
-      shortNumber(row.step), row.policy_version, shortNumber(row.pass_at_1) + error,
+      shortNumber(row.step), row.policy_version, withError(row.pass_at_1, row.standard_error),
       ...ks.map((k) => shortNumber(row.pass_at_k?.[k])), shortNumber(row.num_problems), shortNumber(row.num_rollouts),
     ]) line.append(element("td", text));
     return line;
