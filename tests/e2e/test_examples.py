@@ -56,7 +56,33 @@ def test_the_loop_on_one_page_trains_two_small_batches_and_balances(tmp_path: Pa
     assert RESULT.search(printed), printed
     assert "batch 2: " in printed
     assert "trained=16" in printed
+    assert "0.000 is right" in printed
     assert "balanced: True" in printed
+
+
+def test_the_learner_alone_has_at_most_100_lines_and_its_loss_is_that_of_the_page() -> None:
+    text = (EXAMPLES / "learner_alone.py").read_text()
+    assert len(text.splitlines()) <= 100
+    program = """import sys, torch
+import learner_alone, one_file_rl
+groups, rewards = ["a", "b", "a", "b"], [1.0, 1.0, -1.0, 1.0]
+ours = learner_alone.group_advantages(groups, torch.tensor(rewards))
+assert torch.allclose(ours, torch.tensor(one_file_rl.group_advantages(groups, rewards))), ours
+new, old = torch.log(torch.tensor([[2.0, 1.0], [0.5, 3.0]])), torch.zeros(2, 2)
+gain, counts = torch.tensor([[1.0, 1.0], [-1.0, 1.0]]), torch.tensor([[True, True], [True, False]])
+print(f"{learner_alone.clipped_loss(new, old, gain, counts):.4f}")
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=EXAMPLES, timeout=120, check=False)
+    assert done.stdout == f"{-(1.28 + 1 - 0.8) / 3:.4f}\n", done.stderr[-2000:]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+def test_the_learner_alone_trains_a_small_batch_and_the_ledger_balances() -> None:
+    printed = example("learner_alone.py", "--small", "--batches", "1", limit_s=580)
+    assert "batch 1: reward " in printed
+    assert "trained=8" in printed
 
 
 @pytest.mark.heavy
