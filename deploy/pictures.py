@@ -40,7 +40,7 @@ def take(run: Path, to: Path) -> None:
                 size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 640}
                 browser.ask("Emulation.setDeviceMetricsOverride", **size)
                 browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-                browser.ask("Emulation.setScrollbarsHidden", hidden=True)
+                browser.value("document.documentElement.style.overflow = 'hidden'")  # no bar beside the page
                 if top:
                     scrolled = f"document.querySelector('{top}').scrollIntoView()"
                     browser.value(scrolled)
