@@ -6,11 +6,15 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
+from tests.free_addresses import free_addresses
 
 from nouscoder.client import Client
 from nouscoder.config import load_config
@@ -111,6 +115,38 @@ def test_a_program_that_nobody_graded_is_not_a_wrong_one(tmp_path: Path) -> None
     shutil.copytree(EXAMPLES / "sums", tmp_path / "sums")
     (tmp_path / "sums" / "tests.json").write_text('{"type": "unknown"}')
     assert "not graded" in example("grade_a_folder.py", tmp_path / "sums", "--url", "http://127.0.0.1:9", code=2)
+
+
+CONSOLE = re.findall(r"^```sh tested\n(.*?)^```", (ROOT / "docs/console.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", [line for block in CONSOLE for line in block.splitlines()])
+def test_each_command_of_the_live_page_shows_it_until_ctrl_c(line: str, own: Path) -> None:
+    """The run of the command has just begun then."""
+    address = free_addresses(1)[0]
+    small = ("generation.max_tokens_total=256", "generation.sampling.max_new_tokens=64")
+    words = [
+        *shlex.split(line.replace("127.0.0.1:8088", address))[1:],
+        *(part for one in small for part in ("--set", one)),
+    ]
+    said, shown = own / "said", f"the run is shown at http://{address}/"
+    with said.open("wb") as output:
+        command = [sys.executable, "-m", "nouscoder", *words]
+        process = subprocess.Popen(command, cwd=own, stdout=output, stderr=output, start_new_session=True)
+    try:
+        end = time.monotonic() + 120
+        while process.poll() is None and shown not in said.read_text() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert shown in said.read_text()
+        assert "NousCoder run" in httpx.get(f"http://{address}/").text
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(120)
+
+
+def test_the_live_page_has_tested_commands() -> None:
+    assert any("train my.toml" in block for block in CONSOLE)
+    assert any("demo" in block for block in CONSOLE)
 
 
 def test_the_reward_for_trl_without_trl(grading_url: str) -> None:
