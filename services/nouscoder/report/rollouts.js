@@ -92,14 +92,13 @@ function rolloutViewer(section, records, limit = Infinity) {
     let count = 0;
     for (const item of rollouts) {
       const { reward, newest, oldest, length, verdict, problem } = item.told;
-      const fits = within(reward, limits.reward.value, limits.reward_to.value)
+      const fits = inSteps(item.told) && within(reward, limits.reward.value, limits.reward_to.value)
         && within(newest, limits.version.value, "") && within(oldest, "", limits.version_to.value)
         && within(length, limits.tokens.value, limits.tokens_to.value)
         && (!limits.verdict.value || verdict === limits.verdict.value)
         && problem.toLowerCase().includes(limits.problem.value.trim().toLowerCase());
       item.row.hidden = !fits;
-      if (!inSteps(item.told)) item.row.hidden = true;
-      count += !item.row.hidden;
+      count += fits;
     }
     form.querySelector("output").textContent = count + " of " + rollouts.length + " shown";
   }

@@ -114,12 +114,12 @@ def _side(title: str, sample: EvaluationSample) -> str:
 
 
 def _training_card(sample: TrainingSample) -> str:
-    versions = f"{_whole(sample.oldest_version)} to {_whole(sample.newest_version)}"
+    versions = f"{format_number(sample.oldest_version)} to {format_number(sample.newest_version)}"
     if sample.oldest_version == sample.newest_version:
-        versions = _whole(sample.oldest_version)
+        versions = format_number(sample.oldest_version)
     facts = (
-        f"step {_whole(sample.step)} · {escape(sample.problem_id)} · reward {format_number(sample.reward)}"
-        f" · policy version {versions} · staleness {_whole(sample.staleness)}"
+        f"step {format_number(sample.step)} · {escape(sample.problem_id)} · reward {format_number(sample.reward)}"
+        f" · policy version {versions} · staleness {format_number(sample.staleness)}"
     )
     prompt = f'<pre class="prompt" tabindex="0">{escape(clip(sample.prompt.strip()))}</pre>'
     return f"<details><summary>{badge(sample.verdict)} {facts}</summary>{prompt}{_program(sample.program)}</details>"
@@ -129,10 +129,6 @@ def _program(program: str) -> str:
     if not program.strip():
         return '<p class="empty">(empty)</p>'
     return f'<pre class="program" tabindex="0"><code>{escape(clip(program))}</code></pre>'
-
-
-def _whole(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 # rollouts.html.

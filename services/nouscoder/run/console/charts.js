@@ -1,12 +1,14 @@
 // The charts of one run or of two, drawn by uPlot from points that come piece by piece. Text is only ever set as text.
+// `element` is that of rollouts.js, which the page loads before.
 
 const HEIGHT = 220, MOST_ROWS = 1000;
 const DASHES = [[], [7, 4], [2, 4], [8, 3, 2, 3], [12, 3], [4, 2], [1, 4], [10, 3, 2, 3, 2, 3]];
 
-export function element(name, text, classes) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (classes) made.className = classes;
+// A row of a table: a heading, or several of them, and cells.
+export function row(scope, heads, texts = []) {
+  const made = element("tr");
+  for (const text of heads) made.append(Object.assign(element("th", text), { scope }));
+  made.append(...texts.map((text) => element("td", text)));
   return made;
 }
 
@@ -235,19 +237,10 @@ class Chart {
     const found = [...this.series.values()];
     const several = new Set(found.map((one) => one.run)).size > 1;
     const table = element("table");
-    const head = table.createTHead().insertRow();
-    for (const name of [this.told.x, ...found.map((one) => (several ? one.run + ": " : "") + one.name)]) {
-      const cell = element("th", name);
-      cell.scope = "col";
-      head.append(cell);
-    }
-    const body = table.createTBody();
-    for (const x of this.shown[0].slice(-MOST_ROWS)) {
-      const row = body.insertRow();
-      const cell = element("th", x);
-      cell.scope = "row";
-      row.append(cell, ...found.map((one) => element("td", this.text(one, x))));
-    }
+    const names = found.map((one) => (several ? one.run + ": " : "") + one.name);
+    table.createTHead().append(row("col", [this.told.x, ...names]));
+    const xs = this.shown[0].slice(-MOST_ROWS);
+    table.createTBody().append(...xs.map((x) => row("row", [x], found.map((one) => this.text(one, x)))));
     this.values.lastChild.replaceChildren(table);
   }
 }
