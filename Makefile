@@ -129,7 +129,7 @@ docs: .venv-docs/ready
 # Takes the pictures of docs/ with Chromium, of a demo that it runs, or of the run in the folder RUN.
 pictures: .venv/demo.ready
 	$(if $(RUN),,$(BIN)/nouscoder demo --name pictures --set evaluation.every_batches=16)
-	$(BIN)/python -m deploy.pictures $(or $(RUN),runs/pictures)
+	$(BIN)/python -m deploy.site.pictures $(or $(RUN),runs/pictures)
 
 # Reads the built site in a real browser: search, navigation, a narrow screen, no request to another address.
 test-docs: .venv/dev.ready docs

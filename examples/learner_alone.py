@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from one_file_rl import FULL, SMALL, next_batch, padded, read_rollouts, running, save_weights
+from one_file_rl import FULL, SMALL, next_batch, padded, read_rollouts, running, save_weights  # type: ignore[import-not-found]
 from torch import Tensor
 from transformers import PreTrainedModel
 

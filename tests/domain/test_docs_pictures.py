@@ -41,7 +41,7 @@ def test_pictures_of_pages_are_small_and_the_first_pages_show_the_report() -> No
     assert heavy == {}
     assert "](docs/report.webp)" in (DOCS.parent / "README.md").read_text(encoding="utf8")
     assert "](report.webp)" in (DOCS / "index.md").read_text(encoding="utf8")
-    takes = (DOCS.parent / "deploy" / "pictures.py").read_text(encoding="utf8")
+    takes = (DOCS.parent / "deploy" / "site" / "pictures.py").read_text(encoding="utf8")
     assert [file.name for file in DOCS.rglob("*.webp") if f'{file.stem}": (' not in takes] == []
 
 

@@ -1,6 +1,6 @@
 """Takes the pictures of docs/: `make pictures` runs the demo once, and shows its pages to Chromium.
 
-`python -m deploy.pictures RUN` takes them of the run in the folder RUN. Each is a WebP file of less than 150 kB.
+`python -m deploy.site.pictures RUN` takes them of the run in the folder RUN. Each is a WebP file of less than 150 kB.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.e2e.chromium import Chromium, chromium_program
 from nouscoder.report.page import write_report
 from nouscoder.run.pages import open_pages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MOST_BYTES = 150_000
 TAKEN = "document.querySelectorAll('canvas, svg.chart').length > 10"
 # Of each picture: the page, the width, the height, the colours, and what is at its top.
