@@ -56,6 +56,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from nouscoder import __version__
 from nouscoder.config import Config
 from nouscoder.config.generation import AgentSection
 from nouscoder.config.tree import NOTHING_GIVEN, Given
@@ -163,7 +164,7 @@ async def run_loop(
 
     summary = summarize(config, before, after, time.monotonic() - started_s + earlier_s, ledger)
     counts = {cause: len(names) for cause, names in left.by_cause.items()} if left else {}
-    folder.write_json("summary.json", asdict(summary) | {"untrained": counts})
+    folder.write_json("summary.json", asdict(summary) | {"untrained": counts, "version": __version__})
     report = write_report(folder.path)
     view.settle()
     for line in [*(left.lines(folder.path) if left else ()), *closing_lines(summary, report)]:
