@@ -142,7 +142,9 @@ class _Protocol(_UvicornProtocol):
         self._since_s = self.loop.time()
         self._wait()
         if len(self.connections) > MOST_CONNECTIONS:
-            self._end_one()
+            others = [other for other in self.connections if isinstance(other, _Protocol) and other is not self]
+            unfinished = [other for other in others if other._is_unfinished and not other.transport.is_closing()]
+            min(unfinished, key=lambda other: other._since_s, default=self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._num_chunks = 0
@@ -214,11 +216,6 @@ class _Protocol(_UvicornProtocol):
     def _is_unfinished(self) -> bool:
         """Whether bytes of a request are to come."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
-
-    def _end_one(self) -> None:
-        others = [other for other in self.connections if isinstance(other, _Protocol) and other is not self]
-        unfinished = [other for other in others if other._is_unfinished and not other.transport.is_closing()]
-        min(unfinished, key=lambda other: other._since_s, default=self).transport.abort()
 
     def _wait(self) -> None:
         self._wait_no_more()

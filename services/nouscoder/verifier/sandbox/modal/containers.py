@@ -190,7 +190,11 @@ class ModalRunners(Source):
                 await self._reach(made, made.container.address)
             self._pause_s = 0.0
         except (RunnersUnreachable, TimeoutError) as error:
-            self._failed(error)
+            # A longer pause after each failure in a row.
+            self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+            self._not_before_s = time.monotonic() + self._pause_s
+            self._problem = str(error) or f"no container was reachable within {self._config.start_s:.0f} s"
+            log.warning("a container was not made", extra={"detail": self._problem})
             if isinstance(error, ContainerRefused):
                 self.budget.refused(name)
                 del self._made[name]
@@ -214,13 +218,6 @@ class ModalRunners(Source):
                     finally:
                         writer.transport.abort()
             await asyncio.sleep(_PROBE_PAUSE_S)
-
-    def _failed(self, error: Exception) -> None:
-        """Pause before the next creation, longer after each failure in a row."""
-        self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
-        self._not_before_s = time.monotonic() + self._pause_s
-        self._problem = str(error) or f"no container was reachable within {self._config.start_s:.0f} s"
-        log.warning("a container was not made", extra={"detail": self._problem})
 
     async def remove(self, runner: FoundRunner) -> None:
         """See `Source`. Modal's confirmation is not awaited."""
