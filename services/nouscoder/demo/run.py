@@ -37,7 +37,11 @@ async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequ
     """Run the demo of this recipe. Returns the exit code. Raises NousCoderError with a message of one sentence."""
     started_s = time.monotonic()
     require_training()
-    config = _config(recipe, seed, name, overrides, resume=resume)
+    config = load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}"])
+    wanted = name or f"{recipe}-{seed}"
+    if name is None and not resume:
+        wanted = unused_name(config.run.root, wanted)
+    config = load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}", f'run.name="{wanted}"'])
     if faults := [*device_faults(config), *missing_engine(config)]:
         raise ConfigError("\n".join(faults))
     if recipe != "demo":  # its policy is too small for a GPU
@@ -82,14 +86,6 @@ def _opened(config: Config, overrides: Sequence[str], *, resume: bool) -> tuple[
         folder.close()
         raise
     return folder, run.config, run.lines
-
-
-def _config(recipe: str, seed: int, name: str | None, overrides: Sequence[str], *, resume: bool) -> Config:
-    config = load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}"])
-    wanted = name or f"{recipe}-{seed}"
-    if name is None and not resume:
-        wanted = unused_name(config.run.root, wanted)
-    return load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}", f'run.name="{wanted}"'])
 
 
 def computes_in_bfloat16() -> bool:

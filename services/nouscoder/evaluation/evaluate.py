@@ -56,7 +56,7 @@ from nouscoder.evaluation.samples import (
     verdict_key,
 )
 from nouscoder.extras import MODEL_LIBRARIES, require
-from nouscoder.grade_files.answers import Answerer, GradingTarget, answers_of, library_fault_of
+from nouscoder.grade_files.answers import GradingTarget, answers_of, library_fault_of
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.policy_folder.compose import CONFIG_FILE, merged_policy, with_yarn
@@ -158,7 +158,21 @@ class ServedPolicy:
             keys.write_text(stored)
             environment = config.generation.environment.model_copy(update={"date": self.date})
             config = config.changed(generation={"environment": environment})
-            served = _served(config, requests[0]["model"], await self.tokens_needed(requests), at_once, keys)
+            # Evaluations wait for an answer as long as OpenAIServer does.
+            api = OpenAISection(
+                http="127.0.0.1:0",
+                model=requests[0]["model"],
+                slots=at_once,
+                max_requests=2 * at_once,
+                tokens_file=str(keys),
+            )
+            changed = {
+                "max_tokens_total": await self.tokens_needed(requests),
+                "engine_tokens_total": 0,
+                "max_running": 1,
+                "openai": api,
+            }
+            served = config.changed(generation=changed)
             folder = self._with_yarn(Path(temporary) / "policy") if self.yarn_factor else self.folder
             async with serving_folder(served, folder) as address:
                 yield f"http://{address}/v1", key
@@ -171,14 +185,6 @@ class ServedPolicy:
         (to / CONFIG_FILE).unlink()
         (to / CONFIG_FILE).write_text(json.dumps(with_yarn(self.folder, self.yarn_factor, self.yarn_original_tokens)))
         return to
-
-
-def _served(config: Config, model: str, num_tokens: int, at_once: int, keys: Path) -> Config:
-    """`config` for a server of one policy, with places for `at_once` completions of `num_tokens` tokens."""
-    # Evaluations wait for an answer as long as OpenAIServer does.
-    api = OpenAISection(http="127.0.0.1:0", model=model, slots=at_once, max_requests=2 * at_once, tokens_file=str(keys))
-    changed = {"max_tokens_total": num_tokens, "engine_tokens_total": 0, "max_running": 1, "openai": api}
-    return config.changed(generation=changed)
 
 
 async def serve_policy(config: Config, name: str) -> None:
@@ -294,7 +300,11 @@ class _Evaluation:
         async with AsyncExitStack() as stack:
             target = GradingTarget(config.verifier, request.verifier, request.token, request.ca)
             answer, grade_at_once = await stack.enter_async_context(answers_of(target, index))
-            await self._require_libraries(answer)
+            # Before anything is sampled that could not be graded.
+            problems = {job.problem.problem_id: job.problem for job in self.jobs}
+            needed = Counter(",".join(one.rules.libraries) for one in problems.values() if one.rules.libraries)
+            if fault := await library_fault_of(answer, needed, f"{len(problems)} problems"):
+                raise CheckpointUnusable(f"{self.request.problems}: {fault}")
             sample: Sampler | None = None
             url, key = request.url, ""
             if request.checkpoint is not None and (asked := self.asked()):
@@ -308,13 +318,6 @@ class _Evaluation:
             advance = stack.enter_context(progress_bar("evaluating", len(self.jobs)))
             grading = SampleGrading(self.samples, self.verdicts, self.profiles, sample, answer, advance)
             await grading.run(self.jobs, request.at_once, grade_at_once)
-
-    async def _require_libraries(self, answer: Answerer) -> None:
-        """Raises CheckpointUnusable before anything is sampled that could not be graded."""
-        problems = {job.problem.problem_id: job.problem for job in self.jobs}
-        needed = Counter(",".join(one.rules.libraries) for one in problems.values() if one.rules.libraries)
-        if fault := await library_fault_of(answer, needed, f"{len(problems)} problems"):
-            raise CheckpointUnusable(f"{self.request.problems}: {fault}")
 
     def write(self) -> dict[str, Any]:
         """Write report.json and report.html."""

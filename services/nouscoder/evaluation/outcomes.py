@@ -88,7 +88,12 @@ def results(found: Sequence[ProblemOutcomes], profiles: Sequence[str]) -> dict[s
             "samples": sum(sample.is_truncated for sample in samples),
             "accepted": sum(sample.is_truncated and sample.verdicts[profiles[0]] == _ACCEPTED for sample in samples),
         },
-        "disagreements": _disagreements(found, profiles),
+        "disagreements": [
+            {"problem_id": one.problem.problem_id, "position": sample.position, "verdicts": sample.verdicts}
+            for one in found
+            for sample in one.samples
+            if len({sample.verdicts[profile] == _ACCEPTED for profile in profiles}) > 1
+        ],
         "problems": [_problem(one, profiles) for one in found],
     }
 
@@ -157,16 +162,6 @@ def _bin_width(largest: int) -> int:
             if largest // (factor * power) < _MOST_BINS:
                 return factor * power
         power *= 10
-
-
-def _disagreements(found: Sequence[ProblemOutcomes], profiles: Sequence[str]) -> list[dict[str, Any]]:
-    """Samples that one profile accepts and another does not."""
-    return [
-        {"problem_id": one.problem.problem_id, "position": sample.position, "verdicts": sample.verdicts}
-        for one in found
-        for sample in one.samples
-        if len({sample.verdicts[profile] == _ACCEPTED for profile in profiles}) > 1
-    ]
 
 
 def _problem(one: ProblemOutcomes, profiles: Sequence[str]) -> dict[str, Any]:

@@ -194,7 +194,10 @@ class HubRows:
         try:
             data = load(**self._chosen(), split=self.split, streaming=True)
             for number, value in enumerate(data.skip(skip), skip + 1):
-                yield SourceRow(number, {key: _as_text(each) for key, each in value.items()})
+                # The library reads texts that are dates as dates; the importers expect what the file has.
+                yield SourceRow(
+                    number, {key: each.isoformat() if isinstance(each, date) else each for key, each in value.items()}
+                )
         except Exception as error:  # the library raises errors of the network, of the disk, of pyarrow and of its own
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise HubDataUnusable(f"{self} cannot be read: {reason[:300]}") from error
@@ -243,11 +246,6 @@ def hub_rows(text: str) -> HubRows:
     if not name:
         raise HubDataUnusable(f"{text} names no data set: {PREFIX}ORGANISATION/NAME")
     return HubRows(name, **chosen)
-
-
-def _as_text(value: Any) -> Any:
-    """The library reads texts that are dates as dates; the importers expect what the file has."""
-    return value.isoformat() if isinstance(value, date) else value
 
 
 def require_datasets() -> None:

@@ -228,16 +228,13 @@ class Trial:
 
     def __exit__(self, *error: object) -> None:
         try:
-            self._remove()
+            with api_errors(f"remove the namespace {self.namespace}"):
+                options = {"grace_period_seconds": 0, "_request_timeout": REQUEST_LIMIT_S}
+                self._core.delete_collection_namespaced_pod(self.namespace, **options)
+                self._core.delete_namespace(self.namespace, _request_timeout=REQUEST_LIMIT_S)
+                self._until("the end of the namespace", self._is_gone, _REMOVAL_LIMIT_S)
         except ClusterError as failure:
             raise ClusterError(f"{failure}; remove it: kubectl delete namespace {self.namespace}") from None
-
-    def _remove(self) -> None:
-        with api_errors(f"remove the namespace {self.namespace}"):
-            options = {"grace_period_seconds": 0, "_request_timeout": REQUEST_LIMIT_S}
-            self._core.delete_collection_namespaced_pod(self.namespace, **options)
-            self._core.delete_namespace(self.namespace, _request_timeout=REQUEST_LIMIT_S)
-            self._until("the end of the namespace", self._is_gone, _REMOVAL_LIMIT_S)
 
     def _is_gone(self) -> bool | None:
         try:

@@ -307,7 +307,14 @@ class SteppedEngine:
             while not self._closing:
                 reason = self._idle_reason()
                 if reason is None:
-                    self._step()
+                    tokens_before = self._engine.num_tokens
+                    ended = self._engine.step()
+                    self._metrics.tokens.inc(self._engine.num_tokens - tokens_before)
+                    self.progress = self._engine.progress
+                    self._metrics.running_rollouts.set(self._engine.num_running)
+                    if ended:
+                        delivery = [(self._sampling.pop(request_id), completion) for request_id, completion in ended]
+                        self._post(_deliver, delivery)
                 else:
                     self._wait(reason)
                 while not self._commands.empty():
@@ -341,16 +348,6 @@ class SteppedEngine:
         self._metrics.idle_seconds.labels(reason.value).inc(waited_s)
         if command is not None:
             command()
-
-    def _step(self) -> None:
-        tokens_before = self._engine.num_tokens
-        ended = self._engine.step()
-        self._metrics.tokens.inc(self._engine.num_tokens - tokens_before)
-        self.progress = self._engine.progress
-        self._metrics.running_rollouts.set(self._engine.num_running)
-        if ended:
-            delivery = [(self._sampling.pop(request_id), completion) for request_id, completion in ended]
-            self._post(_deliver, delivery)
 
     def _add(self, request: SampleRequest, future: asyncio.Future[Completion]) -> None:
         try:
