@@ -96,7 +96,12 @@ def train_reward_model(
         state = out.with_name(f"{out.name}.state")
         training = _Training(model, encoded, settings, state, _identity(policy, pairs, settings))
         trained = training.run()
-        _write(model, policy, out)
+        with whole_folder(out) as part:
+            for file in sorted(policy.iterdir()):
+                is_configuration = file.name == CONFIG_FILE or file.name.endswith(".index.json")
+                if file.suffix in _TOKENIZER_SUFFIXES and not is_configuration and file.is_file():
+                    (part / file.name).write_bytes(file.read_bytes())
+            model.save_pretrained(part)
         training.forget()
         return trained
 
@@ -108,15 +113,6 @@ def _identity(policy: Path, pairs: Sequence[PairBody], settings: TrainingSetting
     for pair in pairs:
         digest.update(pair.model_dump_json().encode())
     return digest.hexdigest()
-
-
-def _write(model: PreTrainedModel, policy: Path, out: Path) -> None:
-    with whole_folder(out) as part:
-        for file in sorted(policy.iterdir()):
-            is_configuration = file.name == CONFIG_FILE or file.name.endswith(".index.json")
-            if file.suffix in _TOKENIZER_SUFFIXES and not is_configuration and file.is_file():
-                (part / file.name).write_bytes(file.read_bytes())
-        model.save_pretrained(part)
 
 
 class _Training:
@@ -146,7 +142,14 @@ class _Training:
                 self._history.append(self._step(number))
                 self._report(advance)
                 if (number + 1) % self._settings.save_every_steps == 0:
-                    self._save()
+                    state = {
+                        "identity": self._identity,
+                        "history": self._history,
+                        "model": self._model.state_dict(),
+                        "optimizer": self._optimizer.state_dict(),
+                    }
+                    with whole_file(self._state) as file:
+                        torch.save(state, file)
         self._model.train(False)
         count, loss, wins = self._last(max(1, len(self._steps) // 10))
         return TrainedRewardModel(len(self._steps), len(self._pairs), loss / count, wins / count)
@@ -181,16 +184,6 @@ class _Training:
     def _last(self, num_steps: int) -> tuple[int, float, float]:
         counts, losses, wins = zip(*self._history[-num_steps:], strict=True)
         return sum(counts), math.fsum(losses), math.fsum(wins)
-
-    def _save(self) -> None:
-        state = {
-            "identity": self._identity,
-            "history": self._history,
-            "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-        }
-        with whole_file(self._state) as file:
-            torch.save(state, file)
 
     def _resume(self) -> None:
         """Load the state of the same training, if there is one. That of another one is an error."""

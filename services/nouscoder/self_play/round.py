@@ -170,7 +170,11 @@ class Runs:
         done = count(1)
 
         async def run(given: tuple[Submission, str]) -> dict[str, Any]:
-            return _record(await self._grade(*given))
+            verdict = await self._grade(*given)
+            failure, output = verdict.first_failure, None
+            if verdict.kind is VerdictKind.WRONG_ANSWER and failure is not None and len(failure.output) < CLIP_CHARS:
+                output = failure.output
+            return {"verdict": verdict.kind.value, "output": output}
 
         await fill(self._log, missing.items(), _AT_ONCE, run, lambda more: progress(next(done), len(missing)))
 
@@ -182,13 +186,6 @@ class Runs:
     def is_accepted(self, submission: Submission) -> bool:
         """Whether all tests passed. Raises KeyError before it was made."""
         return bool(self._log.get(result_key(submission))["verdict"] == VerdictKind.ACCEPTED.value)
-
-
-def _record(verdict: Verdict) -> dict[str, Any]:
-    failure, output = verdict.first_failure, None
-    if verdict.kind is VerdictKind.WRONG_ANSWER and failure is not None and len(failure.output) < CLIP_CHARS:
-        output = failure.output
-    return {"verdict": verdict.kind.value, "output": output}
 
 
 # Samples tasks, and gives each rollout to its second argument when it ends.

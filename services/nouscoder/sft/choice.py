@@ -50,7 +50,10 @@ def choose(
     Klear-Reasoner (arXiv 2508.07629, section on data quality) finds that wrong answers do harm for easy problems and
     help for hard ones. No example is longer than `settings.max_tokens` (0: any).
     """
-    rates = _pass_rates(candidates)
+    # The share of accepted answers among the graded ones of each problem.
+    graded: Counter[str] = Counter(one.problem for one in candidates if one.accepted is not None)
+    passed: Counter[str] = Counter(one.problem for one in candidates if one.accepted)
+    rates = {problem: passed[problem] / count for problem, count in graded.items()}
     dropped: Counter[Dropped] = Counter()
     of_problem: dict[str, list[int]] = {}
     seen: set[str] = set()
@@ -64,16 +67,9 @@ def choose(
     chosen: list[int] = []
     for numbers in of_problem.values():
         limit = settings.max_per_problem or len(numbers)
-        chosen += sorted(numbers, key=lambda number: _rank(seed, candidates[number].key))[:limit]
+        chosen += sorted(numbers, key=lambda number: _digest(f"{seed}/{candidates[number].key}"))[:limit]
         dropped[Dropped.OVER_LIMIT] += max(0, len(numbers) - limit)
     return sorted(chosen), +dropped
-
-
-def _pass_rates(candidates: Sequence[ExampleCandidate]) -> dict[str, float]:
-    """The share of accepted answers among the graded ones of each problem."""
-    graded: Counter[str] = Counter(one.problem for one in candidates if one.accepted is not None)
-    passed: Counter[str] = Counter(one.problem for one in candidates if one.accepted)
-    return {problem: passed[problem] / count for problem, count in graded.items()}
 
 
 def _fault(
@@ -122,10 +118,6 @@ def _shuffled(num_examples: int, seed: int, epoch: int) -> tuple[int, ...]:
     order = list(range(num_examples))
     Random(f"{seed}/epoch/{epoch}").shuffle(order)
     return tuple(order)
-
-
-def _rank(seed: int, key: str) -> bytes:
-    return _digest(f"{seed}/{key}")
 
 
 def _digest(text: str) -> bytes:

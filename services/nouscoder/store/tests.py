@@ -204,7 +204,11 @@ class TestsCache:
     async def _open(self, name: str, digest: str, source: TestsSource) -> CaseFile:
         for _ in range(2):
             if name not in self._sizes:
-                await self._fetch_once(name, digest, source)
+                task = self._fetching.get(name)
+                if task is None:
+                    task = self._fetching[name] = asyncio.create_task(self._fetch(name, digest, source))
+                    task.add_done_callback(lambda done: self._fetched(name, done))
+                await asyncio.shield(task)  # a caller that is cancelled does not stop the fetch for the others
             try:
                 file = CaseFile(self._folder / name, is_own=True)
             except (OSError, CaseFileBroken) as error:
@@ -227,13 +231,6 @@ class TestsCache:
                     os.utime(self._folder / name)
             return file
         raise CaseFileBroken(f"the tests {digest} cannot be fetched undamaged")
-
-    async def _fetch_once(self, name: str, digest: str, source: TestsSource) -> None:
-        task = self._fetching.get(name)
-        if task is None:
-            task = self._fetching[name] = asyncio.create_task(self._fetch(name, digest, source))
-            task.add_done_callback(lambda done: self._fetched(name, done))
-        await asyncio.shield(task)  # a caller that is cancelled does not stop the fetch for the others
 
     def _fetched(self, name: str, task: asyncio.Task[None]) -> None:
         self._fetching.pop(name, None)

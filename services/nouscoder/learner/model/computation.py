@@ -58,7 +58,11 @@ def compile_layers(model: PreTrainedModel) -> None:
     """
     layers = _layers_of(model, "compile")
     if packs(model):
-        _leave_out_attention(model)
+        attention: Any = model.config._attn_implementation
+        uncompiled = f"{attention}_uncompiled"
+        functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
+        functions.register(uncompiled, torch.compiler.disable(functions[attention]))  # type: ignore[no-untyped-call]
+        model.set_attn_implementation(uncompiled)
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)
 
@@ -68,14 +72,6 @@ def _layers_of(model: PreTrainedModel, setting: str) -> nn.ModuleList:
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(f"learner.{setting} does not know the layers of {type(model).__name__}")
     return layers
-
-
-def _leave_out_attention(model: PreTrainedModel) -> None:
-    attention: Any = model.config._attn_implementation
-    uncompiled = f"{attention}_uncompiled"
-    functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
-    functions.register(uncompiled, torch.compiler.disable(functions[attention]))  # type: ignore[no-untyped-call]
-    model.set_attn_implementation(uncompiled)
 
 
 # Activation checkpointing.

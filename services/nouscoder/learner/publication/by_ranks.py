@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -65,12 +64,11 @@ def own_rows(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype], rank: in
             continue
         data = part.to("cpu", dtypes.get(name, part.dtype), copy=True).contiguous()
         if data.numel():
-            found[name] = Rows(first * (data.nbytes // max(1, len(data)) if data.ndim else 0), _bytes_of(data))
+            found[name] = Rows(
+                first * (data.nbytes // max(1, len(data)) if data.ndim else 0),
+                data.reshape(-1).view(torch.uint8).numpy(),
+            )
     return found
-
-
-def _bytes_of(data: Tensor) -> npt.NDArray[np.uint8]:
-    return data.reshape(-1).view(torch.uint8).numpy()
 
 
 def _layout_of(file: Path) -> tuple[bytes, Layout]:
