@@ -100,12 +100,6 @@ def computes_in_bfloat16() -> bool:
 async def prepare_and_run(folder: RunFolder, config: Config, view: View, started_s: float) -> None:
     """Make the missing inputs of a run on the demo's problems, then run it. Raises NousCoderError with one sentence."""
     view.say(f"run folder: {folder.path}")
-    await _prepare(folder, view)
-    await run_loop(folder, config, view, started_s)
-
-
-async def _prepare(folder: RunFolder, view: View) -> None:
-    """Run the preparation in a separate process and show its progress."""
     with (folder.logs / "prepare.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "nouscoder.demo.prepare", str(folder.config_file)),
@@ -130,3 +124,4 @@ async def _prepare(folder: RunFolder, view: View) -> None:
     if code:
         lines = (folder.logs / "prepare.log").read_text(encoding="utf8", errors="replace").strip().splitlines()
         raise PreparationError(f"the preparation failed: {lines[-1] if lines else f'exit code {code}'}")
+    await run_loop(folder, config, view, started_s)

@@ -288,7 +288,14 @@ class Encoder:
             yield self._as_text(example)
             return
         chat, trained = self._chat(record), [n for n, one in enumerate(record.messages) if one.is_trained]
-        tools = _tools(record)
+        tools = record.tools
+        if isinstance(tools, str):
+            try:
+                tools = json.loads(tools or "[]")
+            except ValueError:
+                raise BadExample("tools: not JSON") from None
+        if not isinstance(tools, list):
+            raise BadExample("tools: not a list")
         if len(example.turns) > 1:
             yield self._of_run(chat, example.turns, self._chats)
             return
@@ -351,18 +358,6 @@ def _task(record: Record) -> Task:
     tests = record.tests if isinstance(record.tests, dict) else {}  # of a line of a problem file
     asked = replace(asked, tests_type=str(tests.get("type") or record.tests_type))
     return replace(asked, starter_code=record.starter_code, languages=tuple(record.languages) or asked.languages)
-
-
-def _tools(record: Record) -> list[Any]:
-    tools = record.tools
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools or "[]")
-        except ValueError:
-            raise BadExample("tools: not JSON") from None
-    if not isinstance(tools, list):
-        raise BadExample("tools: not a list")
-    return tools
 
 
 # Reading.

@@ -179,7 +179,16 @@ class TestsCache:
         self.num_bytes = 0  # of all files
         self._checked: set[str] = set()
         self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._load()
+        found = []
+        for path in self._folder.iterdir():
+            if path.name.startswith(_PART):
+                path.unlink(missing_ok=True)
+            elif len(path.name) == 64:
+                stat = path.stat()
+                found.append((stat.st_mtime, path.name, stat.st_size))
+        for _, name, size in sorted(found):
+            self._sizes[name] = size
+            self.num_bytes += size
         self._make_room(0)
 
     def close(self) -> None:
@@ -273,18 +282,6 @@ class TestsCache:
         self.num_bytes -= self._sizes.pop(name, 0)
         self._checked.discard(name)
         (self._folder / name).unlink(missing_ok=True)
-
-    def _load(self) -> None:
-        found = []
-        for path in self._folder.iterdir():
-            if path.name.startswith(_PART):
-                path.unlink(missing_ok=True)
-            elif len(path.name) == 64:
-                stat = path.stat()
-                found.append((stat.st_mtime, path.name, stat.st_size))
-        for _, name, size in sorted(found):
-            self._sizes[name] = size
-            self.num_bytes += size
 
 
 def _own_folder(folder: Path) -> tuple[Path, int]:

@@ -97,19 +97,16 @@ class GradingWorker:
                     while True:
                         await self._lease(group)
             finally:
-                await self._stop()
-
-    async def _stop(self) -> None:
-        try:
-            async with asyncio.timeout(_STOP_LIMIT_S):
-                if self._graded:
-                    await self._submit_all(self._graded)
-                await self._broker.release_leases()
-            log.info("leases given back")
-        except (TimeoutError, PeerError) as error:
-            log.warning("leases not released, they will expire", extra={"detail": str(error)})
-        for lease_id in list(self._in_hand):
-            self._keeper.drop(lease_id)
+                try:
+                    async with asyncio.timeout(_STOP_LIMIT_S):
+                        if self._graded:
+                            await self._submit_all(self._graded)
+                        await self._broker.release_leases()
+                    log.info("leases given back")
+                except (TimeoutError, PeerError) as error:
+                    log.warning("leases not released, they will expire", extra={"detail": str(error)})
+                for lease_id in list(self._in_hand):
+                    self._keeper.drop(lease_id)
 
     def _report(self) -> WorkReport:
         """Tests graded under each lease. Work that still waits for a slot counts the tests of all leases."""

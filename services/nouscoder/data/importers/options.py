@@ -242,14 +242,6 @@ def _input_length(case: object) -> int:
 # The options of the command.
 
 
-def bytes_of(size: str) -> int:
-    """The bytes of a size such as 4GiB, 512MiB or 1000000. Raises WrongOption."""
-    found = _SIZE.fullmatch(size)
-    if found is None:
-        raise WrongOption(f"--memory-limit {size!r:.40} is no size such as 4GiB, 512MiB or a number of bytes")
-    return int(found[1]) * _UNITS[found[2]]
-
-
 def prompt_named(name: str) -> str:
     """The value of `prompt` for a form or a file with a template. Raises WrongOption."""
     if not name or name in _FORMS:
@@ -276,7 +268,12 @@ def columns_of(given: list[str]) -> dict[str, str]:
 def options_given(prompt: str, memory_limit: str, columns: list[str], **others: Any) -> ImportOptions:
     """The options of a command. Raises WrongOption for a value that is refused."""
     if memory_limit:
-        others["memory_limit_bytes"] = bytes_of(memory_limit)
+        found = _SIZE.fullmatch(memory_limit)
+        if found is None:
+            raise WrongOption(
+                f"--memory-limit {memory_limit!r:.40} is no size such as 4GiB, 512MiB or a number of bytes"
+            )
+        others["memory_limit_bytes"] = int(found[1]) * _UNITS[found[2]]
     try:
         return ImportOptions(prompt=prompt_named(prompt), columns=columns_of(columns), **others)
     except ValidationError as error:

@@ -43,7 +43,16 @@ def file_rows(path: Path, skip: int) -> Iterator[SourceRow]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path, skip)
     elif ".csv" in path.suffixes[-2:]:
-        yield from _csv_rows(path, skip)
+        # The first line has the names of the columns.
+        csv.field_size_limit(MAX_LINE_BYTES)
+        try:
+            with opened(path) as file:
+                lines = (line.decode() for line in bounded_lines(file))
+                for number, value in enumerate(csv.DictReader(lines), 1):
+                    if number > skip:
+                        yield SourceRow(number, value)
+        except (OSError, ValueError, csv.Error) as error:
+            raise ProblemFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     else:
         yield from _json_rows(path, skip)
 
@@ -102,19 +111,6 @@ def _json_rows(path: Path, skip: int) -> Iterator[SourceRow]:
     for number, record in enumerate(read_records(path), 1):
         if number > skip:
             yield SourceRow(number, record.value, record.fault)
-
-
-def _csv_rows(path: Path, skip: int) -> Iterator[SourceRow]:
-    """The first line has the names of the columns."""
-    csv.field_size_limit(MAX_LINE_BYTES)
-    try:
-        with opened(path) as file:
-            lines = (line.decode() for line in bounded_lines(file))
-            for number, value in enumerate(csv.DictReader(lines), 1):
-                if number > skip:
-                    yield SourceRow(number, value)
-    except (OSError, ValueError, csv.Error) as error:
-        raise ProblemFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _parquet_rows(path: Path, skip: int) -> Iterator[SourceRow]:

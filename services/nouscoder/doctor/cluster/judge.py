@@ -53,8 +53,9 @@ def run_doctor_cluster(image: str, *, as_json: bool) -> tuple[str, int]:
     api = connect()
 
     def trial(runtime_class: str | None) -> TrialResult:
-        with _ended_by_sigterm():
-            return run_trial(api, image, runtime_class, PATIENCE_S)
+        with _ended_by_sigterm(), Trial(api, image, PATIENCE_S) as running:
+            facts = _tried(lambda: running.kernel_of(runtime_class)) if runtime_class else None
+            return TrialResult(facts, _tried(running.policy_is_enforced))
 
     return report(examine_cluster(Cluster(api), trial), "the default install", as_json=as_json)
 
@@ -358,13 +359,6 @@ class Trial:
             return ""
         warnings = [event.message for event in answer.items if event.type == "Warning" and event.message]
         return f": {warnings[-1][:300]}" if warnings else ""
-
-
-def run_trial(api: Any, image: str, runtime_class: str | None, patience_s: float) -> TrialResult:
-    """Run all trials. Raises NotAllowed or ClusterError when the namespace cannot be made or removed."""
-    with Trial(api, image, patience_s) as trial:
-        facts = _tried(lambda: trial.kernel_of(runtime_class)) if runtime_class else None
-        return TrialResult(facts, _tried(trial.policy_is_enforced))
 
 
 def _tried(question: Callable[[], Answer]) -> Answer | ClusterError:

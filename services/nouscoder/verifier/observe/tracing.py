@@ -166,7 +166,18 @@ class TracedGrader(GraderDecorator):
             here = trace.set_span_in_context(span)
 
             def record(outcome: TestOutcome) -> None:
-                self._record_test(outcome, here)
+                now_ns = time.time_ns()
+                self._tracing.past(
+                    "test",
+                    now_ns - int(outcome.wall_time_s * _NS),
+                    now_ns,
+                    here,
+                    index=outcome.index,
+                    outcome=outcome.outcome.value,
+                    wall_time_s=outcome.wall_time_s,
+                    cpu_time_s=outcome.cpu_time_s,
+                    memory_bytes=outcome.memory_bytes,
+                )
                 if on_outcome is not None:
                     on_outcome(outcome)
 
@@ -179,21 +190,6 @@ class TracedGrader(GraderDecorator):
             span.set_attributes({"verdict": verdict.kind.value, "passed": verdict.passed, "total": verdict.total})
             span.set_attributes({"client": current_caller().client, "backend": verdict.backend})
             return verdict
-
-    def _record_test(self, outcome: TestOutcome, parent: Context) -> None:
-        """Record a test that has just ended."""
-        now_ns = time.time_ns()
-        self._tracing.past(
-            "test",
-            now_ns - int(outcome.wall_time_s * _NS),
-            now_ns,
-            parent,
-            index=outcome.index,
-            outcome=outcome.outcome.value,
-            wall_time_s=outcome.wall_time_s,
-            cpu_time_s=outcome.cpu_time_s,
-            memory_bytes=outcome.memory_bytes,
-        )
 
 
 class TracedSandbox(SandboxDecorator):

@@ -159,7 +159,17 @@ class RunnerAgent:
         try:
             connection.settimeout(None)
             ours, theirs = (connection, None) if self._tls is None else socket.socketpair()
-            harness = self._start(theirs or connection, role, request)
+            stream = theirs or connection
+            ends = [end.fileno() for each, end in zip(_ROLES, self._dialogue_ends, strict=False) if each == role]
+            harness = subprocess.Popen(
+                self._command(request, role, *ends),
+                stdin=stream.fileno(),
+                stdout=stream.fileno(),
+                env=request["environment"],
+                cwd="/",
+                start_new_session=True,
+                pass_fds=ends,
+            )
             with self._lock:
                 self._in_use[role] = harness
             if theirs is None:
@@ -172,18 +182,6 @@ class RunnerAgent:
         except (OSError, subprocess.SubprocessError, KeyError, TypeError, ValueError) as error:
             log(f"a {role} could not be served: {error!r}")
         self._free(role)
-
-    def _start(self, stream: socket.socket, role: str, request: dict[str, Any]) -> subprocess.Popen[bytes]:
-        ends = [end.fileno() for each, end in zip(_ROLES, self._dialogue_ends, strict=False) if each == role]
-        return subprocess.Popen(
-            self._command(request, role, *ends),
-            stdin=stream.fileno(),
-            stdout=stream.fileno(),
-            env=request["environment"],
-            cwd="/",
-            start_new_session=True,
-            pass_fds=ends,
-        )
 
     def _command(self, request: dict[str, Any], role: str, peer: int = -1) -> list[str]:
         settings = request["settings"]

@@ -287,18 +287,7 @@ class ModalRunners(Source):
         self._is_open = False
         for made in self._made.values():
             made.ending = True
-        await self._finish()
-        try:
-            async with asyncio.timeout(_CLOSE_LIMIT_S):
-                await asyncio.gather(*(self._end(name) for name in list(self._made)))
-                for container_id in await self._cloud.running(self.gateway):
-                    await self._cloud.terminate(container_id)
-                await self._cloud.close()
-        except TimeoutError as error:
-            raise RunnersUnreachable(f"Modal did not end all containers within {_CLOSE_LIMIT_S:.0f} s") from error
-
-    async def _finish(self) -> None:
-        """Let creations in progress end for a while, because a cancelled one may still make a container."""
+        # Creations in progress end for a while, because a cancelled one may still make a container.
         if self._sweeper is not None:
             self._sweeper.cancel()
         tasks = list(self._tasks)
@@ -307,6 +296,14 @@ class ModalRunners(Source):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            async with asyncio.timeout(_CLOSE_LIMIT_S):
+                await asyncio.gather(*(self._end(name) for name in list(self._made)))
+                for container_id in await self._cloud.running(self.gateway):
+                    await self._cloud.terminate(container_id)
+                await self._cloud.close()
+        except TimeoutError as error:
+            raise RunnersUnreachable(f"Modal did not end all containers within {_CLOSE_LIMIT_S:.0f} s") from error
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
