@@ -193,7 +193,7 @@ def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share
     """The index of a problem file. Built first when it is missing or outdated, which may take minutes.
 
     `index` is its folder and `tests` the place of the test store, both by default next to the file. Raises
-    ProblemFileError, BlobsUnusable and BlobsUnavailable.
+    ProblemFileError, Unusable and BlobsUnavailable.
     """
     folder = _folder_of(source, index)
     tests = tests or str(folder)

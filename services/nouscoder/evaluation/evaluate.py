@@ -75,10 +75,6 @@ from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 _DIGEST_CHARACTERS = 12
 
 
-class CheckpointUnusable(Unusable):
-    """A folder cannot be evaluated as asked. The message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
     """The policy in `folder`. With a YaRN factor it has factor * original_tokens positions (arXiv 2309.00071).
@@ -93,7 +89,7 @@ class ServedPolicy:
 
     @classmethod
     def named(cls, name: str, yarn_factor: float = 0.0, yarn_original_tokens: int = 0) -> ServedPolicy:
-        """The policy in a folder, or of a hub. Raises CheckpointUnusable, WrongUse and HubUnavailable."""
+        """The policy in a folder, or of a hub. Raises Unusable, WrongUse and HubUnavailable."""
         if bool(yarn_factor) != bool(yarn_original_tokens) or 0 < yarn_factor <= 1:
             raise WrongUse("YaRN needs --yarn-factor above 1 and --yarn-original-tokens")
         folder = Path(name)
@@ -101,18 +97,18 @@ class ServedPolicy:
             folder = downloaded(name)
         if faults := faults_of(folder):
             exported = "; nouscoder export writes a policy of a run as a whole folder" if folder.is_dir() else ""
-            raise CheckpointUnusable(f"--policy: {faults[0]}{exported}")
+            raise Unusable(f"--policy: {faults[0]}{exported}")
         return cls(folder.resolve(), yarn_factor, yarn_original_tokens)
 
     def runnable(self, config: Config) -> Config:
-        """`config` with the engine for the policy. Raises CheckpointUnusable and ExtraMissing."""
+        """`config` with the engine for the policy. Raises Unusable and ExtraMissing."""
         config, _ = with_engine(config, self.folder, beside_learner=False)
         how = "give --set generation.engine=vllm"
         faults = engine_faults(self.folder, config.generation.engine, how=how) or missing_engine(config)
         if faults:
-            raise CheckpointUnusable(f"--policy: {faults[0]}")
+            raise Unusable(f"--policy: {faults[0]}")
         if fault := device_fault("generation.device", config.generation.device):
-            raise CheckpointUnusable(fault)
+            raise Unusable(fault)
         require("generation", *MODEL_LIBRARIES)
         return config
 
@@ -125,7 +121,7 @@ class ServedPolicy:
     async def tokens_needed(self, requests: Sequence[dict[str, Any]]) -> int:
         """The most tokens that one of these requests has, prompt and completion together.
 
-        Raises CheckpointUnusable when they are more than the context, and ApiFault for a request that is not taken.
+        Raises Unusable when they are more than the context, and ApiFault for a request that is not taken.
         """
         from nouscoder.generation.openai.api import longest_prompt
 
@@ -139,7 +135,7 @@ class ServedPolicy:
             fault += (
                 f": give --max-tokens {context - prompt} instead of {wanted}, or a longer context with --yarn-factor"
             )
-        raise CheckpointUnusable(fault)
+        raise Unusable(fault)
 
     @asynccontextmanager
     async def serving(
@@ -304,7 +300,7 @@ class _Evaluation:
             problems = {job.problem.problem_id: job.problem for job in self.jobs}
             needed = Counter(",".join(one.rules.libraries) for one in problems.values() if one.rules.libraries)
             if fault := await library_fault_of(answer, needed, f"{len(problems)} problems"):
-                raise CheckpointUnusable(f"{self.request.problems}: {fault}")
+                raise Unusable(f"{self.request.problems}: {fault}")
             sample: Sampler | None = None
             url, key = request.url, ""
             if request.checkpoint is not None and (asked := self.asked()):

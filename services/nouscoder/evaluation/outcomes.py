@@ -181,10 +181,6 @@ def _problem(one: ProblemOutcomes, profiles: Sequence[str]) -> dict[str, Any]:
 # Two evaluations.
 
 
-class NotComparable(Unusable):
-    """Two evaluations cannot be compared. The message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A problem on which the two differ: accepted of all samples, of A and of B."""
@@ -234,21 +230,19 @@ class PairedComparison:
 
 
 def compare(a: Path, b: Path, profile: str = "") -> PairedComparison:
-    """Compare the evaluations in two folders. `profile`: the first of A by default. Raises NotComparable."""
+    """Compare the evaluations in two folders. `profile`: the first of A by default. Raises Unusable."""
     first, second = _read(a), _read(b)
     profile = profile or next(iter(first["profiles"]))
     for path, record in ((a, first), (b, second)):
         if profile not in record["profiles"]:
-            raise NotComparable(
-                f"{path} has no verdicts of the profile {profile}: it has {', '.join(record['profiles'])}"
-            )
+            raise Unusable(f"{path} has no verdicts of the profile {profile}: it has {', '.join(record['profiles'])}")
     left, right = _by_id(first), _by_id(second)
     common = [name for name in left if name in right]
     if not common:
-        raise NotComparable(f"{a} and {b} have no problem in common")
+        raise Unusable(f"{a} and {b} have no problem in common")
     for name in common:
         if left[name]["tests_digest"] != right[name]["tests_digest"]:
-            raise NotComparable(f"{name} has other tests in {a} than in {b}, so the two cannot be compared")
+            raise Unusable(f"{name} has other tests in {a} than in {b}, so the two cannot be compared")
     counts = {name: (_counts(left[name], profile), _counts(right[name], profile)) for name in common}
     return _comparison(counts, len(left) + len(right) - 2 * len(common))
 
@@ -292,9 +286,9 @@ def _read(path: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(file.read_bytes())
         record["problems"], record["profiles"]  # a KeyError names what is missing
     except FileNotFoundError:
-        raise NotComparable(f"{path} has no {REPORT}: its evaluation is not finished") from None
+        raise Unusable(f"{path} has no {REPORT}: its evaluation is not finished") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NotComparable(f"{file} is not a report of an evaluation: {error}") from None
+        raise Unusable(f"{file} is not a report of an evaluation: {error}") from None
     return record
 
 

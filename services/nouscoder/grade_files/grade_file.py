@@ -195,10 +195,6 @@ class GradeSummary:
 AHEAD = 4
 
 
-class NothingToGrade(Unusable):
-    """The input has no entry."""
-
-
 @dataclass(frozen=True, slots=True)
 class FileRequest:
     """What `nouscoder grade` is asked. `out` None is stdout; `server` None grades on this machine."""
@@ -243,7 +239,7 @@ async def _grade(request: FileRequest, config: Config) -> GradeSummary:
                 summary.add(entry.number, entry.problem_id, record)
         first = next(entries, None)
         if first is None and not summary.num_lines:
-            raise NothingToGrade(f"{request.file} holds no submission")
+            raise Unusable(f"{request.file} holds no submission")
         answer, at_once = await stack.enter_async_context(
             answers_of(GradingTarget(config.verifier, request.server, request.token, request.ca), problems)
         )

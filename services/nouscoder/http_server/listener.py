@@ -360,14 +360,10 @@ def listen(address: str) -> socket.socket:
 # The TLS context of an HTTP API from the files of its configuration.
 
 
-class TlsUnusable(Unusable):
-    """The certificate files cannot be used. The message names them."""
-
-
 def http_context(section: TlsSection) -> ssl.SSLContext | None:
     """The TLS context of an HTTP API; None when TLS is off. Renewed files count from the next connection on.
 
-    Raises TlsUnusable.
+    Raises Unusable.
     """
     if not section.certificate:
         return None
@@ -387,7 +383,7 @@ def files_of(section: TlsSection) -> tuple[str, str, str]:
 
 
 def checked_context(section: TlsSection) -> ssl.SSLContext:
-    """The context of the files as they are now. Raises TlsUnusable."""
+    """The context of the files as they are now. Raises Unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -397,5 +393,5 @@ def checked_context(section: TlsSection) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, files_of(section)))
-        raise TlsUnusable(f"TLS cannot be set up from {files}: {error.strerror or error}") from error
+        raise Unusable(f"TLS cannot be set up from {files}: {error.strerror or error}") from error
     return context

@@ -191,7 +191,7 @@ class Trainer:
         return self._reference is not None
 
     def admit(self) -> None:
-        """Measure whether it computes the model's own log-probabilities; all ranks together. Raises NotAdmitted."""
+        """Measure whether it computes the model's own log-probabilities; all ranks together. Raises Unusable."""
         self._computation.admit()
 
     def use(self, settings: LearnerSection) -> None:

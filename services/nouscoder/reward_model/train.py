@@ -25,11 +25,11 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import lock_file, naming_storage_faults, whole_file, whole_folder
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.model.packing import plan
 from nouscoder.policy_folder.compose import CONFIG_FILE
 from nouscoder.progress_bar import Advance, progress_bar
-from nouscoder.reward_model.model import AnswerEncoder, RewardModelUnusable, new_reward_model, row_scores
+from nouscoder.reward_model.model import AnswerEncoder, new_reward_model, row_scores
 from nouscoder.reward_model.pairs import PairBody
 
 Encoded = tuple[list[int], list[int]]  # token ids of the chosen and of the rejected answer
@@ -82,9 +82,9 @@ class TrainedRewardModel:
 def train_reward_model(
     policy: Path, pairs: Sequence[PairBody], out: Path, settings: TrainingSettings
 ) -> TrainedRewardModel:
-    """Write a reward model to the folder `out`. Raises RewardModelUnusable, RewardTrainingFailed and StorageError."""
+    """Write a reward model to the folder `out`. Raises Unusable, RewardTrainingFailed and StorageError."""
     if out.exists():
-        raise RewardModelUnusable(f"{out} exists already: give another --out, or delete it")
+        raise Unusable(f"{out} exists already: give another --out, or delete it")
     with naming_storage_faults(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = lock_file(out.with_name(f"{out.name}.lock"), f"another command trains {out}")
@@ -191,7 +191,7 @@ class _Training:
             return
         state: dict[str, Any] = torch.load(self._state, weights_only=True, map_location=self._settings.device)
         if state["identity"] != self._identity:
-            raise RewardModelUnusable(f"{self._state} is of another training: finish it, or delete the file")
+            raise Unusable(f"{self._state} is of another training: finish it, or delete the file")
         self._model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._history = [(count, loss, wins) for count, loss, wins in state["history"]]

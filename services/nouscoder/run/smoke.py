@@ -65,10 +65,6 @@ MAX_MEASURED = 2048
 _AT_ONCE = 64  # problems
 
 
-class TooFewProblems(Unusable):
-    """The first policy solves too few problems sometimes. The message says how many were looked at."""
-
-
 def solved_sometimes(counts: dict[str, PassCount], order: Sequence[str], size: int) -> tuple[str, ...]:
     """The first `size` problems of `order` with 0 < pass rate < 1, or fewer when there are fewer."""
     found = [name for name in order if name in counts and 0 < counts[name].passed < counts[name].sampled]
@@ -76,12 +72,12 @@ def solved_sometimes(counts: dict[str, PassCount], order: Sequence[str], size: i
 
 
 def chosen_from_file(config: Config, file: Path, size: int) -> tuple[str, ...]:
-    """The problems by a file of pass rates. Raises TooFewProblems, and Unusable for a bad file."""
+    """The problems by a file of pass rates. Raises Unusable."""
     with closing(open_index(config)) as index:
         order = measuring_order(config, index)
     found = solved_sometimes(read_pass_rates(file), order, size)
     if len(found) < size:
-        raise TooFewProblems(f"{file}: {len(found)} problems of the training file have 0 < pass rate < 1, not {size}")
+        raise Unusable(f"{file}: {len(found)} problems of the training file have 0 < pass rate < 1, not {size}")
     return found
 
 
@@ -93,7 +89,7 @@ def measuring_order(config: Config, index: ProblemIndex) -> list[str]:
 
 
 async def measured(folder: RunFolder, config: Config, view: View, size: int) -> tuple[str, ...]:
-    """The problems by the counts of the first policy, measured by the services of this run. Raises TooFewProblems."""
+    """The problems by the counts of the first policy, measured by the services of this run. Raises Unusable."""
     file = folder.path / PASS_RATES
     with closing(await asyncio.to_thread(open_index, config)) as index:
         order = measuring_order(config, index)[:MAX_MEASURED]
@@ -103,7 +99,7 @@ async def measured(folder: RunFolder, config: Config, view: View, size: int) -> 
                 counts = await _measure_until(services, index, order, counts, file, view, size)
     found = solved_sometimes(counts, order, size)
     if len(found) < size:
-        raise TooFewProblems(
+        raise Unusable(
             f"the first policy solves {len(found)} of {len(order)} problems sometimes and not always, and the test"
             f" needs {size}: take other problems, another policy, or a larger broker.group_size"
         )

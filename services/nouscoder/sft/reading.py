@@ -365,10 +365,6 @@ def _task(record: Record) -> Task:
 _BATCHES = "batches"
 
 
-class ExamplesUnusable(Unusable):
-    """A file holds no usable examples. The message names the file, the record and the fault."""
-
-
 @dataclass(frozen=True, slots=True)
 class Examples:
     """The examples of a fine-tuning. `dropped` counts those that were not chosen, by reason."""
@@ -391,7 +387,7 @@ class Examples:
 def read_examples(
     settings: SftSection, encoder: Encoder, vocabulary_size: int, context_tokens: int | None, seed: int
 ) -> Examples:
-    """All examples of the section, encoded and chosen. Raises ExamplesUnusable and what reading raises."""
+    """All examples of the section, encoded and chosen. Raises Unusable and what reading raises."""
     settings = settings.model_copy(update={"max_tokens": settings.max_tokens or context_tokens or 0})
     rollouts, candidates = _read(settings.train, encoder, vocabulary_size)
     numbers, dropped = choose(candidates, settings, seed)
@@ -403,7 +399,7 @@ def read_examples(
         validation = tuple(others[number] for number in choose(theirs, settings, seed)[0])
     if not train:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "there is none"
-        raise ExamplesUnusable(f"sft.train: no example is left to train on ({reasons})")
+        raise Unusable(f"sft.train: no example is left to train on ({reasons})")
     return Examples(train, validation, {reason.value: count for reason, count in dropped.items()})
 
 
@@ -428,17 +424,17 @@ def _from_file(path: Path, encoder: Encoder) -> Iterator[tuple[Rollout, bool | N
             example = example_of(row.value)
             yield from ((rollout, example.accepted) for rollout in encoder.encode_all(example))
         except BadExample as error:
-            raise ExamplesUnusable(f"{path}, record {row.number}: {error}") from None
+            raise Unusable(f"{path}, record {row.number}: {error}") from None
 
 
 def _from_run(path: Path, vocabulary_size: int) -> Iterator[tuple[Rollout, bool | None]]:
     saved = SavedBatches(path / _BATCHES, 1)
     if not saved.numbers():
-        raise ExamplesUnusable(f"{path} is not a run folder with saved batches: it has no {_BATCHES}/*.batch")
+        raise Unusable(f"{path} is not a run folder with saved batches: it has no {_BATCHES}/*.batch")
     for number in saved.numbers():
         for graded in saved.load(number).rollouts:
             if max(graded.rollout.token_ids) >= vocabulary_size:
-                raise ExamplesUnusable(f"{path} is a run of a policy with another vocabulary than the one to train")
+                raise Unusable(f"{path} is a run of a policy with another vocabulary than the one to train")
             yield again(graded.rollout), graded.verdict.kind is VerdictKind.ACCEPTED
 
 

@@ -162,17 +162,13 @@ class TestsTooLarge(NousCoderError):
     __test__ = False  # not a pytest class
 
 
-class CacheUnusable(Unusable):
-    """The cache's folder cannot be used; the message names it."""
-
-
 class TestsCache:
     """Use from one event loop. Each process has a folder of its own in `folder`."""
 
     __test__ = False  # not a pytest class
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Raises CacheUnusable."""
+        """Raises Unusable."""
         self._max_bytes = max_bytes
         self._folder, self._lock = _own_folder(folder)
         self._sizes: OrderedDict[str, int] = OrderedDict()  # by file name, the least recently used first
@@ -295,10 +291,10 @@ def _own_folder(folder: Path) -> tuple[Path, int]:
             log.warning("a folder of the cache of tests is not used", extra={"reason": str(error)})
             continue
         except OSError as error:
-            raise CacheUnusable(f"{own} cannot be used as a cache of tests: {error.strerror}") from error
+            raise Unusable(f"{own} cannot be used as a cache of tests: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return own, lock
         except OSError:
             os.close(lock)
-    raise CacheUnusable(f"{folder} is used by {_MAX_PROCESSES} processes or by other users already")
+    raise Unusable(f"{folder} is used by {_MAX_PROCESSES} processes or by other users already")

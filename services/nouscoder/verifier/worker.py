@@ -44,7 +44,7 @@ OpenTests = Callable[[str], AbstractAsyncContextManager[Tests]]
 async def grade_rollouts(
     config: Config, grader: Grading, cache: TestsCache, credentials: ChannelTls | None = None
 ) -> None:
-    """Grade the rollouts of this run's broker until cancelled. Raises BlobsUnusable."""
+    """Grade the rollouts of this run's broker until cancelled. Raises Unusable."""
     store = TestStore(open_blobs(config.problems.tests)) if config.problems.tests else None
     with held_worker_id("verifier", config.run.name) as worker_id:
         client = BrokerClient(config.broker.grpc, worker_id, config.run.peer_patience_s, credentials=credentials)

@@ -46,10 +46,6 @@ _DATES = ("contest_date", "date")
 _LEAST_MEMORY_BYTES = 8 * 1024**2  # no interpreter starts in less; a smaller number was meant in another unit
 
 
-class WrongOption(Unusable):
-    """An option of an import has no valid value. The message names it."""
-
-
 class ImportOptions(Body):
     """See the module. Without options a problem stays as its importer made it."""
 
@@ -243,40 +239,36 @@ def _input_length(case: object) -> int:
 
 
 def prompt_named(name: str) -> str:
-    """The value of `prompt` for a form or a file with a template. Raises WrongOption."""
+    """The value of `prompt` for a form or a file with a template. Raises Unusable."""
     if not name or name in _FORMS:
         return name
     try:
         return Path(name).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise WrongOption(
-            f"--prompt {name} is none of {', '.join(_FORMS)} and no file with a template: {error}"
-        ) from None
+        raise Unusable(f"--prompt {name} is none of {', '.join(_FORMS)} and no file with a template: {error}") from None
 
 
 def columns_of(given: list[str]) -> dict[str, str]:
-    """The fields and columns of texts such as prompt=question. Raises WrongOption."""
+    """The fields and columns of texts such as prompt=question. Raises Unusable."""
     pairs = [one.partition("=") for one in given]
     if not all(name and column for name, _, column in pairs):
-        raise WrongOption(f"--column must be FIELD=COLUMN, such as prompt=question, not {', '.join(given)}")
+        raise Unusable(f"--column must be FIELD=COLUMN, such as prompt=question, not {', '.join(given)}")
     found = {name: column for name, _, column in pairs}
     if len(found) < len(pairs):
-        raise WrongOption(f"--column names a field twice: {', '.join(given)}")
+        raise Unusable(f"--column names a field twice: {', '.join(given)}")
     return found
 
 
 def options_given(prompt: str, memory_limit: str, columns: list[str], **others: Any) -> ImportOptions:
-    """The options of a command. Raises WrongOption for a value that is refused."""
+    """The options of a command. Raises Unusable for a value that is refused."""
     if memory_limit:
         found = _SIZE.fullmatch(memory_limit)
         if found is None:
-            raise WrongOption(
-                f"--memory-limit {memory_limit!r:.40} is no size such as 4GiB, 512MiB or a number of bytes"
-            )
+            raise Unusable(f"--memory-limit {memory_limit!r:.40} is no size such as 4GiB, 512MiB or a number of bytes")
         others["memory_limit_bytes"] = int(found[1]) * _UNITS[found[2]]
     try:
         return ImportOptions(prompt=prompt_named(prompt), columns=columns_of(columns), **others)
     except ValidationError as error:
         field, wrong = first_fault(error)
         name = re.sub(r"_s$|_bytes$|\[.*", "", field).replace("_", "-")
-        raise WrongOption(f"--{name}: {wrong}") from None
+        raise Unusable(f"--{name}: {wrong}") from None

@@ -52,15 +52,11 @@ class PoliciesDiffer(Unusable):
     """Learner and generation do not have the same first policy. The message names the tensor or the file."""
 
 
-class PolicyCacheUnusable(Unusable):
-    """The cache folder cannot be used. The message names it."""
-
-
 class PolicyCache:
     """The cache of one process, which holds a lock on the folder until `close`."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises PolicyCacheUnusable."""
+        """Raises Unusable."""
         self._folder = folder
         self.first_folder = folder / "first"
         try:
@@ -68,11 +64,11 @@ class PolicyCache:
             in_use = f"another process uses generation.cache {self._folder}: each needs its own"
             lock = lock_file(self._folder / ".lock", in_use)
         except NotPrivate as error:
-            raise PolicyCacheUnusable(f"generation.cache: {error}") from error
+            raise Unusable(f"generation.cache: {error}") from error
         except FolderInUse as error:
-            raise PolicyCacheUnusable(str(error)) from None
+            raise Unusable(str(error)) from None
         except OSError as error:
-            raise PolicyCacheUnusable(f"generation.cache {self._folder} cannot be written: {error.strerror}") from error
+            raise Unusable(f"generation.cache {self._folder} cannot be written: {error.strerror}") from error
         for ending in (_PART, _DELTA):
             for part in self._folder.glob(f"{_POLICIES}/*{ending}"):
                 part.unlink(missing_ok=True)

@@ -227,12 +227,12 @@ class Computation:
             self._copy.refresh()
 
     def admit(self) -> None:
-        """Measure whether the passes are those of the model. All ranks must call it together. Raises NotAdmitted."""
+        """Measure whether the passes are those of the model. All ranks must call it together. Raises Unusable."""
         self.refresh()
         admit(self.scorer, self._dtype, self._ranks)
 
     def reference(self, load: Callable[[], PreTrainedModel]) -> Scorer:
-        """The loaded model, for log-probabilities only, with the same type, attention and ranks. Raises NotAdmitted."""
+        """The loaded model, for log-probabilities only, with the same type, attention and ranks. Raises Unusable."""
         # FSDP2 rounds the weights that it gathers.
         dtype = torch.float32 if self._ranks.is_group else self._dtype
         model = round_weights(load(), dtype, self.device)
