@@ -24,9 +24,8 @@ from nouscoder.data.bounded_files import UnreadableFile
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
-from nouscoder.errors import Unusable
 from nouscoder.grade_files.answers import _require_service
-from nouscoder.grade_files.grade_file import FileRequest, GradeSummary, OutputFault
+from nouscoder.grade_files.grade_file import FileRequest, GradeSummary, NothingToGrade, OutputFault
 from nouscoder.grade_files.grade_file import grade_file as grade
 
 
@@ -99,7 +98,7 @@ def test_a_bad_line_is_named_and_the_others_are_graded(tmp_path: Path, config: C
 
 
 def test_a_file_without_submissions_or_no_file_is_a_fault(tmp_path: Path, config: Config) -> None:
-    with pytest.raises(Unusable, match="holds no submission"):
+    with pytest.raises(NothingToGrade, match="holds no submission"):
         grade_file(write(tmp_path / "in.jsonl", ""), config)
     with pytest.raises(UnreadableFile, match="cannot be read"):
         grade_file(tmp_path / "absent", config)

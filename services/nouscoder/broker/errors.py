@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from nouscoder.errors import Unusable
+
 
 class BrokerError(Exception):
     """Base of the tree; the message is one sentence for the caller."""
@@ -33,3 +35,7 @@ class Behind(Refused):
 
 class InvariantBroken(BrokerError):
     """The state in Redis violates an invariant of the broker; nothing was changed."""
+
+
+class RedisAddressUnusable(Unusable):
+    """The configured address of Redis cannot be read or used; the message says why."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from nouscoder.broker.errors import RedisAddressUnusable
 from nouscoder.config import BrokerSection
-from nouscoder.errors import Unusable, without_secrets
+from nouscoder.errors import without_secrets
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
 
 def configured_url(section: BrokerSection) -> str:
-    """redis_url, or the content of redis_url_file; empty when neither is configured. Raises Unusable."""
+    """redis_url, or the content of redis_url_file; empty when neither is configured. Raises RedisAddressUnusable."""
     if not section.redis_url_file:
         return section.redis_url
     path = Path(section.redis_url_file)
@@ -20,9 +21,9 @@ def configured_url(section: BrokerSection) -> str:
         url = path.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise Unusable(f"broker.redis_url_file {path} cannot be read: {reason}") from error
+        raise RedisAddressUnusable(f"broker.redis_url_file {path} cannot be read: {reason}") from error
     if url.partition("://")[0] not in SCHEMES:
-        raise Unusable(f"broker.redis_url_file {path} holds no URL that begins with {SCHEMES[0]}://")
+        raise RedisAddressUnusable(f"broker.redis_url_file {path} holds no URL that begins with {SCHEMES[0]}://")
     return url
 
 

@@ -37,11 +37,7 @@ async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequ
     """Run the demo of this recipe. Returns the exit code. Raises NousCoderError with a message of one sentence."""
     started_s = time.monotonic()
     require_training()
-    config = load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}"])
-    wanted = name or f"{recipe}-{seed}"
-    if name is None and not resume:
-        wanted = unused_name(config.run.root, wanted)
-    config = load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}", f'run.name="{wanted}"'])
+    config = _config(recipe, seed, name, overrides, resume=resume)
     if faults := [*device_faults(config), *missing_engine(config)]:
         raise ConfigError("\n".join(faults))
     if recipe != "demo":  # its policy is too small for a GPU
@@ -88,6 +84,14 @@ def _opened(config: Config, overrides: Sequence[str], *, resume: bool) -> tuple[
     return folder, run.config, run.lines
 
 
+def _config(recipe: str, seed: int, name: str | None, overrides: Sequence[str], *, resume: bool) -> Config:
+    config = load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}"])
+    wanted = name or f"{recipe}-{seed}"
+    if name is None and not resume:
+        wanted = unused_name(config.run.root, wanted)
+    return load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}", f'run.name="{wanted}"'])
+
+
 def computes_in_bfloat16() -> bool:
     """Whether this CPU multiplies matrices in bfloat16, which is about twice as fast as in float32 then."""
     try:
@@ -100,6 +104,12 @@ def computes_in_bfloat16() -> bool:
 async def prepare_and_run(folder: RunFolder, config: Config, view: View, started_s: float) -> None:
     """Make the missing inputs of a run on the demo's problems, then run it. Raises NousCoderError with one sentence."""
     view.say(f"run folder: {folder.path}")
+    await _prepare(folder, view)
+    await run_loop(folder, config, view, started_s)
+
+
+async def _prepare(folder: RunFolder, view: View) -> None:
+    """Run the preparation in a separate process and show its progress."""
     with (folder.logs / "prepare.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "nouscoder.demo.prepare", str(folder.config_file)),
@@ -124,4 +134,3 @@ async def prepare_and_run(folder: RunFolder, config: Config, view: View, started
     if code:
         lines = (folder.logs / "prepare.log").read_text(encoding="utf8", errors="replace").strip().splitlines()
         raise PreparationError(f"the preparation failed: {lines[-1] if lines else f'exit code {code}'}")
-    await run_loop(folder, config, view, started_s)

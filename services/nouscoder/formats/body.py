@@ -82,13 +82,7 @@ def all_faults(error: ValidationError) -> list[tuple[str, str]]:
 
 def _fault(fault: ErrorDetails, prefix: str) -> tuple[str, str]:
     kind, context = fault["type"], fault.get("ctx", {})
-    # A name such as tests.cases[0].input: pydantic's path also has the tag of a union.
-    loc = (prefix, *fault["loc"]) if prefix else fault["loc"]
-    parts = [part for at, part in enumerate(loc) if not (at == 1 and loc[0] == "tests" and part in TEST_TYPES)]
-    name = ""
-    for part in parts:
-        name += f"[{part}]" if isinstance(part, int) else f".{part}"
-    field = name.lstrip(".") or "body"
+    field = _field_name((prefix, *fault["loc"]) if prefix else fault["loc"])
     if kind == "union_tag_invalid":
         given = str(context.get("tag"))
         return f"{field}.type", f"{given!r:.40} is none of {', '.join(TEST_TYPES)}"
@@ -97,6 +91,15 @@ def _fault(fault: ErrorDetails, prefix: str) -> tuple[str, str]:
     if kind == "json_invalid":
         return "body", f"not JSON: {context.get('error', fault['msg'])}"
     return field, _SAID.get(kind) or fault["msg"].removeprefix("Value error, ")
+
+
+def _field_name(loc: tuple[int | str, ...]) -> str:
+    """A name such as tests.cases[0].input, from pydantic's path, which also has the tag of a union."""
+    parts = [part for at, part in enumerate(loc) if not (at == 1 and loc[0] == "tests" and part in TEST_TYPES)]
+    name = ""
+    for part in parts:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return name.lstrip(".") or "body"
 
 
 # The JSON form of limits and comparators.

@@ -195,6 +195,10 @@ class GradeSummary:
 AHEAD = 4
 
 
+class NothingToGrade(Unusable):
+    """The input has no entry."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileRequest:
     """What `nouscoder grade` is asked. `out` None is stdout; `server` None grades on this machine."""
@@ -230,16 +234,10 @@ async def _grade(request: FileRequest, config: Config) -> GradeSummary:
         problems = None if request.problems is None else stack.enter_context(closing(open_index_of(request.problems)))
         entries = read_entries(request.file, None if problems is None else problems.problem_ids, request.prefill)
         if request.resume and request.out is not None:
-            # Count the lines of the earlier output, and skip their entries.
-            for record in kept_lines(request.out):
-                entry = next(entries, None)
-                if entry is None or entry.entry_id != record["id"]:
-                    place = "after the end of the input" if entry is None else f"where the input has {entry.entry_id!r}"
-                    raise OutputFault(f"{request.out} is no output of this input: it has id {record['id']!r} {place}")
-                summary.add(entry.number, entry.problem_id, record)
+            _skip_graded(request.out, entries, summary)
         first = next(entries, None)
         if first is None and not summary.num_lines:
-            raise Unusable(f"{request.file} holds no submission")
+            raise NothingToGrade(f"{request.file} holds no submission")
         answer, at_once = await stack.enter_async_context(
             answers_of(GradingTarget(config.verifier, request.server, request.token, request.ca), problems)
         )
@@ -254,6 +252,16 @@ async def _grade(request: FileRequest, config: Config) -> GradeSummary:
             await _Grading(answer, at_once, out, summary, advance).run(first, entries)
             sys.stderr.write(summary.prompts.warning())
     return summary
+
+
+def _skip_graded(out: Path, entries: Iterator[Entry], summary: GradeSummary) -> None:
+    """Count the lines of an earlier output, and skip their entries. Raises OutputFault when they do not belong."""
+    for record in kept_lines(out):
+        entry = next(entries, None)
+        if entry is None or entry.entry_id != record["id"]:
+            place = "after the end of the input" if entry is None else f"where the input has {entry.entry_id!r}"
+            raise OutputFault(f"{out} is no output of this input: it has id {record['id']!r} {place}")
+        summary.add(entry.number, entry.problem_id, record)
 
 
 class _Grading:

@@ -288,14 +288,7 @@ class Encoder:
             yield self._as_text(example)
             return
         chat, trained = self._chat(record), [n for n, one in enumerate(record.messages) if one.is_trained]
-        tools = record.tools
-        if isinstance(tools, str):
-            try:
-                tools = json.loads(tools or "[]")
-            except ValueError:
-                raise BadExample("tools: not JSON") from None
-        if not isinstance(tools, list):
-            raise BadExample("tools: not a list")
+        tools = _tools(record)
         if len(example.turns) > 1:
             yield self._of_run(chat, example.turns, self._chats)
             return
@@ -360,9 +353,25 @@ def _task(record: Record) -> Task:
     return replace(asked, starter_code=record.starter_code, languages=tuple(record.languages) or asked.languages)
 
 
+def _tools(record: Record) -> list[Any]:
+    tools = record.tools
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools or "[]")
+        except ValueError:
+            raise BadExample("tools: not JSON") from None
+    if not isinstance(tools, list):
+        raise BadExample("tools: not a list")
+    return tools
+
+
 # Reading.
 
 _BATCHES = "batches"
+
+
+class ExamplesUnusable(Unusable):
+    """A file holds no usable examples. The message names the file, the record and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +396,7 @@ class Examples:
 def read_examples(
     settings: SftSection, encoder: Encoder, vocabulary_size: int, context_tokens: int | None, seed: int
 ) -> Examples:
-    """All examples of the section, encoded and chosen. Raises Unusable and what reading raises."""
+    """All examples of the section, encoded and chosen. Raises ExamplesUnusable and what reading raises."""
     settings = settings.model_copy(update={"max_tokens": settings.max_tokens or context_tokens or 0})
     rollouts, candidates = _read(settings.train, encoder, vocabulary_size)
     numbers, dropped = choose(candidates, settings, seed)
@@ -399,7 +408,7 @@ def read_examples(
         validation = tuple(others[number] for number in choose(theirs, settings, seed)[0])
     if not train:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "there is none"
-        raise Unusable(f"sft.train: no example is left to train on ({reasons})")
+        raise ExamplesUnusable(f"sft.train: no example is left to train on ({reasons})")
     return Examples(train, validation, {reason.value: count for reason, count in dropped.items()})
 
 
@@ -424,17 +433,17 @@ def _from_file(path: Path, encoder: Encoder) -> Iterator[tuple[Rollout, bool | N
             example = example_of(row.value)
             yield from ((rollout, example.accepted) for rollout in encoder.encode_all(example))
         except BadExample as error:
-            raise Unusable(f"{path}, record {row.number}: {error}") from None
+            raise ExamplesUnusable(f"{path}, record {row.number}: {error}") from None
 
 
 def _from_run(path: Path, vocabulary_size: int) -> Iterator[tuple[Rollout, bool | None]]:
     saved = SavedBatches(path / _BATCHES, 1)
     if not saved.numbers():
-        raise Unusable(f"{path} is not a run folder with saved batches: it has no {_BATCHES}/*.batch")
+        raise ExamplesUnusable(f"{path} is not a run folder with saved batches: it has no {_BATCHES}/*.batch")
     for number in saved.numbers():
         for graded in saved.load(number).rollouts:
             if max(graded.rollout.token_ids) >= vocabulary_size:
-                raise Unusable(f"{path} is a run of a policy with another vocabulary than the one to train")
+                raise ExamplesUnusable(f"{path} is a run of a policy with another vocabulary than the one to train")
             yield again(graded.rollout), graded.verdict.kind is VerdictKind.ACCEPTED
 
 

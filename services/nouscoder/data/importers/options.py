@@ -46,6 +46,10 @@ _DATES = ("contest_date", "date")
 _LEAST_MEMORY_BYTES = 8 * 1024**2  # no interpreter starts in less; a smaller number was meant in another unit
 
 
+class WrongOption(Unusable):
+    """An option of an import has no valid value. The message names it."""
+
+
 class ImportOptions(Body):
     """See the module. Without options a problem stays as its importer made it."""
 
@@ -238,37 +242,44 @@ def _input_length(case: object) -> int:
 # The options of the command.
 
 
+def bytes_of(size: str) -> int:
+    """The bytes of a size such as 4GiB, 512MiB or 1000000. Raises WrongOption."""
+    found = _SIZE.fullmatch(size)
+    if found is None:
+        raise WrongOption(f"--memory-limit {size!r:.40} is no size such as 4GiB, 512MiB or a number of bytes")
+    return int(found[1]) * _UNITS[found[2]]
+
+
 def prompt_named(name: str) -> str:
-    """The value of `prompt` for a form or a file with a template. Raises Unusable."""
+    """The value of `prompt` for a form or a file with a template. Raises WrongOption."""
     if not name or name in _FORMS:
         return name
     try:
         return Path(name).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise Unusable(f"--prompt {name} is none of {', '.join(_FORMS)} and no file with a template: {error}") from None
+        raise WrongOption(
+            f"--prompt {name} is none of {', '.join(_FORMS)} and no file with a template: {error}"
+        ) from None
 
 
 def columns_of(given: list[str]) -> dict[str, str]:
-    """The fields and columns of texts such as prompt=question. Raises Unusable."""
+    """The fields and columns of texts such as prompt=question. Raises WrongOption."""
     pairs = [one.partition("=") for one in given]
     if not all(name and column for name, _, column in pairs):
-        raise Unusable(f"--column must be FIELD=COLUMN, such as prompt=question, not {', '.join(given)}")
+        raise WrongOption(f"--column must be FIELD=COLUMN, such as prompt=question, not {', '.join(given)}")
     found = {name: column for name, _, column in pairs}
     if len(found) < len(pairs):
-        raise Unusable(f"--column names a field twice: {', '.join(given)}")
+        raise WrongOption(f"--column names a field twice: {', '.join(given)}")
     return found
 
 
 def options_given(prompt: str, memory_limit: str, columns: list[str], **others: Any) -> ImportOptions:
-    """The options of a command. Raises Unusable for a value that is refused."""
+    """The options of a command. Raises WrongOption for a value that is refused."""
     if memory_limit:
-        found = _SIZE.fullmatch(memory_limit)
-        if found is None:
-            raise Unusable(f"--memory-limit {memory_limit!r:.40} is no size such as 4GiB, 512MiB or a number of bytes")
-        others["memory_limit_bytes"] = int(found[1]) * _UNITS[found[2]]
+        others["memory_limit_bytes"] = bytes_of(memory_limit)
     try:
         return ImportOptions(prompt=prompt_named(prompt), columns=columns_of(columns), **others)
     except ValidationError as error:
         field, wrong = first_fault(error)
         name = re.sub(r"_s$|_bytes$|\[.*", "", field).replace("_", "-")
-        raise Unusable(f"--{name}: {wrong}") from None
+        raise WrongOption(f"--{name}: {wrong}") from None

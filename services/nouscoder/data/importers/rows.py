@@ -43,16 +43,7 @@ def file_rows(path: Path, skip: int) -> Iterator[SourceRow]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path, skip)
     elif ".csv" in path.suffixes[-2:]:
-        # The first line has the names of the columns.
-        csv.field_size_limit(MAX_LINE_BYTES)
-        try:
-            with opened(path) as file:
-                lines = (line.decode() for line in bounded_lines(file))
-                for number, value in enumerate(csv.DictReader(lines), 1):
-                    if number > skip:
-                        yield SourceRow(number, value)
-        except (OSError, ValueError, csv.Error) as error:
-            raise ProblemFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        yield from _csv_rows(path, skip)
     else:
         yield from _json_rows(path, skip)
 
@@ -111,6 +102,19 @@ def _json_rows(path: Path, skip: int) -> Iterator[SourceRow]:
     for number, record in enumerate(read_records(path), 1):
         if number > skip:
             yield SourceRow(number, record.value, record.fault)
+
+
+def _csv_rows(path: Path, skip: int) -> Iterator[SourceRow]:
+    """The first line has the names of the columns."""
+    csv.field_size_limit(MAX_LINE_BYTES)
+    try:
+        with opened(path) as file:
+            lines = (line.decode() for line in bounded_lines(file))
+            for number, value in enumerate(csv.DictReader(lines), 1):
+                if number > skip:
+                    yield SourceRow(number, value)
+    except (OSError, ValueError, csv.Error) as error:
+        raise ProblemFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _parquet_rows(path: Path, skip: int) -> Iterator[SourceRow]:
@@ -190,10 +194,7 @@ class HubRows:
         try:
             data = load(**self._chosen(), split=self.split, streaming=True)
             for number, value in enumerate(data.skip(skip), skip + 1):
-                # The library reads texts that are dates as dates; the importers expect what the file has.
-                yield SourceRow(
-                    number, {key: each.isoformat() if isinstance(each, date) else each for key, each in value.items()}
-                )
+                yield SourceRow(number, {key: _as_text(each) for key, each in value.items()})
         except Exception as error:  # the library raises errors of the network, of the disk, of pyarrow and of its own
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise HubDataUnusable(f"{self} cannot be read: {reason[:300]}") from error
@@ -242,6 +243,11 @@ def hub_rows(text: str) -> HubRows:
     if not name:
         raise HubDataUnusable(f"{text} names no data set: {PREFIX}ORGANISATION/NAME")
     return HubRows(name, **chosen)
+
+
+def _as_text(value: Any) -> Any:
+    """The library reads texts that are dates as dates; the importers expect what the file has."""
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def require_datasets() -> None:

@@ -103,22 +103,22 @@ class Capabilities:
             backend=self._grader.backend,
             isolation=self._isolation,
             num_slots=self._grader.num_slots,
-            languages={
-                name: LanguageAnswer(
-                    version=self._found.languages.get(language.name) if self._found else None,
-                    source=language.source_name,
-                    time_factor=language.time_factor,
-                    memory_extra_bytes=language.memory_extra_bytes,
-                    libraries=self._libraries_of(language),
-                )
-                for name, language in installed().items()
-            },
+            languages={name: self._language(language) for name, language in installed().items()},
             libraries=self._found.libraries if self._found else None,
             profiles=[profile.value for profile in Profile],
             comparators=[kind.value for kind in ComparatorKind],
             default_limits=LimitValues(**asdict(Limits())),
             max_limits=LimitValues(**asdict(bounds.limits)),
             max_tests=bounds.num_tests,
+        )
+
+    def _language(self, language: Language) -> LanguageAnswer:
+        return LanguageAnswer(
+            version=self._found.languages.get(language.name) if self._found else None,
+            source=language.source_name,
+            time_factor=language.time_factor,
+            memory_extra_bytes=language.memory_extra_bytes,
+            libraries=self._libraries_of(language),
         )
 
     def _libraries_of(self, language: Language) -> dict[str, str | None] | None:
