@@ -27,7 +27,7 @@ from nouscoder.errors import Unusable
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
 from nouscoder.rpc.addresses import AddressError
 from nouscoder.rpc.server import Health, Served, start_grpc
-from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
 from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently
 from nouscoder.run.pages import FILES, ROLLOUTS, open_pages
 from nouscoder.run.services import EVALUATION_BEFORE, ExternalServices, ServiceAway, deployment
@@ -395,7 +395,7 @@ async def test_a_health_port_in_use_is_one_sentence() -> None:
 def test_missing_certificates_are_named(tmp_path: Path) -> None:
     places = [f'tls.{name}="{tmp_path}/{name}"' for name in ("certificate", "key", "ca")]
     config = load_config(None, [*places, "verifier.tls.certificate=/a", "verifier.tls.key=/b"])
-    with pytest.raises(Unusable, match=rf"\[tls\] cannot be set up from {tmp_path}/certificate"):
+    with pytest.raises(CertificatesUnusable, match=rf"\[tls\] cannot be set up from {tmp_path}/certificate"):
         channel_credentials(config.tls)
 
 

@@ -71,8 +71,12 @@ class Renewed(Generic[Made]):
         return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in seen)
 
 
+class CertificatesUnusable(Unusable):
+    """The files of [tls] cannot be used; the message names them."""
+
+
 def server_credentials(section: MutualTlsSection) -> grpc.ServerCredentials | None:
-    """For a server, which requires client certificates of the same authority. Raises Unusable."""
+    """For a server, which requires client certificates of the same authority. Raises CertificatesUnusable."""
     if not section.certificate:
         return None
 
@@ -96,7 +100,7 @@ ChannelTls = Renewed[grpc.ChannelCredentials]
 
 
 def channel_credentials(section: MutualTlsSection) -> ChannelTls | None:
-    """None without TLS. Raises Unusable."""
+    """None without TLS. Raises CertificatesUnusable."""
     if not section.certificate:
         return None
 
@@ -120,7 +124,9 @@ def _files(section: MutualTlsSection) -> tuple[bytes, bytes, bytes]:
         context.load_verify_locations(section.ca)
         certificate, key, authority = (Path(name).read_bytes() for name in names)
     except (OSError, ssl.SSLError) as error:
-        raise Unusable(f"[tls] cannot be set up from {', '.join(names)}: {error.strerror or error}") from error
+        raise CertificatesUnusable(
+            f"[tls] cannot be set up from {', '.join(names)}: {error.strerror or error}"
+        ) from error
     return certificate, key, authority
 
 
