@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from nouscoder.domain.estimates import bootstrap_interval, sign_test
 from nouscoder.domain.problem import GradingRules
-from nouscoder.evaluation.outcomes import NotComparable, Outcome, ProblemOutcomes, compare, results
+from nouscoder.errors import Unusable
+from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, compare, results
 from nouscoder.evaluation.problems import (
     EvaluatedProblem,
     NothingToEvaluate,
@@ -202,9 +203,9 @@ def test_evaluations_of_other_tests_problems_or_profiles_are_not_compared(tmp_pa
         (report(tmp_path / "c", {"q": 1}), "have no problem in common"),
         (tmp_path / "absent", "has no report.json"),
     ):
-        with pytest.raises(NotComparable, match=wrong):
+        with pytest.raises(Unusable, match=wrong):
             compare(a, other)
-    with pytest.raises(NotComparable, match="no verdicts of the profile lcb"):
+    with pytest.raises(Unusable, match="no verdicts of the profile lcb"):
         compare(a, a, "lcb")
 
 

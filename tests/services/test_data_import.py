@@ -23,7 +23,7 @@ from nouscoder.cli.app import app
 from nouscoder.config import load_config
 from nouscoder.data.importers import contests, run
 from nouscoder.data.importers.contests import UnsafePickle, text_of_pickle
-from nouscoder.data.importers.formats import FORMATS, UnknownFormat
+from nouscoder.data.importers.formats import FORMATS
 from nouscoder.data.importers.run import CannotImport, ImportSummary, import_files, rejections_of
 from nouscoder.data.problem_index import open_index
 from nouscoder.data.problem_parquet import load_problems, read_parquet, read_problem_file
@@ -43,6 +43,7 @@ from nouscoder.domain.submission import (
     StdinTests,
     Tests,
 )
+from nouscoder.errors import Unusable
 from nouscoder.grade_files.grade_file import FileRequest, grade_file
 
 SUM = StdinTests((StdinCase("1 2\n", "3\n"), StdinCase("5 5\n", "10\n")))
@@ -654,7 +655,7 @@ def test_an_import_that_was_killed_goes_on_and_gives_the_same_file(
 def test_faults_of_the_request_are_one_sentence(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "data.jsonl", {})
     out = tmp_path / "out.parquet"
-    with pytest.raises(UnknownFormat, match="no format 'livecodebnch': did you mean livecodebench"):
+    with pytest.raises(Unusable, match="no format 'livecodebnch': did you mean livecodebench"):
         import_files("livecodebnch", [file], out)
     with pytest.raises(CannotImport, match="absent does not exist"):
         import_files("taco", [tmp_path / "absent"], out)

@@ -23,6 +23,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import JobsSection, VerifierSection
+from nouscoder.errors import Unusable
 from nouscoder.formats.json_values import BYTES_PER_WEIGHT
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
@@ -33,7 +34,7 @@ from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.dispatcher import origin_of, signature
-from nouscoder.verifier.jobs.service import Jobs, JobsUnusable, open_jobs
+from nouscoder.verifier.jobs.service import Jobs, open_jobs
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
@@ -575,12 +576,12 @@ def test_origins_have_a_scheme_a_host_and_a_port() -> None:
 
 async def test_two_services_do_not_share_a_folder_and_bad_settings_are_named(tmp_path: Path) -> None:
     async with serving(tmp_path):
-        with pytest.raises(JobsUnusable, match=r"verifier\.jobs\.folder: another service uses the jobs in"):
+        with pytest.raises(Unusable, match=r"verifier\.jobs\.folder: another service uses the jobs in"):
             async with serving(tmp_path):
                 pytest.fail("the folder is in use")
     short = tmp_path / "short"
     short.write_text("x")
-    with pytest.raises(JobsUnusable, match="has less than 16 bytes"):
+    with pytest.raises(Unusable, match="has less than 16 bytes"):
         async with serving(tmp_path, webhook_origins=("https://a",), webhook_key_file=str(short)):
             pytest.fail("the key is too short")
 

@@ -22,14 +22,10 @@ from nouscoder.errors import Unusable
 _HEAD = ("problem", "groups", "filtered", "sampled", "accepted", "pass rate", "in a row", "last groups")
 
 
-class NoStatistics(Unusable):
-    """There are no statistics of the run; the message says where they were looked for."""
-
-
 async def stats_text(config: Config, *, live: bool, limit: int, as_json: bool) -> str:
     """The statistics of the run `config.run.name`: `live` from its broker, else from the copy in the run folder.
 
-    Without a copy the broker is asked. Raises NoStatistics, and PeerError when the broker does not answer.
+    Without a copy the broker is asked. Raises Unusable, and PeerError when the broker does not answer.
     """
     from nouscoder.learner.state.curriculum_copy import FILE, read_copy
 
@@ -37,14 +33,14 @@ async def stats_text(config: Config, *, live: bool, limit: int, as_json: bool) -
     try:
         state = None if live else read_copy(file)
     except ValueError as error:
-        raise NoStatistics(str(error)) from error
+        raise Unusable(str(error)) from error
     source = str(file)
     if state is None:
         source = f"the broker at {config.broker.grpc}"
         async with broker_of(config) as broker:
             run, state = await broker.read_curriculum()
         if run != config.run.name:
-            raise NoStatistics(f"{source} serves run {run}, not {config.run.name}: give its address with --broker")
+            raise Unusable(f"{source} serves run {run}, not {config.run.name}: give its address with --broker")
     records = sorted(state.problems, key=lambda record: (record.pass_rate, record.problem_id))
     if as_json:
         return json.dumps([_as_json(record) for record in records], indent=1)

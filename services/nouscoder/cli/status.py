@@ -31,7 +31,7 @@ _PATIENCE_S = 3.0
 
 
 def broker_of(config: Config) -> BrokerClient:
-    """A client of the configured broker, with the configured certificates. Raises CertificatesUnusable."""
+    """A client of the configured broker, with the configured certificates. Raises Unusable."""
     from nouscoder.rpc.broker_client import BrokerClient
     from nouscoder.rpc.tls import channel_credentials
     from nouscoder.rpc.worker import observer_id

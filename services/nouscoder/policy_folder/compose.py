@@ -36,10 +36,6 @@ _WINDOWED = frozenset({"sliding_attention", "chunked_attention"})
 _OWN_ROPE = ("codegen", "gptj", "phi3", "phimoe", "mixtral", "minimax", "recurrent_gemma", "granitemoehybrid")
 
 
-class CannotScale(Unusable):
-    """The positions of a policy cannot be extended. The message names its configuration."""
-
-
 class PolicyFilesMissing(NousCoderError):
     """A file of the policy is missing or cannot be read. The message names it."""
 
@@ -135,7 +131,7 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
 
     transformers 5 keeps it in rope_parameters, of some types one for each kind of layer; older configurations have
     rope_scaling. Layers with a window keep their frequencies: no distance in them grows. A model with other towers has
-    it in text_config. Raises PolicyFilesMissing and CannotScale.
+    it in text_config. Raises PolicyFilesMissing and Unusable.
     """
     config = read_json_object(folder / CONFIG_FILE, PolicyFilesMissing)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
@@ -144,7 +140,7 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
     kinds = [kind for kind, rope in ropes.items() if isinstance(rope, dict) and kind not in _WINDOWED]
     is_rotary = any(name.startswith(("rope_", "rotary_")) for name in text) and text.get("model_type") not in _OWN_ROPE
     if not is_rotary or (not kinds and _WINDOWED & ropes.keys()):
-        raise CannotScale(
+        raise Unusable(
             f"{folder / CONFIG_FILE}: YaRN cannot scale the positions of this {config.get('model_type')}: take its own"
             " context, or another model"
         )
@@ -156,11 +152,11 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
 
 
 def _scaled(folder: Path, rope: dict[str, Any], factor: float, original_tokens: int) -> dict[str, Any]:
-    """The rope parameters of a layer with YaRN. Raises CannotScale for ones that are scaled already."""
+    """The rope parameters of a layer with YaRN. Raises Unusable for ones that are scaled already."""
     how, before = rope.get("rope_type", rope.get("type", "default")), rope.get("original_max_position_embeddings")
     if how not in ("default", "mrope", "yarn") or (how == "yarn" and before not in (None, original_tokens)):
         of = f" from {before} positions" if before else ""
-        raise CannotScale(
+        raise Unusable(
             f"{folder / CONFIG_FILE} has rope scaling of type {how}{of} already, so YaRN from {original_tokens}"
             " positions would have other frequencies than those that the model was trained with: leave yarn out"
         )

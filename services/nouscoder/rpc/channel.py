@@ -135,11 +135,6 @@ class ServiceClient(Generic[Stub]):
         self._channels.append(open_channel(self._address, self._opened_with, self._run))
         self._stub = self._make_stub(self._channels[-1])
 
-    def _renew(self) -> None:
-        """Use another channel when the certificates were renewed. Calls of the one before end there."""
-        if self._credentials is not None and self._credentials.current() is not self._opened_with:
-            self._open()
-
     async def __aexit__(self, *error: object) -> None:
         for channel in self._channels:
             await channel.close()
@@ -152,7 +147,9 @@ class ServiceClient(Generic[Stub]):
             try:
                 return await call()
             except grpc.aio.AioRpcError as error:
-                self._renew()
+                # Calls of the channel before end there.
+                if self._credentials is not None and self._credentials.current() is not self._opened_with:
+                    self._open()
                 raise peer_error(self.name, error) from error
 
         try:

@@ -484,14 +484,12 @@ class PeriodicEvaluation:
         finally:
             self._begun.pop(own, None)
         when = "until the training has ended" if version in self._waiting() else "to a later version"
-        self._say_once(f"the evaluation of version {version} is put off {when}: {reason}")
-        return None
-
-    def _say_once(self, message: str) -> None:
-        """Say it unless it was the last that was said so: the learner may be away for many steps."""
+        # Said once: the learner may be away for many steps.
+        message = f"the evaluation of version {version} is put off {when}: {reason}"
         if message != self._last_said:
             self._last_said = message
             self._view.say(message)
+        return None
 
     async def _finish_run(self, reason: str) -> None:
         """End the run at the broker. The learner sees it when it asks for its next batch."""

@@ -272,7 +272,9 @@ class LearningSignal:
                 f"warning: refused: generation can make no rollout of {status.refused_problems} of"
                 f" {status.num_problems} problems, which are not asked again, such as: {status.refused_reason}"
             )
-        now = _counts(status)
+        in_flight = status.ledger.in_flight
+        kept = status.ledger.trained + in_flight.get(RolloutState.READY, 0) + in_flight.get(RolloutState.TRAINING, 0)
+        now = _Since(kept, status.ledger.filtered, status.rollouts_graded, status.rollouts_accepted)
         since = self._since
         if since is None or now.kept != since.kept:
             self._since, self._warn_at = now, 0
@@ -290,12 +292,6 @@ class LearningSignal:
             return None
         self._warn_at = 2 * filtered
         return f"warning: all_filtered: {sentence}"
-
-
-def _counts(status: RunStatus) -> _Since:
-    in_flight = status.ledger.in_flight
-    kept = status.ledger.trained + in_flight.get(RolloutState.READY, 0) + in_flight.get(RolloutState.TRAINING, 0)
-    return _Since(kept, status.ledger.filtered, status.rollouts_graded, status.rollouts_accepted)
 
 
 def _sentence(since: _Since, now: _Since, filtered: int) -> str:

@@ -53,7 +53,10 @@ def choose(
     Klear-Reasoner (arXiv 2508.07629, section on data quality) finds that wrong answers do harm for easy problems and
     help for hard ones. No example is longer than `settings.max_tokens` (0: any).
     """
-    rates = _pass_rates(candidates)
+    # The share of accepted answers among the graded ones of each problem.
+    graded: Counter[str] = Counter(one.problem for one in candidates if one.accepted is not None)
+    passed: Counter[str] = Counter(one.problem for one in candidates if one.accepted)
+    rates = {problem: passed[problem] / count for problem, count in graded.items()}
     dropped: Counter[Dropped] = Counter()
     of_problem: dict[str, list[int]] = {}
     seen: set[str] = set()
@@ -70,13 +73,6 @@ def choose(
         chosen += sorted(numbers, key=lambda number: _digest(f"{seed}/{candidates[number].key}"))[:limit]
         dropped[Dropped.OVER_LIMIT] += max(0, len(numbers) - limit)
     return sorted(chosen), +dropped
-
-
-def _pass_rates(candidates: Sequence[ExampleCandidate]) -> dict[str, float]:
-    """The share of accepted answers among the graded ones of each problem."""
-    graded: Counter[str] = Counter(one.problem for one in candidates if one.accepted is not None)
-    passed: Counter[str] = Counter(one.problem for one in candidates if one.accepted)
-    return {problem: passed[problem] / count for problem, count in graded.items()}
 
 
 def _fault(

@@ -61,7 +61,11 @@ def compile_layers(model: PreTrainedModel) -> None:
     """
     layers = _layers_of(model, "compile")
     if packs(model):
-        _leave_out_attention(model)
+        attention: Any = model.config._attn_implementation
+        uncompiled = f"{attention}_uncompiled"
+        functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
+        functions.register(uncompiled, torch.compiler.disable(functions[attention]))  # type: ignore[no-untyped-call]
+        model.set_attn_implementation(uncompiled)
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)
 
@@ -71,14 +75,6 @@ def _layers_of(model: PreTrainedModel, setting: str) -> nn.ModuleList:
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(f"learner.{setting} does not know the layers of {type(model).__name__}")
     return layers
-
-
-def _leave_out_attention(model: PreTrainedModel) -> None:
-    attention: Any = model.config._attn_implementation
-    uncompiled = f"{attention}_uncompiled"
-    functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
-    functions.register(uncompiled, torch.compiler.disable(functions[attention]))  # type: ignore[no-untyped-call]
-    model.set_attn_implementation(uncompiled)
 
 
 # Activation checkpointing.
@@ -235,12 +231,12 @@ class Computation:
             self._copy.refresh()
 
     def admit(self) -> None:
-        """Measure whether the passes are those of the model. All ranks must call it together. Raises NotAdmitted."""
+        """Measure whether the passes are those of the model. All ranks must call it together. Raises Unusable."""
         self.refresh()
         admit(self.scorer, self._dtype, self._ranks)
 
     def reference(self, load: Callable[[], PreTrainedModel]) -> Scorer:
-        """The loaded model, for log-probabilities only, with the same type, attention and ranks. Raises NotAdmitted."""
+        """The loaded model, for log-probabilities only, with the same type, attention and ranks. Raises Unusable."""
         # FSDP2 rounds the weights that it gathers.
         dtype = torch.float32 if self._ranks.is_group else self._dtype
         model = round_weights(load(), dtype, self.device)

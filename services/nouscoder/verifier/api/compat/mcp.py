@@ -197,16 +197,6 @@ _TOOLS = {
 }
 
 
-def _described(name: str, tool: _Tool) -> dict[str, Any]:
-    return {
-        "name": name,
-        "description": tool.about,
-        "inputSchema": tool.asked.model_json_schema(),
-        "outputSchema": tool.answer.model_json_schema(mode="serialization"),
-        "annotations": {"readOnlyHint": tool.reads_only, "destructiveHint": False, "openWorldHint": False},
-    }
-
-
 async def _called(services: Services, params: Mapping[str, Any], enter: Callable[[], None]) -> dict[str, Any]:
     """The result of tools/call. Raises _Refused for an unknown tool."""
     name = params.get("name")
@@ -353,7 +343,23 @@ async def _answered(services: Services, message: _Message, enter: Callable[[], N
         case "ping":
             result = {}
         case "tools/list":
-            result = {"tools": [_described(name, tool) for name, tool in _TOOLS.items()], **caching}
+            result = {
+                "tools": [
+                    {
+                        "name": name,
+                        "description": tool.about,
+                        "inputSchema": tool.asked.model_json_schema(),
+                        "outputSchema": tool.answer.model_json_schema(mode="serialization"),
+                        "annotations": {
+                            "readOnlyHint": tool.reads_only,
+                            "destructiveHint": False,
+                            "openWorldHint": False,
+                        },
+                    }
+                    for name, tool in _TOOLS.items()
+                ],
+                **caching,
+            }
         case "tools/call":
             result = await _called(services, message.params, enter)
         case other:
