@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import Body, first_fault
 from nouscoder.formats.json_values import json_value, json_weight
+from nouscoder.input_file import regular
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -61,7 +62,7 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
 
     try:
         with ExitStack() as stack:
-            file = sys.stdin.buffer if path == STDIN else stack.enter_context(path.open("rb", _BUFFER_BYTES))
+            file = sys.stdin.buffer if path == STDIN else stack.enter_context(regular(path).open("rb", _BUFFER_BYTES))
             head = cast("io.BufferedReader", file).peek(4)[:4]
             if head[:2] == b"\x1f\x8b":
                 file = cast("IO[bytes]", stack.enter_context(gzip.open(file)))
@@ -369,7 +370,7 @@ def packages_at(path: Path, marker: str) -> Iterator[tuple[str, PackageFiles]]:
     """
     if path.suffix == ".zip":
         try:
-            packed = zipfile.ZipFile(path)
+            packed = zipfile.ZipFile(regular(path))
         except (OSError, zipfile.BadZipFile, RuntimeError, ValueError) as error:
             raise FileRefused(f"it is not a zip archive: {error}") from None
         with packed:

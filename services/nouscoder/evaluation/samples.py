@@ -32,6 +32,7 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import NousCoderError, Unusable, first_error
 from nouscoder.evaluation.problems import EvaluatedProblem, Window, read_evaluated
 from nouscoder.grade_files.answers import Answerer, BadEntry, Entry, read_entries
+from nouscoder.input_file import regular
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.progress_bar import Advance
 from nouscoder.record_log import RecordLog, key_of
@@ -312,7 +313,7 @@ class ScoredProblem:
 
 def scored_problems(problems: Path, folder: Path) -> list[ScoredProblem]:
     """The problems of a file that have samples in an evaluation's folder. Raises NoScores and what reading raises."""
-    if not (folder / "verdicts.jsonl").is_file():
+    if not (regular(folder) / "verdicts.jsonl").is_file():
         raise NoScores(f"{folder} is not the folder of an evaluation: nouscoder eval makes one")
     with ExitStack() as stack:
         index = stack.enter_context(closing(open_index_of(problems)))

@@ -16,6 +16,7 @@ from typing import Any
 
 from nouscoder.config.base import HUB_ID
 from nouscoder.errors import Unusable
+from nouscoder.input_file import regular
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, stored_weights
 
 _STOP_FILES = ("generation_config.json", "config.json")
@@ -86,8 +87,8 @@ def engine_faults(folder: Path, engine: str, **how: str) -> list[str]:
 
 
 def config_faults(folder: Path) -> list[str]:
-    """What makes config.json unusable."""
-    file = folder / "config.json"
+    """What makes config.json unusable. Raises NoRegularFile for a pipe or a device beside it."""
+    file = regular(folder) / "config.json"
     if not file.is_file():
         return [f"{folder} has no config.json, so it is not a Hugging Face model folder"]
     return [] if _json_of(file).get("model_type") else [f"{file} is not a model's configuration: it has no model_type"]
@@ -135,7 +136,7 @@ def weights_faults(folder: Path) -> list[str]:
 def _json_of(file: Path) -> dict[str, Any]:
     """The file's JSON object; empty when there is none."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8-sig"))
+        value = json.loads(regular(file).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
