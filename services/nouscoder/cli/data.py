@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on, say
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
 from nouscoder.config import Config, load_config
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
@@ -121,7 +121,7 @@ def data_inspect(
         section = load_config(config_file, overrides or []).verifier
         here = section if section.sandbox.backend in ON_THIS_MACHINE else None
         text, code = inspect.inspect_file(file, as_json=as_json, here=here)
-    typer.echo(text)
+    say(text)
     raise typer.Exit(code)
 
 
@@ -155,7 +155,7 @@ def data_import(
 
     if name == "list":
         width = max(map(len, FORMATS)) + 2
-        typer.echo("\n".join(f"{known:<{width}}{form.about}" for known, form in FORMATS.items()))
+        say("\n".join(f"{known:<{width}}{form.about}" for known, form in FORMATS.items()))
         return
     options = options_given(
         prompt,
@@ -171,7 +171,7 @@ def data_import(
     )
     with goes_on(AGAIN):
         summary = import_files(name, [source_named(file) for file in files or []], out, tests, options)
-    typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
+    say(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 
 @data_app.command("export")
@@ -188,7 +188,7 @@ def data_export(
     if name != "harbor":
         raise NotForHarbor(f"there is no format {name!r} to export to (known formats: harbor)")
     summary = export_harbor(file, out, image)
-    typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
+    say(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 
 @data_app.command("filter")
@@ -222,9 +222,9 @@ def data_filter(
     grading = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
     known = read_recipe(recipe, folder)
     for summary in import_missing(known):
-        typer.echo(summary.text(), err=as_json)
+        say(summary.text(), err=as_json)
     selection = select(known, out, tests, grading)
-    typer.echo(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
+    say(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
 
 
 @data_app.command("synthesize")
@@ -258,7 +258,7 @@ def data_synthesize(
     verifier = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
     with goes_on(AGAIN):
         summary = synthesize(seeds, out, settings, verifier)
-    typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
+    say(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 
 @data_app.command("stats")
@@ -276,7 +276,7 @@ def data_stats(
     as a file of pass rates for broker.curriculum.pass_rates of a later run and for the filters of `data filter`.
     """
     config = load_config(config_file, [*(overrides or []), f"run.name={run}", *broker_at(address)])
-    typer.echo(asyncio.run(stats_text(config, live=bool(address), limit=limit, as_json=as_json)))
+    say(asyncio.run(stats_text(config, live=bool(address), limit=limit, as_json=as_json)))
 
 
 @data_app.command("schema")
@@ -284,4 +284,4 @@ def data_schema() -> None:
     """Print the JSON Schema of a problem file's lines, with an example for each type of tests."""
     from nouscoder.data.problems import problem_schema
 
-    typer.echo(json.dumps(problem_schema(), indent=1))
+    say(json.dumps(problem_schema(), indent=1))

@@ -14,7 +14,7 @@ from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, Opened, RunBy
 from nouscoder.config import Config, load_config
 from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.domain.submission import Profile
-from nouscoder.errors import WrongUse
+from nouscoder.errors import WrongUse, for_terminal
 
 eval_app = typer.Typer(
     cls=RunByDefault,
@@ -88,7 +88,7 @@ def eval_run(
     asked, lines = _asked(config, checkpoint.folder if checkpoint else None, prompt, folder)
     checkpoint = checkpoint and replace(checkpoint, date=asked.date)
     for line in () if samples else lines:
-        typer.echo(line, err=True)
+        typer.echo(for_terminal(line), err=True)
     settings = SamplingSettings(
         model, num_samples, temperature, top_p, max_tokens, seed, asked, json_fields("--extra", extra), prefill
     )
@@ -98,7 +98,7 @@ def eval_run(
     )
     with goes_on(AGAIN):
         record = evaluate(request, config)
-    typer.echo(json.dumps(record) if as_json else summary_text(record, folder))
+    typer.echo(for_terminal(json.dumps(record) if as_json else summary_text(record, folder)))
 
 
 @eval_app.command("compare")
@@ -112,7 +112,7 @@ def eval_compare(
     from nouscoder.evaluation.outcomes import compare
 
     found = compare(a, b, profile)
-    typer.echo(json.dumps(found.record()) if as_json else found.text())
+    typer.echo(for_terminal(json.dumps(found.record()) if as_json else found.text()))
 
 
 def _folder(model: str, samples: Path | None) -> Path:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.cli.options import ConfigOption, JsonOption, SetOption, say
 from nouscoder.config import Config, load_config
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
@@ -158,7 +158,7 @@ def asks_broker(ask: Callable[..., Answer]) -> Callable[..., None]:
         **own: Any,
     ) -> None:
         config = load_config(config_file, [*(overrides or []), *broker_at(address)])
-        typer.echo(asyncio.run(ask(config, **own, as_json=as_json)))
+        say(asyncio.run(ask(config, **own, as_json=as_json)))
 
     _, *own, _ = signature(ask, eval_str=True).parameters.values()
     *common, _ = signature(command, eval_str=True).parameters.values()
@@ -225,5 +225,5 @@ def doctor(
         from nouscoder.doctor.host import run_doctor
 
         text, code = run_doctor(as_json=as_json)
-    typer.echo(text)
+    say(text)
     raise typer.Exit(code)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validato
 from pydantic.fields import FieldInfo
 
 from nouscoder.errors import Unusable
-from nouscoder.input_file import NoRegularFile, regular
+from nouscoder.input_file import regular
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -184,10 +184,7 @@ def _placed(value: Any, folder: Path, key: Key) -> Any:
         return value
     placed = (folder / value).resolve()
     if placed.exists() and key.place is not PathKind.OUTPUT:
-        try:
-            regular(placed)
-        except NoRegularFile as error:
-            raise ConfigError(f"{key.name}: {error}") from None
+        regular(placed)
     if Path(value).is_absolute():
         return value
     return value if not placed.exists() and _may_be_elsewhere(value, key) else str(placed)

@@ -313,11 +313,11 @@ class ScoredProblem:
 
 def scored_problems(problems: Path, folder: Path) -> list[ScoredProblem]:
     """The problems of a file that have samples in an evaluation's folder. Raises NoScores and what reading raises."""
-    if not (regular(folder) / "verdicts.jsonl").is_file():
+    if not (folder / "verdicts.jsonl").is_file():
         raise NoScores(f"{folder} is not the folder of an evaluation: nouscoder eval makes one")
     with ExitStack() as stack:
         index = stack.enter_context(closing(open_index_of(problems)))
-        samples = stack.enter_context(RecordLog(folder / "samples.jsonl", "finish_reason"))
+        samples = stack.enter_context(RecordLog(regular(folder) / "samples.jsonl", "finish_reason"))
         verdicts = stack.enter_context(RecordLog(folder / "verdicts.jsonl", "verdict", "passed", "total"))
         known = {one.problem_id: one for one in read_evaluated(problems, index, Window())}
         thorough = {one.problem_id: one for one in read_evaluated(problems, index, Window(), all_tests=True)}
