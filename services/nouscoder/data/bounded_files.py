@@ -348,6 +348,8 @@ class _Zipped(PackageFiles):
             if info.is_dir():
                 continue
             name = info.filename.removeprefix(self._prefix)
+            if name.startswith("/") or ".." in name.split("/"):
+                raise FileRefused(f"{name} is a path out of the package")
             if info.flag_bits & 1:
                 raise FileRefused(f"{name} is encrypted")
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
