@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def regular(file: Path, *, often: bool = False) -> Path:
     if kind and not is_open and not file.samefile(os.devnull):
         raise NoRegularFile(errno.EINVAL, f"it is {kind}, not a regular file", str(file))
     return file
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """The object in `file`; empty when there is none that can be read."""
+    with suppress(OSError, ValueError):
+        value = json.loads(regular(file).read_text(encoding="utf-8-sig"))
+        return value if isinstance(value, dict) else {}
+    return {}
 
 
 def read_json_object(file: Path, unreadable: Callable[[str], Exception]) -> dict[str, Any]:
