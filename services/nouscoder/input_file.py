@@ -35,8 +35,7 @@ def regular(file: Path, *, often: bool = False) -> Path:
         if each.exists() and not each.is_dir():
             regular(each)
     kind = _KINDS.get(stat.S_IFMT(file.stat().st_mode))
-    is_open = os.path.realpath(file).startswith("/proc/") and not often
-    if kind and not is_open and not file.samefile(os.devnull):
+    if kind and not file.samefile(os.devnull) and (often or not os.path.realpath(file).startswith("/proc/")):
         raise NoRegularFile(errno.EINVAL, f"it is {kind}, not a regular file", str(file))
     return file
 
