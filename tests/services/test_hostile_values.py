@@ -113,12 +113,14 @@ async def test_no_header_query_or_value_makes_an_internal_error(tmp_path: Path) 
             (each, getattr(one, "path", "")) for one in app.routes for each in getattr(one, "methods", None) or ()
         }
         for number, (method, path) in enumerate(sorted(routes)):
-            named = [re.sub(r"\{[^}]*\}", name, path) for name in ("p1", HUGE)]
+            if path == "/openapi.json":  # it is large, and made anew each time
+                continue
+            places = [re.sub(r"\{[^}]*\}", name, path) for name in ("p1", HUGE)]
             content = json.dumps(SENT.get(path, {})) if method == "POST" else None
             for query in QUERIES:
-                await send(method, f"{named[1]}?{query}", content=content)
+                await send(method, f"{places[1]}?{query}", content=content)
             for name in NAMES:
                 for header in HEADERS[number % 4 :: 4]:  # each with each name, of some route
-                    await send(method, named[0], content=content, headers={name: header.encode("latin-1")})
+                    await send(method, places[0], content=content, headers={name: header.encode("latin-1")})
     assert not wrong, wrong[:20]
     assert len(routes) > 20
