@@ -73,9 +73,14 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     return f": did you mean {found[0]}?" if found else ""
 
 
+def for_terminal(text: object) -> str:
+    """The text with a question mark for each character that controls a terminal, or turns or hides text."""
+    return "".join(one if one.isprintable() or one in "\n\t\xa0\u200d\u3000" else "?" for one in str(text))
+
+
 def one_line(text: str) -> str:
-    """The text without line breaks and terminal control characters."""
-    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+    """The same in one line."""
+    return for_terminal(" ".join(text.split()))
 
 
 # Secrets in texts that people and other programs read: logs, messages, pages.

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from nouscoder.errors import one_line, without_secrets
+from nouscoder.errors import for_terminal, one_line, without_secrets
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -50,7 +50,7 @@ class Sentences(logging.Formatter):
         parts = [f"{record.getMessage()} ({fields})" if fields else record.getMessage(), str(reason)]
         line = f"{record.levelname.lower()}: {one_line(': '.join(filter(None, parts)))}"
         if record.exc_info:
-            line += f"\n{self.formatException(record.exc_info)}"
+            line += f"\n{for_terminal(self.formatException(record.exc_info))}"
         return without_secrets(line)
 
 

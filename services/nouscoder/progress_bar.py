@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from nouscoder.errors import one_line
 
 
 class Advance(Protocol):
@@ -30,7 +33,7 @@ def progress_bar(name: str, total: float | None) -> Iterator[Advance]:
         shown = bar.add_task(name, total=total)
 
         def advance(more: float, note: str = "") -> None:
-            bar.update(shown, advance=more, description=f"{name} {note}".rstrip())
+            bar.update(shown, advance=more, description=escape(one_line(f"{name} {note}")))
 
         yield advance
 

@@ -8,12 +8,12 @@ INVARIANT: of each policy version there is one evaluation. A file that is damage
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import numbered
+from nouscoder.input_file import json_object
 
 BEFORE, AFTER = "evaluation_before.json", "evaluation_after.json"
 DURING = "evaluations"
@@ -53,11 +53,8 @@ class RecordedEvaluations:
 
 
 def _figures(file: Path) -> Figures | None:
-    try:
-        record = json.loads(file.read_text(encoding="utf8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("policy_version"), int):
+    record = json_object(file)
+    if not isinstance(record.get("policy_version"), int):
         return None
     if not isinstance(record.get("pass_at_1"), (int, float)):
         return None

@@ -83,14 +83,39 @@ def test_an_unknown_language_is_refused_with_the_list_of_installed_ones() -> Non
         ("java", "Java 21;Java8;Java (OpenJDK 13.0.1)"),
         ("c", "C11;GNU C11;C (GCC 9.2.0)"),
         ("javascript", "Node.js;Node.js 20;nodejs;JavaScript (Node.js 12)"),
-        ("csharp", "C# 10;c#;Mono"),
+        ("csharp", "C# 7;c#;Mono;C# (Mono 6.12)"),
         ("lua", "lua5.4;Lua 5.3"),
         ("perl", "Perl 5.20"),
-        ("rust", "Rust 2021"),
+        ("rust", "Rust 2021;Rust 1.75.0 (1.75.0)"),
     ],
 )
 def test_names_of_judges_and_data_sets_are_understood(name: str, given: str) -> None:
     assert {language_name(one) for one in given.split(";")} == {name}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(
+            "cpp23",
+            "C++23",
+            "c++ 23",
+            "GNU C++23 (64)",
+            "C++ 23 (GCC 12.2)",
+            "g++23",
+            "c++26",
+            "c++2b",
+            "cc23",
+            "cxx26",
+        ),
+        *("c23", "C23 (GCC 14.1.0)", "gnu c23", "rust2024", "Rust 2024", "rs-2024", "Rust (2024)", "C# 8.0", "C#12"),
+        *("csharp13", "c# 10"),
+    ],
+)
+def test_a_newer_standard_is_no_language_here_but_a_tag_of_the_same(given: str) -> None:
+    assert language_name(given) == given
+    name = language_name(given, newer=True)
+    assert name in ("cpp", "c", "rust", "csharp") or given == "c++2b"
 
 
 @pytest.mark.parametrize(

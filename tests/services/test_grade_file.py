@@ -294,12 +294,12 @@ def test_an_output_of_another_input_is_not_resumed(tmp_path: Path, config: Confi
 
 def test_each_verdict_is_on_the_disk_before_the_next_line_is_read(tmp_path: Path, config: Config) -> None:
     """The input is a pipe whose second line is written only after the first verdict was seen."""
-    pipe, out = tmp_path / "pipe", tmp_path / "out"
-    os.mkfifo(pipe)
+    out = tmp_path / "out"
+    given, written = os.pipe()
     seen: list[int] = []
 
     def feed() -> None:
-        with pipe.open("w") as file:
+        with os.fdopen(written, "w") as file:
             for number in (1, 2):
                 file.write(line("a", "a") + "\n")
                 file.flush()
@@ -309,8 +309,9 @@ def test_each_verdict_is_on_the_disk_before_the_next_line_is_read(tmp_path: Path
 
     feeder = threading.Thread(target=feed, daemon=True)
     feeder.start()
-    assert grade_file(pipe, config, out) == 0
+    assert grade_file(Path(f"/dev/fd/{given}"), config, out) == 0  # as <(command) names it
     feeder.join(60)
+    os.close(given)
     assert seen == [1, 2]
 
 

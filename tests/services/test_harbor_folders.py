@@ -142,6 +142,18 @@ def test_a_policy_is_asked_for_a_script(item: ReferencedProblem) -> None:
 
 REFUSED = {
     "several steps": {"task.toml": 'schema_version = "1.4"\n[[steps]]\nname = "one"\n'},
+    "/app/../tests": {"task.toml": TASK + '[environment]\nworkdir = "/app/../tests"\n'},
+    "/app/..": {"environment/Dockerfile": DOCKERFILE.replace("WORKDIR /app", "WORKDIR /app/..")},
+    "copies ../solution/double.py, which is not in its folder": {
+        "environment/Dockerfile": f"{DOCKERFILE}COPY ../solution/double.py /app/x.py\n"
+    },
+    "copies a/../../tests, which is not in its folder": {
+        "environment/Dockerfile": f"{DOCKERFILE}COPY a/../../tests /app/x\n"
+    },
+    "copies to /etc": {"environment/Dockerfile": f"{DOCKERFILE}COPY given.txt ../etc/\n"},
+    "/app/../logs/artifacts": {"task.toml": 'artifacts = ["/app/../logs/artifacts"]\n' + TASK},
+    "the artifact ../app/x is not in": {"task.toml": 'artifacts = [{source = "../app/x"}]\n' + TASK},
+    "artifact /etc/passwd": {"task.toml": 'artifacts = ["/etc/passwd"]\n' + TASK},
     "docker_image": {"task.toml": TASK + '[environment]\ndocker_image = "example/image"\n'},
     "mcp_servers": {"task.toml": TASK + '[[environment.mcp_servers]]\nname = "m"\nurl = "http://m"\n'},
     "gpus": {"task.toml": TASK + "[environment]\ngpus = 1\n"},

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -58,7 +57,10 @@ async def test_the_answer_has_what_a_candidate_sees(grader: Grader) -> None:
     assert set(answer["languages"]) == set(installed())
     assert answer["languages"]["python"]["version"] == f"CPython {platform.python_version()}"
     assert answer["languages"]["cpp"]["version"].startswith("g++")
-    if shutil.which("javac"):
+    assert {"-O2", "-std=gnu++20", "-DONLINE_JUDGE"} <= set(answer["languages"]["cpp"]["flags"])
+    if "rust" in answer["languages"]:
+        assert answer["languages"]["rust"]["flags"] == ["-O", "--edition=2021"]
+    if "java" in answer["languages"]:
         assert answer["languages"]["java"]["version"].startswith("javac ")
     assert answer["libraries"] == {"sortedcontainers": _version("sortedcontainers")}
     for language, library, file in JUDGE_SET:

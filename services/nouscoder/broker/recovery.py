@@ -29,7 +29,7 @@ from nouscoder.broker.errors import BrokerUnavailable, Refused
 from nouscoder.broker.store import Store, Value
 from nouscoder.config import Config
 from nouscoder.domain.learner_state import Restored, RunIdentity, TrainedState
-from nouscoder.json_file import read_json_object
+from nouscoder.input_file import read_json_object
 from nouscoder.rpc.pairs import MANIFEST
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import typer
 from nouscoder import __version__
 from nouscoder.atomic_files import storage_fault
 from nouscoder.cli import evaluate, grade, operate, recipes, run, runs, serve, sft, status
-from nouscoder.errors import ExitCode, NousCoderError, first_error, without_secrets
+from nouscoder.errors import ExitCode, NousCoderError, first_error, for_terminal, without_secrets
 from nouscoder.extras import as_missing_extra
 from nouscoder.logs import show_logs_to_a_person
 from nouscoder.private_folder import NoFolder, writable_cache
@@ -108,9 +108,9 @@ def main() -> None:
         except OSError:  # what could not be written is not tried again at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(fault, NousCoderError):
-            traceback.print_exception(error)
+            print(for_terminal("".join(traceback.format_exception(error))), end="", file=sys.stderr)  # noqa: T201
             sys.exit(ExitCode.FAILED)
-        print(f"nouscoder: {without_secrets(str(fault))}", file=sys.stderr)  # noqa: T201
+        print(f"nouscoder: {for_terminal(without_secrets(str(fault)))}", file=sys.stderr)  # noqa: T201
         sys.exit(fault.exit_code)
 
 

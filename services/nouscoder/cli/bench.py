@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import JsonOption, SetOption, only_with
+from nouscoder.cli.options import JsonOption, SetOption, only_with, say
 from nouscoder.config import load_config
 from nouscoder.errors import ExitCode
 
@@ -22,7 +22,7 @@ def _show(result: Any, as_text: Callable[[Any], str], as_json: bool) -> None:
     """Print a result for scripts or for people."""
     from nouscoder.bench.measuring import as_record
 
-    typer.echo(json.dumps(as_record(result), indent=1) if as_json else as_text(result))
+    say(json.dumps(as_record(result), indent=1) if as_json else as_text(result))
 
 
 class PairOfPeer(typer.core.TyperCommand):
@@ -148,6 +148,6 @@ def bench_chaos(
     """Make the services and the Redis of a run fail in every known way. Exit code 0 if the run holds."""
     from nouscoder.bench import chaos
 
-    result = asyncio.run(chaos.bench_chaos(minutes, seed, lambda line: typer.echo(line, err=True)))
+    result = asyncio.run(chaos.bench_chaos(minutes, seed, lambda line: say(line, err=True)))
     _show(result, chaos.as_text, as_json)
     raise typer.Exit(ExitCode.NO if result.complaints else ExitCode.OK)

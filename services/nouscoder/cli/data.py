@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on, only_with
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on, only_with, say
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
 from nouscoder.config import Config, load_config
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
@@ -119,7 +119,7 @@ def data_inspect(
         section = load_config(config_file, overrides or []).verifier
         here = section if section.sandbox.backend in ON_THIS_MACHINE else None
         text, code = inspect.inspect_file(file, as_json=as_json, here=here)
-    typer.echo(text)
+    say(text)
     raise typer.Exit(code)
 
 
@@ -153,7 +153,7 @@ def data_import(
 
     if name == "list":
         width = max(map(len, FORMATS)) + 2
-        typer.echo("\n".join(f"{known:<{width}}{form.about}" for known, form in FORMATS.items()))
+        say("\n".join(f"{known:<{width}}{form.about}" for known, form in FORMATS.items()))
         return
     only_with("--out FILE.parquet: JSON lines hold the tests", out.suffix == ".parquet", "--tests")
     options = options_given(
@@ -170,7 +170,7 @@ def data_import(
     )
     with goes_on(AGAIN):
         summary = import_files(name, [source_named(file) for file in files or []], out, tests, options)
-    typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
+    say(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 
 @data_app.command("export")
@@ -187,7 +187,7 @@ def data_export(
     if name != "harbor":
         raise NotForHarbor(f"there is no format {name!r} to export to (known formats: harbor)")
     summary = export_harbor(file, out, image)
-    typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
+    say(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 
 @data_app.command("filter")
@@ -222,9 +222,9 @@ def data_filter(
     grading = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
     known = read_recipe(recipe, folder)
     for summary in import_missing(known):
-        typer.echo(summary.text(), err=as_json)
+        say(summary.text(), err=as_json)
     selection = select(known, out, tests, grading)
-    typer.echo(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
+    say(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
 
 
 @data_app.command("synthesize")
@@ -259,7 +259,7 @@ def data_synthesize(
     verifier = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
     with goes_on(AGAIN):
         summary = synthesize(seeds, out, settings, verifier)
-    typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
+    say(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 
 @data_app.command("stats")
@@ -280,10 +280,10 @@ def data_stats(
         only_with("the name of a run", False, "--broker", "--limit", "--config", "--set")
         from nouscoder.data.inspect import describe
 
-        typer.echo(describe(Path(run), as_json=as_json))
+        say(describe(Path(run), as_json=as_json))
         return
     config = load_config(config_file, [*(overrides or []), f"run.name={run}", *broker_at(address)])
-    typer.echo(asyncio.run(stats_text(config, live=bool(address), limit=limit, as_json=as_json)))
+    say(asyncio.run(stats_text(config, live=bool(address), limit=limit, as_json=as_json)))
 
 
 @data_app.command("schema")
@@ -291,4 +291,4 @@ def data_schema() -> None:
     """Print the JSON Schema of a problem file's lines, with an example for each type of tests."""
     from nouscoder.data.problems import problem_schema
 
-    typer.echo(json.dumps(problem_schema(), indent=1))
+    say(json.dumps(problem_schema(), indent=1))

@@ -24,7 +24,7 @@ from nouscoder.cli.options import (
 from nouscoder.config import Config, load_config
 from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.domain.submission import Profile
-from nouscoder.errors import WrongUse
+from nouscoder.errors import WrongUse, for_terminal
 
 eval_app = typer.Typer(
     cls=RunByDefault,
@@ -102,7 +102,7 @@ def eval_run(
     asked, lines = _asked(config, checkpoint.folder if checkpoint else None, prompt, folder)
     checkpoint = checkpoint and replace(checkpoint, date=asked.date)
     for line in () if samples else lines:
-        typer.echo(line, err=True)
+        typer.echo(for_terminal(line), err=True)
     settings = SamplingSettings(
         model, num_samples, temperature, top_p, max_tokens, seed, asked, json_fields("--extra", extra), prefill
     )
@@ -112,7 +112,7 @@ def eval_run(
     )
     with goes_on(AGAIN):
         record = evaluate(request, config)
-    typer.echo(json.dumps(record) if as_json else summary_text(record, folder))
+    typer.echo(for_terminal(json.dumps(record) if as_json else summary_text(record, folder)))
 
 
 @eval_app.command("compare")
@@ -126,7 +126,7 @@ def eval_compare(
     from nouscoder.evaluation.outcomes import compare
 
     found = compare(a, b, profile)
-    typer.echo(json.dumps(found.record()) if as_json else found.text())
+    typer.echo(for_terminal(json.dumps(found.record()) if as_json else found.text()))
 
 
 def _checkpoint(policy: str, yarn_factor: float, yarn_original: int) -> Any:

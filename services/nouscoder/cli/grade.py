@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, Opened, SetOption, goes_on, only_with
+from nouscoder.cli.options import ConfigOption, JsonOption, Opened, SetOption, goes_on, only_with, say
 from nouscoder.config import load_config
 
 
@@ -38,7 +38,7 @@ def grade(
     with goes_on("--resume keeps the verdicts that --out has" if out else "with --out FILE it can go on"):
         summary, code = grade_file(request, load_config(config_file, overrides or []))
     text = json.dumps(summary.record()) if as_json else summary.text()
-    typer.echo(text, err=out is None)
+    say(text, err=out is None)
     raise typer.Exit(code)
 
 
@@ -51,8 +51,8 @@ def tokens_new(name: Annotated[str, typer.Argument(help="the client's name")]) -
     from nouscoder.http_server.api_keys import new_api_key
 
     secret, line = new_api_key(name)
-    typer.echo(line)  # first: a token whose line found no room is of no use
-    typer.echo(f"token for {name}, shown only now: {secret}", err=True)
+    say(line)  # first: a token whose line found no room is of no use
+    say(f"token for {name}, shown only now: {secret}", err=True)
 
 
 def prepare() -> None:
@@ -61,7 +61,7 @@ def prepare() -> None:
     from nouscoder.verifier.toolchains.languages import find_installed, registry
     from nouscoder.verifier.toolchains.toolchain_cache import prepare as prepare_language
 
-    typer.echo(f"init: {init_library_path()}")
+    say(f"init: {init_library_path()}")
     for language in find_installed(registry()).values():
         if language.prepare is not None:
-            typer.echo(f"{language.name}: {prepare_language(language)}")
+            say(f"{language.name}: {prepare_language(language)}")

@@ -12,7 +12,7 @@ import typer
 import typer.main
 
 from nouscoder.domain.reasoning import CLOSING, opened_by
-from nouscoder.errors import WrongUse
+from nouscoder.errors import WrongUse, for_terminal
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="configuration, TOML or JSON; default: all defaults")
@@ -31,6 +31,11 @@ def _prefill(given: str) -> str:
 Opened = Annotated[
     str, typer.Option(callback=_prefill, help="tag with which the chat template opens reasoning, such as '<think>'")
 ]
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """Print the text to stdout, or to stderr, without characters that control a terminal."""
+    typer.echo(for_terminal(text), err=err)
 
 
 class RunByDefault(typer.core.TyperGroup):

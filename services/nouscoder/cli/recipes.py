@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import JsonOption, SetOption
+from nouscoder.cli.options import JsonOption, SetOption, say
 from nouscoder.config import Config, StageSection, load_config
 
 recipes_app = typer.Typer(invoke_without_command=True, help="Published recipes.")
@@ -28,13 +28,13 @@ def recipes(context: typer.Context, as_json: JsonOption = False) -> None:
         if config.recipe.source:
             records.append({"name": name, **_described(config)})
     if as_json:
-        typer.echo(json.dumps(records, indent=1))
+        say(json.dumps(records, indent=1))
         return
     width = max(len(record["name"]) for record in records)
     models = max(len(record["base_model"]) for record in records)
     for record in records:
         stages = " > ".join(record["stages"]) or "one run"
-        typer.echo(f"{record['name']:<{width}}  {record['base_model'] or '-':<{models}}  {stages}")
+        say(f"{record['name']:<{width}}  {record['base_model'] or '-':<{models}}  {stages}")
 
 
 @recipes_app.command("show")
@@ -48,7 +48,7 @@ def recipes_show(
     With --set it also says what that changes, as `train` takes it.
     """
     record = recipe_record(name, overrides or [])
-    typer.echo(json.dumps(record, indent=1) if as_json else recipe_text(record))
+    say(json.dumps(record, indent=1) if as_json else recipe_text(record))
 
 
 def recipe_record(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -194,4 +194,4 @@ def plan_show(
     overrides: SetOption = None,
 ) -> None:
     """Print each stage: what it begins with, what it changes, when it ends, and what came of it so far."""
-    typer.echo(plan_text(load_config(config_file, overrides or []), as_json=as_json))
+    say(plan_text(load_config(config_file, overrides or []), as_json=as_json))

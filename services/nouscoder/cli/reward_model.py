@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import JsonOption, only_with
+from nouscoder.cli.options import JsonOption, only_with, say
 from nouscoder.config.devices import device_fault
 from nouscoder.errors import Unusable
 
@@ -38,7 +38,7 @@ def reward_model_pairs(
     from nouscoder.reward_model.pairs import PairRule, write_pairs
 
     rule = PairRule(margin, chosen_above, rejected_above)
-    typer.echo(write_pairs(scored_problems(problems, evaluation), rule, at_most, seed, out).text(out))
+    say(write_pairs(scored_problems(problems, evaluation), rule, at_most, seed, out).text(out))
 
 
 @reward_model_app.command("train")
@@ -74,7 +74,7 @@ def reward_model_train(
         device=device,
     )
     trained = train_reward_model(policy, read_pairs(pairs), out, settings)
-    typer.echo(json.dumps(asdict(trained)) if as_json else trained.text(out))
+    say(json.dumps(asdict(trained)) if as_json else trained.text(out))
 
 
 def _check_device(device: str) -> None:
@@ -107,4 +107,4 @@ def reward_model_eval(
         pairs=pairs,
         styles=rm_bench,
     )
-    typer.echo(json.dumps(record) if as_json else text)
+    say(json.dumps(record) if as_json else text)

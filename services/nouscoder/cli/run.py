@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import SetOption, only_with
+from nouscoder.cli.options import SetOption, only_with, say
 from nouscoder.config import load_config
 from nouscoder.run.supervisor import wait_passively
 
@@ -105,7 +105,7 @@ def train(
         values = [f'run.name="{recipe}"', *load_config(config_file).recipe.inputs(), *values]
     config, given = load_config(config_file, values, folder), read_given(config_file, values, folder)
     for line in moved_keys(given):
-        typer.echo(line, err=True)
+        say(line, err=True)
     if deployment(config).json_logs:
         configure_logs("train")
     if smoke64:
@@ -143,8 +143,8 @@ def init(
     values = starter(policy, problem_file, out.stem, context_tokens(folder), engine.value, prompt)
     write_starter(out, with_overrides(values, overrides or []))
     if not folder.exists() and is_hub_id(policy):
-        typer.echo(f"{policy} is no folder here: the run fetches it from a hub, and checks it then")
-    typer.echo(f"{out} is written; begin the run with: nouscoder train {out}")
+        say(f"{policy} is no folder here: the run fetches it from a hub, and checks it then")
+    say(f"{out} is written; begin the run with: nouscoder train {out}")
 
 
 class Part(StrEnum):
@@ -198,4 +198,4 @@ def model_import(
     from nouscoder.policy_folder.gguf import import_gguf
 
     num_weights = import_gguf(file.absolute(), out, dtype.value)
-    typer.echo(f"{out} is written: {num_weights:,} weights; begin a run with: nouscoder init {out} PROBLEMS.jsonl")
+    say(f"{out} is written: {num_weights:,} weights; begin a run with: nouscoder init {out} PROBLEMS.jsonl")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption
+from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption, say
 from nouscoder.config import load_config
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def runs_list(config_file: ConfigOption = None, overrides: SetOption = None, as_
     runs = asyncio.run(list_runs(load_config(config_file, overrides or [])))
     records = [asdict(run) | {"belongs_together": run.belongs_together} for run in runs]
     lines = "\n".join(map(_line, runs)) or "there are no runs"
-    typer.echo(json.dumps(records, indent=1) if as_json else lines)
+    say(json.dumps(records, indent=1) if as_json else lines)
 
 
 def export(
@@ -60,7 +60,7 @@ def export(
     from nouscoder.run.export import export as export_version
 
     number = export_version(run, to, version, adapter=adapter)
-    typer.echo(f"version {number} of {run} is in {to}")
+    say(f"version {number} of {run} is in {to}")
 
 
 @runs_app.command("rm")
@@ -79,7 +79,7 @@ def runs_rm(
         typer.confirm(f"Remove run {name}, its folder {config.run.folder} and its state in Redis?", abort=True)
     removed = asyncio.run(remove_run(config))
     lines = "\n".join(f"removed {what}" for what in removed)
-    typer.echo(json.dumps({"removed": removed}, indent=1) if as_json else lines)
+    say(json.dumps({"removed": removed}, indent=1) if as_json else lines)
 
 
 report_app = typer.Typer(
@@ -102,7 +102,7 @@ def report_run(
     report, left = write_report(run_folder(run)), read_untrained(run)
     lines = "\n".join([*(left.lines(run) if left else ()), f"the report is in {report}"])
     record = {"report": str(report), "untrained": asdict(left) if left else None}
-    typer.echo(json.dumps(record, indent=1) if as_json else lines)
+    say(json.dumps(record, indent=1) if as_json else lines)
 
 
 @report_app.command("compare")
@@ -113,7 +113,7 @@ def report_compare(
     """Write one page with the curves of several runs: reward, evaluations, lengths, pass@k, entropy."""
     from nouscoder.report.compare import write_comparison
 
-    typer.echo(f"the comparison is in {write_comparison(to, runs)}")
+    say(f"the comparison is in {write_comparison(to, runs)}")
 
 
 objectives_app = typer.Typer(no_args_is_help=True, help="Training objectives on recorded batches.")
@@ -140,4 +140,4 @@ def objectives_compare(
     if html is not None:
         run = batch.resolve().parents[1].name
         write_objectives_page(html, f"batch {batch.stem} of {run}", [asdict(item) for item in comparisons])
-    typer.echo(compare.as_json(comparisons) if as_json else compare.as_table(comparisons))
+    say(compare.as_json(comparisons) if as_json else compare.as_table(comparisons))

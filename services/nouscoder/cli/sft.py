@@ -21,6 +21,7 @@ from nouscoder.cli.options import (
     only_with,
 )
 from nouscoder.config import load_config
+from nouscoder.errors import for_terminal
 
 sft_app = typer.Typer(
     cls=RunByDefault,
@@ -70,10 +71,13 @@ def sft_run(
     from nouscoder.sft.run import fine_tune
 
     summary = fine_tune(
-        config, resume=resume, given=read_given(config_file, values), say=lambda line: typer.echo(line, err=True)
+        config,
+        resume=resume,
+        given=read_given(config_file, values),
+        say=lambda line: typer.echo(for_terminal(line), err=True),
     )
     if summary is not None:
-        typer.echo(json.dumps(summary) if as_json else _text(summary))
+        typer.echo(for_terminal(json.dumps(summary) if as_json else _text(summary)))
 
 
 @sft_app.command("sample")
@@ -121,7 +125,7 @@ def sft_sample(
     )
     with goes_on(AGAIN):
         found = sample_teacher(request, config)
-    typer.echo(json.dumps({**asdict(found), "file": str(found.file)}) if as_json else found.text())
+    typer.echo(for_terminal(json.dumps({**asdict(found), "file": str(found.file)}) if as_json else found.text()))
 
 
 @sft_app.command("import")
@@ -139,7 +143,7 @@ def sft_import(
     from nouscoder.sft.open_code_reasoning import import_examples
 
     found = import_examples(files, out, questions or [])
-    typer.echo(json.dumps(asdict(found)) if as_json else found.text())
+    typer.echo(for_terminal(json.dumps(asdict(found)) if as_json else found.text()))
 
 
 def _text(summary: dict[str, Any]) -> str:

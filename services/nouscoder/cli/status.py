@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, SetOption, only_with
+from nouscoder.cli.options import ConfigOption, JsonOption, SetOption, only_with, say
 from nouscoder.config import Config, load_config
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError, WrongUse
@@ -182,7 +182,7 @@ def asks_broker(ask: Callable[..., Answer]) -> Callable[..., None]:
     ) -> None:
         config_file = config_file if config_file or overrides or address else _newest_here(ask.__name__)
         config = load_config(config_file, [*(overrides or []), *broker_at(address)])
-        typer.echo(asyncio.run(ask(config, **own, as_json=as_json)))
+        say(asyncio.run(ask(config, **own, as_json=as_json)))
 
     _, *own, _ = signature(ask, eval_str=True).parameters.values()
     *common, _ = signature(command, eval_str=True).parameters.values()
@@ -248,5 +248,5 @@ def doctor(
         from nouscoder.doctor.host import run_doctor
 
         text, code = run_doctor(as_json=as_json)
-    typer.echo(text)
+    say(text)
     raise typer.Exit(code)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validato
 from pydantic.fields import FieldInfo
 
 from nouscoder.errors import Unusable
+from nouscoder.input_file import regular
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -179,9 +180,13 @@ def place_paths(tree: dict[str, Any], model: type[BaseModel], folder: Path) -> N
 def _placed(value: Any, folder: Path, key: Key) -> Any:
     if isinstance(value, list):
         return [_placed(each, folder, key) for each in value]
-    if not isinstance(value, str) or not value or "://" in value or Path(value).is_absolute():
+    if not isinstance(value, str) or not value or "://" in value:
         return value
     placed = (folder / value).resolve()
+    if placed.exists() and key.place is not PathKind.OUTPUT:
+        regular(placed)
+    if Path(value).is_absolute():
+        return value
     return value if not placed.exists() and _may_be_elsewhere(value, key) else str(placed)
 
 

@@ -37,6 +37,7 @@ from nouscoder.config.verifier import VerifierSection
 from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.staleness import StalePolicy
 from nouscoder.errors import did_you_mean
+from nouscoder.input_file import regular
 
 # Keys that had another name before: old name -> name. The old ones are still read, so that the folders of earlier runs
 # and the files of users go on.
@@ -326,7 +327,7 @@ def read_given(path: Path | None, overrides: Iterable[str] = (), folder: Path | 
 def read_tree(path: Path) -> dict[str, Any]:
     """What a configuration file says, unchecked; null in JSON means the default. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = regular(path).read_text(encoding="utf-8-sig")
         if not text.strip():
             raise ConfigError(f"{path} is empty: nouscoder init writes a configuration")
         tree = _without_nulls(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)

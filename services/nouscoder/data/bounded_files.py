@@ -17,8 +17,9 @@ import sys
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -30,6 +31,7 @@ from pydantic import ValidationError
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import Body, first_fault
 from nouscoder.formats.json_values import json_value, json_weight
+from nouscoder.input_file import regular
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -61,7 +63,7 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
 
     try:
         with ExitStack() as stack:
-            file = sys.stdin.buffer if path == STDIN else stack.enter_context(path.open("rb", _BUFFER_BYTES))
+            file = sys.stdin.buffer if path == STDIN else stack.enter_context(regular(path).open("rb", _BUFFER_BYTES))
             head = cast("io.BufferedReader", file).peek(4)[:4]
             if head[:2] == b"\x1f\x8b":
                 file = cast("IO[bytes]", stack.enter_context(gzip.open(file)))
@@ -268,7 +270,8 @@ class PackageFiles(ABC):
 
     def under(self, folder: str, *suffixes: str) -> list[str]:
         """The files in a folder and its folders with one of these endings."""
-        return [name for name in self.names if name.startswith(f"{folder}/") and name.endswith(suffixes)]
+        first, end = (bisect_left(self.names, f"{folder}{sign}") for sign in "/0")  # 0 comes after /
+        return [name for name in self.names[first:end] if name.endswith(suffixes)]
 
     def text(self, name: str) -> str:
         """The text of a file. Its lines end with a newline character alone."""
@@ -336,16 +339,17 @@ class _Folder(PackageFiles):
 
 
 class _Zipped(PackageFiles):
-    def __init__(self, packed: zipfile.ZipFile, prefix: str) -> None:
+    def __init__(self, packed: zipfile.ZipFile, prefix: str, inside: Sequence[zipfile.ZipInfo]) -> None:
         super().__init__()
-        self._packed = packed
-        self._prefix = prefix
+        self._packed, self._prefix, self._inside = packed, prefix, inside
 
     def _found(self) -> Iterator[str]:
-        for info in self._packed.infolist():
-            if info.is_dir() or not info.filename.startswith(self._prefix):
+        for info in self._inside:
+            if info.is_dir():
                 continue
             name = info.filename.removeprefix(self._prefix)
+            if name.startswith("/") or ".." in name.split("/"):
+                raise FileRefused(f"{name} is a path out of the package")
             if info.flag_bits & 1:
                 raise FileRefused(f"{name} is encrypted")
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -369,17 +373,16 @@ def packages_at(path: Path, marker: str) -> Iterator[tuple[str, PackageFiles]]:
     """
     if path.suffix == ".zip":
         try:
-            packed = zipfile.ZipFile(path)
+            packed = zipfile.ZipFile(regular(path))
         except (OSError, zipfile.BadZipFile, RuntimeError, ValueError) as error:
             raise FileRefused(f"it is not a zip archive: {error}") from None
         with packed:
-            prefixes = sorted(
-                name.removesuffix(marker)
-                for name in packed.namelist()
-                if name in (marker, f"{name.partition('/')[0]}/{marker}")
-            )
-            for prefix in prefixes:
-                yield prefix.rstrip("/") or path.stem, _Zipped(packed, prefix)
+            by_folder: dict[str, list[zipfile.ZipInfo]] = {"": packed.infolist()}
+            for info in packed.infolist():  # grouped once, so that many small packages take linear time
+                by_folder.setdefault(f"{info.filename.partition('/')[0]}/", []).append(info)
+            for prefix in sorted(by_folder):
+                if f"{prefix}{marker}" in packed.NameToInfo:
+                    yield prefix.rstrip("/") or path.stem, _Zipped(packed, prefix, by_folder[prefix])
     else:
         root = path.resolve()
         for file in (root / marker, *sorted(root.glob(f"*/{marker}"))):

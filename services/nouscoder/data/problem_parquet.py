@@ -20,6 +20,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Tests
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import canonical_json, tests_from_json
+from nouscoder.input_file import regular
 from nouscoder.installation import how_to_install
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import StoredTests, TestStore
@@ -213,7 +214,7 @@ def _opened(path: Path) -> Any:
     from pyarrow.lib import ArrowException
 
     try:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(regular(path))
     except (ArrowException, OSError) as error:
         raise ParquetUnusable(f"{path} cannot be read: {error}") from error
     if _PLACE not in (file.schema_arrow.metadata or {}):

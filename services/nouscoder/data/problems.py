@@ -24,6 +24,7 @@ from nouscoder.errors import Unusable, did_you_mean, one_line
 from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, TestsBody, all_faults, canonical_json
 from nouscoder.formats.json_values import TooManyValues, ValueCount
 from nouscoder.formats.public_shapes import NotTests, rewritten
+from nouscoder.input_file import regular
 
 # Public tests travel with each task.
 MAX_PUBLIC_BYTES = 16 * 1024
@@ -154,7 +155,7 @@ def read_bodies(path: Path, refused: list[FileFault] | None = None) -> Iterator[
     """
     seen: set[str] = set()
     try:
-        with opened(path) as file:
+        with opened(regular(path, often=True)) as file:
             for at, line in enumerate(bounded_lines(file), 1):
                 if not line.strip():
                     continue

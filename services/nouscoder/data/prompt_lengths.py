@@ -24,6 +24,7 @@ from pathlib import Path
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, EntryPointSection, EnvironmentSection
 from nouscoder.domain.prompt import PromptSettings, PromptText
+from nouscoder.input_file import json_object
 from nouscoder.policy_folder.identity import TOKENIZER_FILES
 from nouscoder.policy_folder.inspection import chat_template_text
 
@@ -46,11 +47,7 @@ class PromptLengths:
     def of(cls, config: Config, index: Path) -> PromptLengths:
         """Those that are known for a configuration; none when nothing was counted. `index` is the index's folder."""
         file = index / f"prompts-{_key(config)}.json"
-        try:
-            tokens = json.loads(file.read_text(encoding="utf8"))
-        except (OSError, ValueError):
-            tokens = {}
-        return cls(file, tokens if isinstance(tokens, dict) else {})
+        return cls(file, json_object(file))
 
     def missing(self, texts: Iterable[PromptText]) -> list[PromptText]:
         """The texts that are not counted."""

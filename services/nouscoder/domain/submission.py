@@ -73,12 +73,14 @@ _GIVEN_NAME = re.compile(
     r"(?P<other>[0-9][0-9.]*)?(?:-(?:32|64))?\))?"
 )
 _VERSIONS = {"python": ("3",), "pypy": ("3",), "lua": ("5.3", "5.4"), "perl": ("5",)}  # others are other languages
+_NEWER = {"cpp": "23 26", "c": "23", "rust": "2024", "csharp": "8 9 10 11 12 13 14"}
 
 
-def language_name(given: str) -> str:
+def language_name(given: str, *, newer: bool = False) -> str:
     """The name of a language here, from one of the names that data sets use: `Python3`, `GNU C++17`, `nodejs`.
 
-    An unknown name is returned unchanged, and so is one with a version that is another language (`Python 2`).
+    An unknown name is returned unchanged, and so is one with a version that is another language (`Python 2`), or a
+    standard that is newer than that of languages.toml (`C++23`); with `newer` that is the language.
     """
     lowered = given.lower()
     if lowered in _LANGUAGE_NAMES:
@@ -90,6 +92,9 @@ def language_name(given: str) -> str:
     if name == "python" and "pypy" in lowered:
         name = "pypy"
     version = found["version"] or found["other"] or ""
+    majors = {(one or "").partition(".")[0] for one in (found["version"], found["other"])}
+    if not newer and majors & {*_NEWER.get(name, "").split()}:
+        return given
     known = _VERSIONS.get(name)
     is_other = bool(known and version) and not f"{version}.".startswith(tuple(f"{one}." for one in known or ()))
     return given if is_other else name

@@ -31,7 +31,7 @@ from nouscoder.data.problem_index import ProblemIndex, open_index_of
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.reasoning import UnknownPrompts
 from nouscoder.domain.submission import Profile
-from nouscoder.errors import Unusable, WrongUse
+from nouscoder.errors import Unusable, WrongUse, for_terminal
 from nouscoder.evaluation.outcomes import REPORT, Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import (
     EvaluatedProblem,
@@ -203,7 +203,7 @@ async def serve_policy(config: Config, name: str) -> None:
             changed["max_tokens_total"] = context_tokens(policy.folder) or ours.max_tokens_total
         async with serving_folder(config.changed(generation=changed), policy.folder) as address:
             lines = [f"{name} is served as {own['model']} at http://{address}/v1"]
-            sys.stderr.write("\n".join([*lines, *prompt_lines(ours.environment, policy.folder), ""]))
+            sys.stderr.write(for_terminal("\n".join([*lines, *prompt_lines(ours.environment, policy.folder), ""])))
             await stop.wait()
 
 
@@ -251,11 +251,11 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
             problems = read_evaluated(request.problems, index, request.window, all_tests=request.all_tests)
             if request.verifier is None and config.verifier.sandbox.backend in ON_THIS_MACHINE:
                 problems, left_out = gradable(problems, installed())
-                sys.stderr.write(f"{left_out}\n" if left_out else "")
+                sys.stderr.write(for_terminal(f"{left_out}\n" if left_out else ""))
             if request.checkpoint:
                 texts = {one.problem_id: digest_of(one.prompt, one.starter_code) for one in problems}
                 leaks = leak_lines(texts, trained_on(request.checkpoint.folder), "problems")
-                sys.stderr.writelines(f"{line}\n" for line in leaks)
+                sys.stderr.writelines(for_terminal(f"{line}\n") for line in leaks)
             profiles = request.profiles or _own_profile(problems)
             for profile in profiles:
                 check_profile(problems, profile)
@@ -331,7 +331,7 @@ class _Evaluation:
                 prompts.add(sample["completion"])
             one = found.setdefault(job.problem.problem_id, ProblemOutcomes(job.problem))
             one.samples.append(self._outcome(job))
-        sys.stderr.write(prompts.warning())
+        sys.stderr.write(for_terminal(prompts.warning()))
         record = {
             "model": request.sampling.model,
             "problem_file": request.problems.name,

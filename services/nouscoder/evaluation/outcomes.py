@@ -30,6 +30,7 @@ from nouscoder.domain.estimates import (
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.problems import EvaluatedProblem
+from nouscoder.input_file import regular
 
 REPORT = "report.json"
 _ACCEPTED = VerdictKind.ACCEPTED.value
@@ -283,7 +284,7 @@ def _by_id(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _read(path: Path) -> dict[str, Any]:
     file = path / REPORT if path.is_dir() else path
     try:
-        record: dict[str, Any] = json.loads(file.read_bytes())
+        record: dict[str, Any] = json.loads(regular(file).read_bytes())
         record["problems"], record["profiles"]  # a KeyError names what is missing
     except FileNotFoundError:
         raise Unusable(f"{path} has no {REPORT}: its evaluation is not finished") from None

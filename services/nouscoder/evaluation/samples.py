@@ -32,6 +32,7 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import NousCoderError, Unusable, first_error
 from nouscoder.evaluation.problems import EvaluatedProblem, Window, read_evaluated
 from nouscoder.grade_files.answers import Answerer, BadEntry, Entry, read_entries
+from nouscoder.input_file import regular
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.progress_bar import Advance
 from nouscoder.record_log import RecordLog, key_of
@@ -308,7 +309,7 @@ def scored_problems(problems: Path, folder: Path) -> list[ScoredProblem]:
         raise Unusable(f"{folder} is not the folder of an evaluation: nouscoder eval makes one")
     with ExitStack() as stack:
         index = stack.enter_context(closing(open_index_of(problems)))
-        samples = stack.enter_context(RecordLog(folder / "samples.jsonl", "finish_reason"))
+        samples = stack.enter_context(RecordLog(regular(folder) / "samples.jsonl", "finish_reason"))
         verdicts = stack.enter_context(RecordLog(folder / "verdicts.jsonl", "verdict", "passed", "total"))
         known = {one.problem_id: one for one in read_evaluated(problems, index, Window())}
         thorough = {one.problem_id: one for one in read_evaluated(problems, index, Window(), all_tests=True)}

@@ -32,7 +32,7 @@ from nouscoder.generation.weights.cache import PoliciesDiffer, PolicyCache, Poli
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource, LearnerMemory, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
-from nouscoder.json_file import read_json_object
+from nouscoder.input_file import read_json_object
 from nouscoder.policy_folder.identity import tokenizer_digests
 from nouscoder.policy_folder.prompt_file import dateless, prompt_lines, with_recorded_prompt
 from nouscoder.private_folder import temporary_folder

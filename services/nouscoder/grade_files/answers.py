@@ -32,6 +32,7 @@ from nouscoder.domain.prompt import PYTHON
 from nouscoder.domain.reasoning import begun_by, opened_by
 from nouscoder.domain.submission import MathTests, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.errors import Unusable
+from nouscoder.input_file import regular
 from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import answer_record, parse_submission, request_of
 from nouscoder.verifier.grading.extract import extract_program
@@ -264,7 +265,7 @@ def _language(completion: object, languages: Sequence[str], tests_type: str) -> 
 
 def _tls(ca: Path) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=str(ca))
+        return ssl.create_default_context(cafile=str(regular(ca)))
     except (OSError, ssl.SSLError) as error:
         raise Unusable(f"--ca {ca} cannot be used: {error}") from error
 

@@ -31,7 +31,7 @@ from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.estimates import USUAL_K, mean_pass_at_k
 from nouscoder.domain.reasoning import UnknownPrompts, begun_by
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.errors import ExitCode, NousCoderError, Unusable, WrongUse, first_error
+from nouscoder.errors import ExitCode, NousCoderError, Unusable, WrongUse, first_error, for_terminal
 from nouscoder.grade_files.answers import (
     Answerer,
     BadEntry,
@@ -248,13 +248,13 @@ async def _grade(request: FileRequest, config: Config) -> GradeSummary:
         if problems is not None:
             needed, of = Counter(problems.libraries().values()), f"{len(problems.problem_ids)} problems"
             lacking = await library_fault_of(answer, needed, of)
-            sys.stderr.write(f"warning: {request.problems}: {lacking}\n" if lacking else "")
+            sys.stderr.write(for_terminal(f"warning: {request.problems}: {lacking}\n" if lacking else ""))
         # Opened last, so that an earlier output is not overwritten when no service is available.
         out = stack.enter_context(opened_output(request.out, resume=request.resume))
         advance = stack.enter_context(progress_bar("grading", None))
         if first is not None:
             await _Grading(answer, at_once, out, summary, advance).run(first, entries)
-            sys.stderr.write(summary.prompts.warning())
+            sys.stderr.write(for_terminal(summary.prompts.warning()))
     return summary
 
 

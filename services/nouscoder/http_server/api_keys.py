@@ -29,6 +29,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from nouscoder.errors import Unusable
+from nouscoder.input_file import regular
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ def _fingerprint_of(file: Path) -> tuple[int, ...]:
 
 def _read(file: Path) -> tuple[ApiKey, ...]:
     try:
-        return parse_api_keys(file.read_text("utf-8-sig").splitlines(), str(file))
+        return parse_api_keys(regular(file).read_text("utf-8-sig").splitlines(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ApiKeysUnusable(f"{file} cannot be read: {reason}") from error

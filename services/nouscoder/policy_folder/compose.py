@@ -14,7 +14,7 @@ from typing import Any
 from nouscoder.atomic_files import link_or_copy, whole_folder
 from nouscoder.domain.prompt import PromptSettings
 from nouscoder.errors import ExitCode, NousCoderError, Unusable
-from nouscoder.json_file import read_json_object
+from nouscoder.input_file import read_json_object
 from nouscoder.policy_folder.identity import odd_tensor
 from nouscoder.policy_folder.inspection import config_faults, downloaded, is_hub_id, weights_faults
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, recorded_prompt

@@ -17,6 +17,7 @@ from typing import Any
 
 from nouscoder.atomic_files import whole_folder
 from nouscoder.errors import Unusable
+from nouscoder.input_file import regular
 from nouscoder.installation import how_to_install
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained
 
@@ -34,7 +35,7 @@ def import_gguf(file: Path, out: Path, dtype: str = "bfloat16") -> int:
     if find_spec("gguf") is None:
         raise GgufUnusable(f"{file} cannot be read: the package gguf is missing: {how_to_install('gguf')}")
     try:
-        with file.open("rb") as data:
+        with regular(file).open("rb") as data:
             is_gguf = data.read(len(_MAGIC)) == _MAGIC
     except OSError as error:
         raise GgufUnusable(f"{file} cannot be read: {error.strerror}") from error

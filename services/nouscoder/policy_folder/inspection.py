@@ -16,6 +16,7 @@ from typing import Any
 
 from nouscoder.config.base import HUB_ID
 from nouscoder.errors import Unusable
+from nouscoder.input_file import json_object, regular
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, stored_weights
 
 _STOP_FILES = ("generation_config.json", "config.json")
@@ -66,18 +67,18 @@ def has_chat_template(folder: Path) -> bool:
 def chat_template_text(folder: Path) -> str:
     """The chat templates that the tokenizer's files hold; empty when there is none."""
     beside = [folder / name for name in ("chat_template.jinja", "chat_template.json")]
-    inside = _json_of(folder / "tokenizer_config.json").get("chat_template") or ""
+    inside = json_object(folder / "tokenizer_config.json").get("chat_template") or ""
     return "".join([*(file.read_text(encoding="utf8") for file in beside if file.is_file()), str(inside)])
 
 
 def context_tokens(folder: Path) -> int | None:
     """The number of positions that the model was made for; None when its configuration does not say."""
-    return positions_of(_json_of(folder / "config.json"))
+    return positions_of(json_object(folder / "config.json"))
 
 
 def engine_faults(folder: Path, engine: str, **how: str) -> list[str]:
     """Why an engine cannot sample from the model: one sentence, or none. See `engine_fault`."""
-    config = _json_of(folder / "config.json")
+    config = json_object(folder / "config.json")
     model_type, layers = config.get("model_type"), config.get("layer_types")
     if not isinstance(model_type, str):
         return []  # config_faults says so
@@ -86,11 +87,12 @@ def engine_faults(folder: Path, engine: str, **how: str) -> list[str]:
 
 
 def config_faults(folder: Path) -> list[str]:
-    """What makes config.json unusable."""
-    file = folder / "config.json"
+    """What makes config.json unusable. Raises NoRegularFile for a pipe or a device beside it."""
+    file = regular(folder) / "config.json"
     if not file.is_file():
         return [f"{folder} has no config.json, so it is not a Hugging Face model folder"]
-    return [] if _json_of(file).get("model_type") else [f"{file} is not a model's configuration: it has no model_type"]
+    is_model = json_object(file).get("model_type")
+    return [] if is_model else [f"{file} is not a model's configuration: it has no model_type"]
 
 
 def _tokenizer_faults(folder: Path) -> list[str]:
@@ -101,9 +103,9 @@ def _tokenizer_faults(folder: Path) -> list[str]:
         stops = stop_token_ids(folder)
     except StopTokensError as error:
         return [str(error)]
-    if not stops and not _json_of(folder / "tokenizer_config.json").get("eos_token"):
+    if not stops and not json_object(folder / "tokenizer_config.json").get("eos_token"):
         return [f"{folder}: neither the tokenizer nor config.json has an end-of-sequence token"]
-    config = _json_of(folder / "config.json")
+    config = json_object(folder / "config.json")
     rows, most = (config.get("text_config") or config).get("vocab_size"), _largest_id(folder / "tokenizer.json")
     if isinstance(rows, int) and most >= rows:
         return [
@@ -115,7 +117,7 @@ def _tokenizer_faults(folder: Path) -> list[str]:
 
 def _largest_id(file: Path) -> int:
     """The largest token id of a tokenizer.json; -1 without one that says so."""
-    tokenizer = _json_of(file)
+    tokenizer = json_object(file)
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else [len(vocabulary or ()) - 1]
@@ -130,15 +132,6 @@ def weights_faults(folder: Path) -> list[str]:
     except (WeightsMissing, WeightsUnusable) as error:
         return [str(error)]
     return []
-
-
-def _json_of(file: Path) -> dict[str, Any]:
-    """The file's JSON object; empty when there is none."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 class HubUnavailable(Unusable):

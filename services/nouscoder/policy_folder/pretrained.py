@@ -15,6 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from nouscoder.input_file import regular
 from nouscoder.policy_folder.weights_files import WeightsUnusable, is_ignored, stored_weights
 
 _WEIGHTLESS = ("AutoConfig", "AutoTokenizer")
@@ -35,7 +36,7 @@ def load_pretrained(kind: Any, folder: Path, **settings: Any) -> Any:
     if kind.__name__ not in _WEIGHTLESS:
         settings |= {"use_safetensors": True}
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
+        return kind.from_pretrained(str(regular(folder)), local_files_only=True, trust_remote_code=False, **settings)
     except ValueError as error:
         raise _explained(error) from error
 

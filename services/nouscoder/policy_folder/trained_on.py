@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from nouscoder.errors import Unusable
-from nouscoder.json_file import read_json_object
+from nouscoder.input_file import read_json_object
 
 TRAINED_ON_FILE = "nouscoder_trained_on.json"
 

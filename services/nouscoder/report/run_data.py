@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.errors import Unusable
+from nouscoder.input_file import regular
 from nouscoder.recorded_evaluations import AFTER, BEFORE, evaluation_files
 
 Record = Mapping[str, Any]
@@ -116,7 +117,7 @@ def run_folder(folder: Path) -> Path:
             f"{folder} is the folder of a plan: "
             + (f"name one of its stages, such as {stages[0]}" if stages else "none of its stages has begun")
         )
-    if any((folder / name).is_file() for name in ("config.toml", "metrics.jsonl")):
+    if any((regular(folder) / name).is_file() for name in ("config.toml", "metrics.jsonl")):
         return folder
     raise NotARun(f"{folder} is not a run folder: it has neither config.toml nor metrics.jsonl")
 

@@ -35,6 +35,7 @@ from nouscoder.config import Config, dump_config, load_config
 from nouscoder.domain.plan import Evaluated
 from nouscoder.domain.run_status import Ledger
 from nouscoder.errors import Unusable, without_secrets
+from nouscoder.input_file import json_object
 from nouscoder.private_folder import PRIVATE
 from nouscoder.retry import Retry
 
@@ -372,11 +373,8 @@ def _is_worked_on(folder: Path) -> bool:
 
 
 def _summary(folder: Path) -> dict[str, Any] | None:
-    try:
-        record = json.loads((folder / "summary.json").read_text(encoding="utf8"))
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) and "pass_at_1_after" in record else None
+    record = json_object(folder / "summary.json")
+    return record if "pass_at_1_after" in record else None
 
 
 def _shown(path: Path) -> str:

@@ -61,7 +61,7 @@ from nouscoder.config import Config
 from nouscoder.config.generation import AgentSection
 from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.domain.run_status import NO_ROLLOUTS, Ledger
-from nouscoder.errors import ExitCode, NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError, for_terminal
 from nouscoder.report.page import write_report
 from nouscoder.report.untrained import FILE, Untrained, untrained
 from nouscoder.run.console.feed import Feed
@@ -270,7 +270,7 @@ async def interruptible(
         await task
     except asyncio.CancelledError:
         for line in ("nouscoder: interrupted", *when_stopped()):
-            Console(stderr=True).print(Text(line), soft_wrap=True)
+            Console(stderr=True).print(Text(for_terminal(line)), soft_wrap=True)
         return ExitCode.INTERRUPTED
     return ExitCode.OK
 

@@ -26,7 +26,7 @@ from nouscoder.data.problem_index import all_held_out, fitting, in_languages, op
 from nouscoder.data.prompt_lengths import are_counted, left_out_sentence, may_be_long
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptSettings, PromptText
-from nouscoder.errors import NousCoderError, did_you_mean
+from nouscoder.errors import NousCoderError, did_you_mean, for_terminal
 from nouscoder.extras import MODEL_LIBRARIES, require
 from nouscoder.policy_folder.compose import with_yarn
 from nouscoder.policy_folder.engine_choice import missing_engine, shared_device_fault, with_engine
@@ -180,7 +180,7 @@ def with_engine_here(config: Config) -> Config:
     """The configuration with the engine that samples from its policy here; why it is that one is said on stderr."""
     config, why = with_engine(config, config.in_run_folder(config.policy.path), beside_learner=True)
     if why:
-        sys.stderr.write(f"{why}\n")
+        sys.stderr.write(for_terminal(f"{why}\n"))
     return config
 
 

@@ -44,7 +44,7 @@ from nouscoder.domain.guards import TEST, BatchRewards, Direction, reward_trend
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.run_status import RunMode
-from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.errors import NousCoderError, Unusable, for_terminal
 from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
@@ -192,7 +192,7 @@ async def smoke64(config: Config, test: SmokeTest, *, resume: bool, as_json: boo
     if code := await interruptible(work()):
         return code
     (result,) = results
-    print(json.dumps(result, indent=1) if as_json else sentence(result))  # noqa: T201
+    print(json.dumps(result, indent=1) if as_json else for_terminal(sentence(result)))  # noqa: T201
     return 0 if result["direction"] == Direction.RISES else 1
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nouscoder.domain.run_status import IN_FLIGHT, Ledger
-from nouscoder.errors import one_line
+from nouscoder.errors import for_terminal, one_line
 
 # The state of a run at one time.
 
@@ -284,7 +284,7 @@ class LiveView(View):
 
     def say(self, text: str) -> None:
         """Print above the panel."""
-        self._console.print(Text(text))
+        self._console.print(Text(for_terminal(text)))
 
     def settle(self) -> None:
         """Leave the panel. The next one is drawn below what is said until then."""
@@ -323,11 +323,11 @@ class PlainView(View):
 
     def say(self, text: str) -> None:
         """Print the sentence."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(for_terminal(text)), soft_wrap=True)
 
     def _print_when_due(self, key: tuple[object, ...], line: str) -> None:
         now = self._clock()
         if key == self._printed and self._printed_at is not None and now - self._printed_at < self._min_interval_s:
             return
         self._printed, self._printed_at = key, now
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(for_terminal(line)), soft_wrap=True)

@@ -38,6 +38,7 @@ from nouscoder.data.problem_parquet import is_parquet, join, made_by, require_ne
 from nouscoder.errors import did_you_mean
 from nouscoder.formats.body import Body
 from nouscoder.grade_files.answers import GradingTarget
+from nouscoder.input_file import regular
 from nouscoder.progress_bar import progress_bar
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestStore
@@ -98,7 +99,7 @@ class Recipe:
 def read_recipe(path: Path, folder: Path | None = None) -> Recipe:
     """The recipe in a TOML file; its paths start at `folder`, by default its own. Raises CannotFilter."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        tree = tomllib.loads(regular(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise CannotFilter(f"{path} cannot be read: {error}") from error
     faults: list[str] = []
@@ -148,7 +149,7 @@ def _check_made_by(path: Path, body: ImportBody) -> None:
 def _exists(recipe: Recipe, name: str) -> bool:
     """Pass rates may be the folder of an evaluation."""
     path = recipe.folder / name
-    return path.is_file() or (path.is_dir() and name not in recipe.inputs)
+    return path.exists() and not (path.is_dir() and name in recipe.inputs)
 
 
 def _file(path: Path) -> Path:

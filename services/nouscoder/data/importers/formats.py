@@ -12,12 +12,13 @@ from importlib import import_module
 from pathlib import Path
 
 from nouscoder.data import importers
-from nouscoder.data.bounded_files import UnreadableFile
+from nouscoder.data.bounded_files import STDIN, UnreadableFile
 from nouscoder.data.importers.fields import Rejected
 from nouscoder.data.importers.rows import Format, file_rows
 from nouscoder.data.problem_parquet import is_parquet, read_problem_file
 from nouscoder.data.problems import FileFault, ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean
+from nouscoder.input_file import regular
 
 _NO_IMPORTERS = ("fields", "formats", "options", "rows", "run")
 
@@ -51,10 +52,13 @@ def read_referenced(path: Path, refused: list[FileFault] | None = None) -> Itera
 
 def _recognised(path: Path) -> str:
     """The name of the data set whose layout the first row has; empty for a problem file."""
+    if path == STDIN:
+        raise ProblemFileError("problems are read more than once: give a file, not standard input")
     try:
         first = next(file_rows(path, 0), None)
     except UnreadableFile as error:
         raise ProblemFileError(str(error)) from error
+    regular(path, often=True)
     row = first.value if first is not None and isinstance(first.value, dict) else {}
     if {"problem", "tests"} <= row.keys():
         return "rllm_contests"

@@ -41,7 +41,7 @@ from nouscoder.verifier.grading.validation import InvalidSubmission
 
 NATIVE = "tests/problem.json"  # in the folders of `data export harbor`
 _MOST_S, _USUAL_S = 300.0, 600.0  # the most that a submission may ask for; Harbor's default
-_PLACES = re.compile(r"/(app|workspace)(/[\w.+-]+)*/?")
+_PLACES = re.compile(r"/(app|workspace)(/(?!\.\.?(/|$))[\w.+-]+)*/?")
 _ARTIFACTS = re.compile(r"/(app|workspace|logs/artifacts)(/.*)?")
 _IMAGES = re.compile(r"([\w-]+(\.[\w-]+)+(:\d+)?/)?(library/)?(python|debian|ubuntu|bash)(:[\w.-]+)?")
 _NETWORK = re.compile(r"(?<![\w./-])(apt-get|apt|apk|curl|wget|uvx|npm|npx|git clone|(uv )?pip3? install)\b")
@@ -142,6 +142,8 @@ def _copied(files: PackageFiles, folder: str, workdir: str, words: list[str]) ->
     placed = {}
     for source in sources:
         path = posixpath.normpath(posixpath.join(folder, source))
+        if f"{path}/".partition("/")[0] != folder:
+            raise Rejected(Reason.MALFORMED, f"{folder}/Dockerfile copies {source:.80}, which is not in its folder")
         if path in files:
             is_folder = to.endswith(("/", ".")) or len(sources) > 1
             name = posixpath.join(target, posixpath.basename(path)) if is_folder else target
@@ -216,8 +218,8 @@ def _artifact(given: Any, workdir: str) -> str:
     if not isinstance(given, str):
         raise _unsupported(f"an artifact has options: {given!r:.80}")
     path = posixpath.normpath(posixpath.join(workdir, given))
-    if not _ARTIFACTS.fullmatch(path):
-        raise _unsupported(f"the artifact {path:.80} is not in /app, /workspace or /logs/artifacts")
+    if ".." in given.split("/") or not _ARTIFACTS.fullmatch(path):
+        raise _unsupported(f"the artifact {given:.80} is not in /app, /workspace or /logs/artifacts")
     return path
 
 
@@ -236,7 +238,8 @@ def _answer(files: PackageFiles) -> str:
     if not others:
         return files.text("solution/solve.sh")
     parts = [
-        f"mkdir -p /{posixpath.dirname(one)}\nbase64 -d > /{one} <<'END'\n{_packed(files, one)}\nEND\n"
+        f"mkdir -p {shlex.quote(posixpath.dirname(f'/{one}'))}\n"
+        f"base64 -d > {shlex.quote(f'/{one}')} <<'END'\n{_packed(files, one)}\nEND\n"
         for one in others
     ]
     return f"{''.join(parts)}\n{files.text('solution/solve.sh')}"

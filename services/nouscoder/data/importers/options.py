@@ -37,6 +37,7 @@ from nouscoder.domain.submission import (
 from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.formats.body import Body, first_fault
 from nouscoder.formats.json_values import case_json
+from nouscoder.input_file import regular
 
 _FORMS = {"lcb": PromptForm.LIVECODEBENCH, **{form.value: form for form in PromptForm}}
 _STARTER = "{starter_code}"
@@ -255,7 +256,7 @@ def prompt_named(name: str) -> str:
     if not name or name in _FORMS:
         return name
     try:
-        return Path(name).read_text(encoding="utf-8-sig")
+        return regular(Path(name)).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise WrongOption(
             f"--prompt {name} is none of {', '.join(_FORMS)} and no file with a template: {error}"

@@ -32,6 +32,7 @@ from nouscoder.data.bounded_files import (
 from nouscoder.data.importers.fields import QUESTIONS, Row, optional_text
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean
+from nouscoder.input_file import regular
 from nouscoder.installation import how_to_install
 
 _BATCH_ROWS = 16
@@ -157,7 +158,7 @@ def _parquet_file(path: Path) -> Iterator[Any]:
     from pyarrow.lib import ArrowException
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(regular(path)) as file:
             yield file
     except (ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         reason = (str(error).splitlines() or ["there is not enough memory"])[0]

@@ -32,7 +32,7 @@ from nouscoder.atomic_files import numbered, prune, sha256_of, whole_folder
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.learner_state import TrainedGroups, group_number
 from nouscoder.errors import ExitCode, NousCoderError
-from nouscoder.json_file import read_json_object
+from nouscoder.input_file import read_json_object
 from nouscoder.learner.model.weights import put_weights, trained_weights
 from nouscoder.learner.optimizer import put_states
 from nouscoder.learner.parallel.ranks import naming_lost_ranks, zeros_by_rows

@@ -16,7 +16,7 @@ from typing import Any
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config
 from nouscoder.errors import Unusable
-from nouscoder.json_file import read_json_object
+from nouscoder.input_file import read_json_object
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_folder.identity import differing_file, tokenizer_digests, weights_digest
 from nouscoder.policy_folder.weights_files import weights_files

@@ -37,9 +37,9 @@ from typing import Any
 from nouscoder.atomic_files import numbered
 from nouscoder.domain.run_status import Ledger
 from nouscoder.errors import without_secrets
+from nouscoder.input_file import json_object
 from nouscoder.report.follow import METRICS, Evaluations, NewLines, Position
 from nouscoder.report.page import ledger_of
-from nouscoder.report.run_data import Record
 from nouscoder.run.view import Snapshot, View, duration, figures
 
 MOST_WATCHERS = 16
@@ -212,10 +212,7 @@ def _changed_ns(file: Path) -> int | None:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    try:
-        record: Record = json.loads((folder / "summary.json").read_text(encoding="utf8"))
-    except (OSError, ValueError):  # removed meanwhile
-        record = {}
+    record = json_object(folder / "summary.json")
     ledger = ledger_of(record)
     names = ("steps", "pass_at_1_before", "pass_at_1_after", "learning_seconds")
     return {name: record.get(name) for name in names} | {"ledger": None if ledger is None else ledger_record(ledger)}

@@ -33,6 +33,7 @@ from typing import Any
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config, ConfigError, load_config
+from nouscoder.input_file import json_object
 from nouscoder.logs import configure_logs
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.sinks.targets import Sink, missing_packages, open_sink, scalars_of, sink_folder
@@ -237,9 +238,7 @@ class Sinks:
     def _counts(self, name: str) -> str:
         """What its status says, in words."""
         log_file = self._folder.logs / f"sink-{name}.log"
-        try:
-            status = json.loads((sink_folder(self._folder.path, name) / STATUS).read_text())
-        except (OSError, ValueError):
+        if not (status := json_object(sink_folder(self._folder.path, name) / STATUS)):
             return f" (see {log_file})"
         return f" (last step {status['last_step']}, {status['failures']} failures; see {log_file})"
 

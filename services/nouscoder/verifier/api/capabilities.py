@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _LIMITS = Limits(wall_time_s=60.0, cpu_time_s=60.0, output_bytes=64 * 1024, processes=256)
 _MAX_CHARS = 200
+_FLAG = re.compile(r"-O|--?\w[^\n]+")
 _PROGRAM = Path(probe_program.__file__).read_text("utf-8")
 
 
@@ -47,6 +49,7 @@ class LanguageAnswer(BaseModel):
 
     version: str | None = Field(description="what its compiler or interpreter says; null when that is not known")
     source: str = Field(description="the name of the file that holds the submission's code")
+    flags: list[str] = Field(description="options of its compiler and its runtime, with the standard of the language")
     time_factor: float = Field(description="multiplies the time limits of a request")
     memory_extra_bytes: int = Field(description="added to the memory limit of a request, for the runtime itself")
     libraries: dict[str, str | None] | None = Field(
@@ -116,6 +119,7 @@ class Capabilities:
         return LanguageAnswer(
             version=self._found.languages.get(language.name) if self._found else None,
             source=language.source_name,
+            flags=[word for word in (*(language.compile or ()), *(language.run or ())) if _FLAG.fullmatch(word)],
             time_factor=language.time_factor,
             memory_extra_bytes=language.memory_extra_bytes,
             libraries=self._libraries_of(language),

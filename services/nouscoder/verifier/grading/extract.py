@@ -297,7 +297,7 @@ class _Scan:
 
 def _language_of(tag: str, languages: Sequence[str]) -> str | None:
     """The language of a block, out of those asked for. None: it is in another one."""
-    named = language_name(tag)
+    named = language_name(tag, newer=True)
     if named in languages:
         return named
     if named not in LANGUAGES:
@@ -311,7 +311,7 @@ def _class_of(tag: str, code: str, language: str) -> int:
     if not tag:
         needed = _NEEDED.get(language)
         return 2 if needed is None or needed.search(code) else 1
-    if language_name(tag) in LANGUAGES:
+    if _is_of_language(tag):
         return 3
     return 0 if tag in _NO_PROGRAMS else 1
 
@@ -321,7 +321,11 @@ def _is_in(strings: _Strings | None, place: int) -> bool:
 
 
 def _is_known(tag: str) -> bool:
-    return tag in _NO_PROGRAMS or language_name(tag) in LANGUAGES
+    return tag in _NO_PROGRAMS or _is_of_language(tag)
+
+
+def _is_of_language(tag: str) -> bool:
+    return language_name(tag, newer=True) in LANGUAGES
 
 
 def _opening(line: str) -> tuple[str, str, int] | None:
@@ -346,7 +350,7 @@ def _reopening(block: _Open, line: str) -> tuple[str, str, int] | None:
     opening = _opening(line) if both is None else (both["fence"], _tag(both["tag"]), 0)
     if opening is None or not opening[1]:
         return None
-    is_within = language_name(opening[1]) in LANGUAGES and language_name(block.tag) not in LANGUAGES
+    is_within = _is_of_language(opening[1]) and not _is_of_language(block.tag)
     if not (opening[0].startswith(block.fence) or is_within):
         return None
     found = _AT_BEGIN.fullmatch(line)

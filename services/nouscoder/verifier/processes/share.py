@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, ConfigError, VerifierSection
-from nouscoder.errors import Unusable
+from nouscoder.errors import Unusable, for_terminal
 from nouscoder.http_server.listener import WebSockets, http_context, start_taking
 from nouscoder.logs import configure_logs
 from nouscoder.rpc.metrics_page import serve_on_socket
@@ -143,7 +143,7 @@ def main() -> int:
     try:
         uvloop.run(serve(order.config, order.with_broker, order.place, channel))
     except Unusable as error:
-        sys.stderr.write(f"nouscoder: {error}\n")
+        sys.stderr.write(for_terminal(f"nouscoder: {error}\n"))
         return error.exit_code
     finally:
         if os.getppid() != parent:  # it was killed, and could not remove what all have shared

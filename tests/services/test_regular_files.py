@@ -1,0 +1,154 @@
+"""A named pipe, a socket or a device as an input file is refused at once, by every command and option that reads one.
+
+Pipes that are open already, `<(command)` and /dev/stdin, are read as they were.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.command_line import nouscoder
+from tests.services.test_wrong_inputs import make_home, make_model
+
+from nouscoder.data.bounded_files import opened, packages_at
+from nouscoder.data.importers.formats import read_referenced
+from nouscoder.errors import Unusable
+from nouscoder.input_file import NoRegularFile, regular
+
+TYPED = [
+    "grade fifo.jsonl",
+    "grade samples.jsonl --problems fifo.jsonl",
+    "grade samples.jsonl --problems fifo.parquet",
+    "grade samples.jsonl --problems problems.jsonl --server http://127.0.0.1:1 --ca fifo.pem",
+    "data inspect fifo.jsonl",
+    "data inspect fifo.parquet",
+    "data inspect problems.jsonl --prompt --set policy.path=fifo-model",
+    "data import apps fifo.jsonl --out x.parquet",
+    "data import apps fifo.parquet --out x.parquet",
+    "data import kattis fifo.zip --out x.parquet",
+    "data import apps apps.jsonl --out x.parquet --prompt fifo.txt",
+    "data export harbor fifo.jsonl",
+    "data filter fifo.toml",
+    "data synthesize fifo.jsonl --url http://127.0.0.1:1/v1 --model m",
+    "sft import fifo.jsonl --out x.jsonl",
+    "sft import fifo.parquet --out x.jsonl",
+    "sft sample fifo.jsonl --url http://127.0.0.1:1/v1 --model m --out x.jsonl",
+    "eval fifo.jsonl --samples samples.jsonl",
+    "eval problems.jsonl --samples fifo.jsonl",
+    "eval problems.jsonl --policy fifo-model --n 1",
+    "eval compare fifo.json fifo.json",
+    "init model fifo.jsonl --out new.toml",
+    "init fifo-model problems.jsonl --out new.toml",
+    "train fifo.toml",
+    "train fifo.json",
+    "train my.toml --set problems.train=fifo.jsonl",
+    "train my.toml --set evaluation.problems=fifo.jsonl",
+    "train my.toml --set policy.path=fifo-model",
+    "train my.toml --set run.verifier_token_file=fifo.txt",
+    "train my.toml --set tls.certificate=fifo.pem --set tls.key=fifo.pem --set tls.ca=fifo.pem",
+    "train my.toml --set broker.redis_url_file=fifo.txt",
+    "train my.toml --set broker.curriculum.name=pass_rates --set broker.curriculum.pass_rates=fifo.jsonl",
+    "serve verifier --config fifo.toml",
+    "serve verifier --set verifier.tokens_file=fifo.txt",
+    "serve verifier --set verifier.problems=fifo.jsonl",
+    "serve verifier --set verifier.tls.certificate=fifo.pem --set verifier.tls.key=fifo.pem",
+    "serve verifier --set verifier.sandbox.pool_template=fifo.json --set verifier.sandbox.backend=gvisor",
+    "serve generation --set generation.openai.tokens_file=fifo.txt",
+    "status --config fifo.toml",
+    "plan show fifo.toml",
+    "model import fifo.gguf --out x",
+    "train my.toml --smoke64 --pass-rates fifo.jsonl",
+    "data filter inputs.toml",
+    "data filter steps.toml",
+    "report fifo-run",
+    "report compare fifo-run fifo-run",
+    "pause --config fifo.toml",
+    "eval compare fifo.json fifo.json",
+    "reward-model pairs problems.jsonl fifo-evaluation --out x.jsonl",
+]
+
+
+@contextmanager
+def limit(seconds: int) -> Iterator[None]:
+    """Ends what waits for ever."""
+
+    def ended(*_: object) -> None:
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, ended)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("fifos")
+    make_home(home)
+    for ending in ("jsonl", "json", "toml", "txt", "pem", "zip", "parquet", "gguf"):
+        os.mkfifo(home / f"fifo.{ending}")
+    for folder, name in (
+        ("fifo-run", "metrics.jsonl"),
+        ("fifo-evaluation", "samples.jsonl"),
+    ):
+        (home / folder).mkdir()
+        os.mkfifo(home / folder / name)
+    step = '[[steps]]\nfilter = "pass_rate"\nabove = 0.1\nfile = "fifo.jsonl"\n'
+    (home / "fifo-run" / "config.toml").touch()
+    (home / "fifo-evaluation" / "verdicts.jsonl").touch()
+    (home / "inputs.toml").write_text('name = "f"\ninputs = ["fifo.jsonl"]\n' + step)
+    (home / "steps.toml").write_text('name = "f"\ninputs = ["problems.jsonl"]\n' + step)
+    os.mkfifo(make_model(home / "fifo-model", model_type="qwen3") / "tokenizer_config.json")
+    return home
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_every_command_refuses_a_named_pipe_at_once(home: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    with limit(60):
+        ended = nouscoder(*line.split())
+    assert ended.exit_code == 78, ended.output
+    assert "it is a pipe, not a regular file" in ended.stderr, ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_sockets_and_devices_are_refused_and_open_pipes_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("s.zip")
+        for name in ("s.zip", "/dev/zero", "/dev/tty"):
+            if Path(name).exists():
+                with pytest.raises(NoRegularFile, match="not a regular file"):
+                    regular(Path(name))
+        with pytest.raises(ValueError, match="it is a socket"):
+            list(packages_at(Path("s.zip"), "task.toml"))
+    assert regular(Path("/dev/null")).read_bytes() == b""
+    read, write = os.pipe()
+    os.write(write, b"text")
+    os.close(write)
+    assert stat.S_ISFIFO(os.fstat(read).st_mode)
+    with opened(Path(f"/dev/fd/{read}")) as file:
+        assert file.read() == b"text"
+    os.close(read)
+
+
+def test_a_problem_file_that_is_an_open_pipe_is_refused_because_it_is_read_twice(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, b"{}\n")
+    os.close(write)
+    for name in (f"/dev/fd/{read}", "-"):
+        with pytest.raises(Unusable, match=r"not a regular file|give a file"):
+            list(read_referenced(Path(name)))
+    os.close(read)
