@@ -87,7 +87,20 @@ with tarfile.open('output', 'w:gz') as tar:
         tar.addfile(one)
 os._exit(0)
 """
+_LARGE_HEADER = """import os, sys, zlib
+sys.path.remove('/tmp') if '/tmp' in sys.path else None
+del sys.modules['gzip']
+import gzip, tarfile
+header = tarfile.TarInfo('app/out.txt')
+header.type, header.size = tarfile.XHDTYPE, 600 << 20
+with gzip.open('output', 'wb', compresslevel=1) as file:
+    file.write(header.tobuf(tarfile.GNU_FORMAT))
+    for _ in range(600):
+        file.write(bytes(1 << 20))
+os._exit(0)
+"""
 NEW = {
+    "an archive with a large header": f"cat > /tmp/gzip.py <<'E'\n{_LARGE_HEADER}E\n",
     "a link to the tests": "ln -s /tests/wanted.txt out.txt",
     "a link to where the tests really are": "ln -s /tmp/tests/wanted.txt out.txt",
     "a relative link": "ln -s ../tests/wanted.txt out.txt",

@@ -99,10 +99,22 @@ def packed(paths: list[str], to: str) -> None:
     os.rename(to + ".part", to)
 
 
+class Header(tarfile.TarInfo):
+    """A header of an archive. A long name or a pax header is a member that tarfile reads into memory as a whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Header:
+        """Raises ValueError for one that is too large."""
+        header = super().frombuf(buf, encoding, errors)
+        if header.type not in tarfile.REGULAR_TYPES and header.size > 1 << 20:
+            raise ValueError("a header of the archive has too many bytes")
+        return header
+
+
 def unpacked(archive: str, paths: list[str]) -> None:
     """Place what is below the paths. Raises ValueError for an archive that is too large."""
     links, num_bytes = [], 0
-    with tarfile.open(archive, "r|gz") as tar:
+    with tarfile.open(archive, "r|gz", tarinfo=Header) as tar:
         for member in tar:
             name = os.path.normpath("/" + member.name)
             num_bytes += member.size
