@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -147,7 +148,7 @@ def init(
     write_starter(out, with_overrides(values, overrides or []))
     if not folder.exists() and is_hub_id(policy):
         typer.echo(f"{policy} is no folder here: the run fetches it from a hub, and checks it then")
-    typer.echo(f"{out} is written; begin the run with: nouscoder train {out}")
+    typer.echo(f"{out} is written; begin the run with: nouscoder train {shlex.quote(str(out))}")
 
 
 class Part(StrEnum):
@@ -201,4 +202,5 @@ def model_import(
     from nouscoder.policy_folder.gguf import import_gguf
 
     num_weights = import_gguf(file.absolute(), out, dtype.value)
-    typer.echo(f"{out} is written: {num_weights:,} weights; begin a run with: nouscoder init {out} PROBLEMS.jsonl")
+    begin = f"nouscoder init {shlex.quote(str(out))} PROBLEMS.jsonl"
+    typer.echo(f"{out} is written: {num_weights:,} weights; begin a run with: {begin}")

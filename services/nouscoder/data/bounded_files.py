@@ -27,7 +27,7 @@ from typing import IO, Any, TypeVar, cast
 
 from pydantic import ValidationError
 
-from nouscoder.errors import Unusable
+from nouscoder.errors import Unusable, why_unreadable
 from nouscoder.formats.body import Body, first_fault
 from nouscoder.formats.json_values import json_value, json_weight
 
@@ -160,7 +160,7 @@ def read_records(path: Path) -> Iterator[SourceRow]:
             else:
                 yield from _lines(file)
     except (OSError, UnicodeDecodeError, FileRefused) as error:
-        raise UnreadableFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UnreadableFile(f"{path} cannot be read: {why_unreadable(error)}") from error
 
 
 def checked_records(path: Path, form: type[AnyBody]) -> Iterator[AnyBody]:

@@ -32,6 +32,7 @@ from nouscoder.domain.prompt import PYTHON
 from nouscoder.domain.reasoning import begun_by, opened_by
 from nouscoder.domain.submission import MathTests, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.errors import Unusable
+from nouscoder.rpc.addresses import require_url
 from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import answer_record, parse_submission, request_of
 from nouscoder.verifier.grading.extract import extract_program
@@ -174,7 +175,8 @@ def answers_of(
     target: GradingTarget, problems: ProblemIndex | None
 ) -> AbstractAsyncContextManager[tuple[Answerer, int]]:
     """(answerer, submissions at once). Raises SandboxUnavailable, and GradingFailed when nothing at the URL grades."""
-    if target.server:
+    if target.server is not None:
+        require_url(target.server, "the URL of the grading service")
         return _remote_answers(target.server, problems, target.token, target.ca)
     return _local_answers(target.verifier, problems)
 
