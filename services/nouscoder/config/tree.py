@@ -401,4 +401,4 @@ def _nearest(loc: list[str], model: type[BaseModel]) -> str:
     near = did_you_mean(loc[-1], siblings)
     if near and section:
         return near.replace("mean ", f"mean {'.'.join(section)}.")
-    return near or did_you_mean(".".join(loc), [".".join(path) for path in keys])
+    return near or did_you_mean(".".join(loc), [".".join(path) for path in keys if did_you_mean(loc[-1], [path[-1]])])

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from nouscoder.errors import NousCoderError, first_error
 from nouscoder.formats.body import Body
 from nouscoder.openai_server import CompletionFailed, OpenAIServer
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog, key_of
-from nouscoder.rpc.addresses import require_url
 
 Item = TypeVar("Item")
 
@@ -35,12 +34,6 @@ class ServedModel(Body):
 
     url: str = Field(exclude=True, min_length=1, description="such as http://127.0.0.1:8000/v1")
     model: str = Field(min_length=1, description="its name at the server")
-
-    @field_validator("url")
-    @classmethod
-    def _is_url(cls, url: str) -> str:
-        require_url(url, "the URL of the model's server")
-        return url
 
 
 @dataclass(frozen=True, slots=True)

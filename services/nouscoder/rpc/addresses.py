@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from nouscoder.errors import Unusable
 
 _UNIX = "unix:"
-_MOST_BYTES = 107  # of the path, on Linux
 
 
 class AddressError(Unusable):
@@ -60,11 +59,10 @@ def unix_path(address: str) -> Path | None:
 
 def refuse_taken(path: Path) -> None:
     """Raises AddressError when a process listens at the socket. The file of one that has ended is no hindrance."""
-    if path.is_dir() or not path.parent.is_dir():
-        where, how = (path, "a folder") if path.is_dir() else (path.parent, "no folder")
-        raise AddressError(f"cannot listen on {_UNIX}{path}: {where} is {how}")
-    if len(os.fsencode(path)) > _MOST_BYTES:
-        raise AddressError(f"cannot listen on {_UNIX}{path}: a socket's path has at most {_MOST_BYTES} bytes")
+    if path.is_dir() or not path.parent.is_dir() or len(os.fsencode(path)) > 107:
+        raise AddressError(
+            f"cannot listen on {_UNIX}{path}: take a new file in a folder that is there, of at most 107 bytes"
+        )
     with socket.socket(socket.AF_UNIX) as caller:
         if caller.connect_ex(str(path)) == 0:
             raise AddressError(f"cannot listen on {_UNIX}{path}: another process listens there")
