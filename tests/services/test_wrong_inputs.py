@@ -466,6 +466,58 @@ SENT: list[tuple[str, object, int, str]] = [
         "tests.cases[0].input: Field required",
     ),
     ("grade", {"code": "x", "limits": {"wall_time_s": 9999}, "tests": ONE}, 422, "limits.wall_time_s: must be at most"),
+    *(("grade", body, 422, "body: not a JSON object") for body in ([], 5, None)),
+    ("grade", "", 422, "body: not JSON: EOF while parsing a value at column 0"),
+    ("grade", '{"code": "x", "tests": ' + "[" * 3000, 422, "body: not JSON"),
+    (
+        "grade",
+        '{"code": "x", "tests": {}, "limits": {"wall_time_s": NaN}}',
+        422,
+        "limits.wall_time_s: must be a finite number",
+    ),
+    *(
+        ("grade", {"code": "x", "tests": ONE} | wrong, 422, detail)
+        for wrong, detail in (
+            (
+                {"comparator": "fuzzy"},
+                'comparator: not a JSON object such as {"type": "tokens"}; the types are exact, lines',
+            ),
+            ({"comparator": {"type": "fuzzy"}}, "comparator.type: must be 'exact', 'lines'"),
+            ({"comparator": {"float_tolerance": -1}}, "comparator.float_tolerance: must be greater than or equal to 0"),
+            ({"limits": 5}, "limits: not a JSON object"),
+            ({"limits": {"wall_time_s": 0}}, "limits.wall_time_s: must be greater than 0"),
+            ({"limits": {"memory_bytes": "1GB"}}, "limits.memory_bytes: must be a valid integer"),
+            ({"limits": {"walltime": 1}}, "limits.walltime: unknown field"),
+            ({"language": 5}, "language: must be a text"),
+            ({"code": 5}, "code: must be a text"),
+            ({"completion": "x"}, "body: give exactly one of code and completion"),
+            ({"profile": "fast"}, "profile: must be 'process', 'lcb' or 'code_gen'"),
+            ({"prelude": "x"}, "prelude: must be 'none' or 'lcb'"),
+            ({"reveal": "yes"}, "reveal: must be 'first_failure' or 'none'"),
+            ({"stop_on_first_failure": 1}, "stop_on_first_failure: must be a valid boolean"),
+            ({"libraries": "numpy"}, "libraries: must be a list"),
+            ({"other_languages": ["pythn"]}, "other_languages: 'pythn' is not installed"),
+            ({"nosuch": 1}, "nosuch: unknown field"),
+            ({"tests": []}, "tests: a list must hold"),
+            ({"tests": "x"}, "tests: must be an object"),
+            ({"tests": {"digest": "abc"}}, "tests.digest: must match"),
+            ({"tests": {"inputs": ["1"], "outputs": []}}, "there are 1 inputs and 0 outputs"),
+            (
+                {"tests": {"type": "call", "entry_point": "a b", "cases": [{"expected": 1}]}},
+                "tests.entry_point: must be the name",
+            ),
+            ({"tests": {"type": "assert", "cases": [5]}}, "tests.cases[0]: must be a text"),
+            ({"tests": {"type": "assert", "cases": ["assert ("]}}, "tests.cases[0]: is not python"),
+            ({"tests": {"type": "checker", "cases": [{"input": ""}]}}, "tests.checker: Field required"),
+            (
+                {"tests": {"type": "interactive", "interactor": 5, "cases": [{"input": ""}]}},
+                "tests.interactor: not a JSON object",
+            ),
+        )
+    ),
+    ("grade/stream", "{bad", 422, "body: not JSON"),
+    ("../get_reward", {"query": ["a"], "prompts": [], "labels": []}, 422, "must have the same length"),
+    ("../get_reward", {"query": ["a"], "prompts": ["a"], "labels": ["x"]}, 422, "labels[0].tests: is not JSON"),
     ("grad", {}, 404, "Not Found"),
     ("jobs", {}, 501, "this service keeps no jobs"),
 ]
@@ -632,4 +684,4 @@ async def test_a_wrong_request_gets_one_sentence() -> None:
 
 
 def test_the_table_has_the_inputs_of_the_walk() -> None:
-    assert len({line for line, _, _ in [*TYPED, *TYPED_WITH_TORCH]}) + len(SENT) >= 85
+    assert len({line for line, _, _ in [*TYPED, *TYPED_TOO, *TYPED_WITH_TORCH]}) + len(SENT) >= 290
