@@ -172,12 +172,12 @@ TYPED_TOO = [
     ("serve verifier --http nosuch.invalid:80", 78, "cannot listen on nosuch.invalid:80"),
     ("serve verifier --http 8.8.8.8:8080", 78, "cannot listen on 8.8.8.8:8080"),
     ("serve verifier --grpc foo", 78, "'foo' is not of the form host:port"),
-    ("serve verifier --grpc unix:", 78, "take a new file in a folder that is there"),
+    ("serve verifier --grpc unix:", 78, "name a new file in a folder"),
     ("serve verifier --grpc unix:/nonexistent/x.sock", 78, "cannot listen on unix:/nonexistent/x.sock"),
     (
         "serve verifier --grpc unix:{long}",
         78,
-        "of at most 107 bytes",
+        "with at most 107 bytes",
     ),
     ("serve verifier --metrics foo", 78, "'foo' is not of the form host:port"),
     ("serve verifier --set verifier.tokens_file=nofile", 78, "nofile cannot be read: No such file or directory"),
@@ -352,6 +352,7 @@ TYPED_TOO = [
     ),
     ("grade noanswer.jsonl --problems problems.jsonl", 1, "line 1: it has none of solution, code"),
     ("grade number.jsonl --problems problems.jsonl", 1, "line 1: completion is not text"),
+    ("grade both.jsonl --problems problems.jsonl", 1, "line 1: give exactly one of solution and completion"),
     ("grade pythn.jsonl --problems problems.jsonl", 1, "line 1: language: 'pythn' is not installed"),
     ("grade stranger.jsonl --problems problems.jsonl", 1, "line 1: --problems has no problem 'nope'"),
     ("grade null.jsonl --problems problems.jsonl", 1, "line 1: not a JSON object"),
@@ -466,7 +467,7 @@ SENT: list[tuple[str, object, int, str]] = [
         "tests.cases[0].input: Field required",
     ),
     ("grade", {"code": "x", "limits": {"wall_time_s": 9999}, "tests": ONE}, 422, "limits.wall_time_s: must be at most"),
-    *(("grade", body, 422, "body: not a JSON object") for body in ([], 5, None)),
+    *(("grade", body, 422, "body: not a JSON object") for body in ("[]", "5", "null")),
     ("grade", "", 422, "body: not JSON: EOF while parsing a value at column 0"),
     ("grade", '{"code": "x", "tests": ' + "[" * 3000, 422, "body: not JSON"),
     (
@@ -524,6 +525,7 @@ SENT: list[tuple[str, object, int, str]] = [
 ANSWERS: dict[str, dict[str, object]] = {
     "noanswer": {},
     "number": {"completion": 5},
+    "both": {"completion": "x", "solution": "y"},
     "pythn": {"code": "x", "language": "pythn"},
     "stranger": {"task_id": "nope", "completion": "x"},
     "nocode": {"code_list": []},
@@ -665,6 +667,19 @@ def test_a_wrong_command_that_loads_torch_gets_one_sentence(tmp_path: Path) -> N
     answers = answers_of(tmp_path, TYPED_WITH_TORCH)
     for line, code, sentence in TYPED_WITH_TORCH:
         check(answers[line], code, sentence)
+
+
+def test_a_locale_without_the_characters_of_a_name_is_one_sentence(tmp_path: Path) -> None:
+    make_home(tmp_path)
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "nouscoder", "init", make_model(tmp_path / "ü", model_type="qwen3").name]
+    done = subprocess.run(
+        [*command, "problems.jsonl", "--out", "new.toml"], cwd=tmp_path, env=plain, capture_output=True, timeout=100
+    )
+    (tmp_path / "locked").chmod(0o700)
+    assert (done.returncode, done.stderr.count(b"\n")) == (78, 1), done.stderr[-2000:]
+    assert b"set LC_ALL=C.UTF-8" in done.stderr
+    assert not (tmp_path / "new.toml").exists()
 
 
 async def test_a_wrong_request_gets_one_sentence() -> None:

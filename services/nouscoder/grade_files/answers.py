@@ -95,8 +95,11 @@ def _samples(number: int, record: dict[str, Any], prefill: str) -> Iterator[Entr
     if not found:
         yield Entry(number, entry_id, str(name), fault=f"it has none of {', '.join(_PROGRAMS | _ANSWERS)}")
         return
-    # A whole program is preferred to the answer that it was extracted from.
+    # The programs of a list are preferred to the answers that they were extracted from.
     key, field = found[0]
+    if key != "code_list" and len(found) > 1:
+        yield Entry(number, entry_id, str(name), fault=f"give exactly one of {' and '.join(key for key, _ in found)}")
+        return
     given = record.get("language") if field == "code" else None
     language = {"language": language_name(given)} if isinstance(given, str) else {}
     asked = opened_by(record.get("prompt")) or ("" if record.get("reasoning") else prefill)

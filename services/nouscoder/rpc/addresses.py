@@ -25,7 +25,7 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()):
         raise AddressError(f"{address!r} is not of the form host:port")
-    if int(port[:6]) > 65535:
+    if len(port) > 5 or int(port) > 65535:
         raise AddressError(f"{address!r}: a port is at most 65535")
     return host, int(port)
 
@@ -60,9 +60,7 @@ def unix_path(address: str) -> Path | None:
 def refuse_taken(path: Path) -> None:
     """Raises AddressError when a process listens at the socket. The file of one that has ended is no hindrance."""
     if path.is_dir() or not path.parent.is_dir() or len(os.fsencode(path)) > 107:
-        raise AddressError(
-            f"cannot listen on {_UNIX}{path}: take a new file in a folder that is there, of at most 107 bytes"
-        )
+        raise AddressError(f"cannot listen on {_UNIX}{path}: name a new file in a folder, with at most 107 bytes")
     with socket.socket(socket.AF_UNIX) as caller:
         if caller.connect_ex(str(path)) == 0:
             raise AddressError(f"cannot listen on {_UNIX}{path}: another process listens there")
