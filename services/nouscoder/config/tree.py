@@ -39,8 +39,6 @@ from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.staleness import StalePolicy
 from nouscoder.errors import did_you_mean, plain_fault, why_unreadable
 
-_CHOICE = re.compile(r"a section whose (\w+) must be one of (.*)")  # of config/base.py
-
 # Keys that had another name before: old name -> name. The old ones are still read, so that the folders of earlier runs
 # and the files of users go on.
 MOVED = {
@@ -289,8 +287,7 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), folder: Path |
 
 def with_overrides(tree: dict[str, Any], overrides: Iterable[str], place: str = "") -> dict[str, Any]:
     """The tree of a configuration with the values of `--set`. Raises ConfigError for a faulty one, with the `place`."""
-    overrides = [*overrides]
-    for override in overrides:
+    for override in (overrides := [*overrides]):
         put(tree, override, Config)
     try:
         Config.model_validate(tree)
@@ -372,16 +369,14 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
     if fault["type"] == "string_pattern_mismatch":
         return f"{where}: expected: {_description(loc, model)} (given: {fault['input']!r:.80})"
     message, given = plain_fault(fault["msg"]), fault["input"]
-    is_choice = fault["type"] in ("enum", "literal_error")
-    if section := _CHOICE.match(message):
+    if section := re.match(r"a section whose (\w+) must be one of (.*)", message):
         if not isinstance(given, dict):
             return f"{where} is a section: set {where}.{section[1]}, one of {section[2]} (given: {given!r:.80})"
         where, message, given = f"{where}.{section[1]}", f"must be one of {section[2]}", given.get(section[1])
-        is_choice = True
     if where == "configuration" or isinstance(given, dict):
         return f"{where}: {message}"
-    near = did_you_mean(str(given), re.findall(r"[\w-]+", message.partition("must be")[2])) if is_choice else ""
-    return f"{where}: {message} (given: {given!r:.80}){near}"
+    choices = re.findall(r"[\w-]+", message) if re.match("must be ('|one of )", message) else ()
+    return f"{where}: {message} (given: {given!r:.80}){did_you_mean(str(given), choices)}"
 
 
 def _description(loc: list[str], model: type[BaseModel]) -> str:

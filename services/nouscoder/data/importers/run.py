@@ -210,9 +210,8 @@ class _Import:
             # Otherwise the same files could not be imported in another format.
             shutil.rmtree(self.folder, ignore_errors=True)
             if not state.rejected:
-                if not self._files:
-                    raise CannotImport("give the files to import, or hub:ORGANISATION/NAME")
-                raise CannotImport(f"there is no row in {', '.join(str(file) for file in self._files)}")
+                names = ", ".join(str(file) for file in self._files)
+                raise CannotImport(f"there is no row in {names}" if names else "give the files to import, or hub:NAME")
             first = next(rejections_of(rejections))["detail"]
             raise CannotImport(f"no row could be imported; {rejections} has the reason of each, such as: {first}")
         made_by = {name: state.request[name] for name in ("format", "options")}
