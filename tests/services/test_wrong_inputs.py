@@ -683,7 +683,7 @@ def test_a_locale_without_the_characters_of_a_name_is_one_sentence(tmp_path: Pat
 
 
 def test_an_example_without_its_tests_is_one_sentence(tmp_path: Path) -> None:
-    command = [sys.executable, "examples/grade_a_folder.py", tmp_path]
+    command = [sys.executable, "examples/grade_a_folder.py", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert done.stderr.endswith(f"error: {tmp_path}/tests.json cannot be read: No such file or directory\n")

@@ -375,7 +375,7 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
         where, message, given = f"{where}.{section[1]}", f"must be one of {section[2]}", given.get(section[1])
     if where == "configuration" or isinstance(given, dict):
         return f"{where}: {message}"
-    choices = re.findall(r"[\w-]+", message) if re.match("must be ('|one of )", message) else ()
+    choices = re.findall(r"[\w-]+", message) if re.match("must be ('|one of )", message) else []
     return f"{where}: {message} (given: {given!r:.80}){did_you_mean(str(given), choices)}"
 
 
